@@ -1,0 +1,4 @@
+"""Worlds: what happens in each environment."""
+
+if not __name__.startswith("envkit."):
+    raise ImportError("import this package as envkit.environments: two copies of a module are worse than an error")

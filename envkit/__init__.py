@@ -1,0 +1,47 @@
+"""envkit: agentic environments, the sandboxes they run in, and a bridge to the trainer.
+
+    env = envkit.make("Sokoban-v0")
+    observation, info = env.reset(seed=7)
+    observation, reward, terminated, truncated, info = env.step("<answer>up</answer>")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from envkit.registry import EnvSpec, register
+from envkit.types import Observation, Reset, Step, Task
+
+if TYPE_CHECKING:
+    from envkit.http.client import EnvClient
+    from envkit.wiring.envs import make, make_vec, registered
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EnvClient",
+    "EnvSpec",
+    "Observation",
+    "Reset",
+    "Step",
+    "Task",
+    "make",
+    "make_vec",
+    "register",
+    "registered",
+]
+
+_LATE = {
+    "EnvClient": "envkit.http.client",
+    "make": "envkit.wiring.envs",
+    "make_vec": "envkit.wiring.envs",
+    "registered": "envkit.wiring.envs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        import importlib
+
+        return getattr(importlib.import_module(_LATE[name]), name)
+    raise AttributeError(f"module 'envkit' has no attribute {name!r}")

@@ -1,0 +1,165 @@
+"""The one clock: the event loop's time, real or virtual.
+
+Everything that waits asks the loop, so ``run(main, virtual=True)`` swaps in a loop that jumps to the next deadline
+instead of sleeping, and every sleep and deadline of the program follows. Reading the machine's clock anywhere else is a
+lint error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import selectors
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+import anyio
+import anyio.to_thread
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+MAX_TURNS_WITHOUT_TIME = 100_000
+"""Turns of a virtual loop in which time stands still, after which something spins and would never end."""
+
+
+def now() -> float:
+    """Seconds of the running event loop's clock; virtual where the loop is. For deadlines and durations."""
+    return anyio.current_time()
+
+
+def wall() -> float:
+    """Seconds since 1970, for what must survive a restart."""
+    return time.time()
+
+
+def stopwatch() -> float:
+    """Seconds of the machine's steady clock, for durations in code that has no event loop."""
+    return time.perf_counter()
+
+
+def run(
+    main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False, fast: bool = False
+) -> T:
+    """Run `main` in a new event loop.
+
+    Args:
+        main: Coroutine function.
+        args: Its arguments.
+        virtual: Jump over waiting instead of sleeping.
+        fast: Use uvloop, which cannot be virtual.
+    """
+    if virtual and fast:
+        raise ValueError("uvloop ignores a loop's own time, so virtual and fast exclude each other")
+    options: dict[str, Any] = {"use_uvloop": fast}
+    if virtual:
+        options = {"loop_factory": VirtualLoop}
+    return anyio.run(partial(main, *args), backend="asyncio", backend_options=options)
+
+
+async def to_thread(
+    call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run a blocking call in a thread; virtual time stands still until it returns."""
+    loop = asyncio.get_running_loop()
+    virtual = isinstance(loop, VirtualLoop)
+    if virtual:
+        loop.holds += 1  # type: ignore[attr-defined]
+    try:
+        return await anyio.to_thread.run_sync(partial(call, *args, **kwargs))
+    finally:
+        if virtual:
+            loop.holds -= 1  # type: ignore[attr-defined]
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time jumps to the next timer as soon as nothing is ready.
+
+    Timers with the same deadline run in the order in which they were set. Private names of asyncio are used
+    (`_ready`, `_scheduled`, `_run_once`, `_timer_handle_cancelled`): look again at each new Python.
+
+    Attributes:
+        holds: Number of real things being waited for (threads, sockets, processes); time does not move while any is.
+    """
+
+    def __init__(self) -> None:
+        self._virtual_now = 0.0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_set = 0
+        self._timers_dead = 0
+        self._turns_without_time = 0
+        self.holds = 0
+        super().__init__(selectors.DefaultSelector())
+
+    def time(self) -> float:
+        return self._virtual_now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_set += 1
+        heapq.heappush(self._timers, (when, self._timers_set, handle))
+        handle._scheduled = True  # type: ignore[attr-defined]
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._virtual_now + delay, callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._timers_dead += 1
+
+    def _run_once(self) -> None:
+        self._drop_dead_timers()
+        self._wait_or_jump()
+        while self._timers and self._timers[0][0] <= self._virtual_now:
+            handle = heapq.heappop(self._timers)[2]
+            handle._scheduled = False  # type: ignore[attr-defined]
+            if handle.cancelled():
+                self._timers_dead -= 1
+            else:
+                self._ready.append(handle)  # type: ignore[attr-defined]
+        for _ in range(len(self._ready)):  # type: ignore[attr-defined]
+            ready = self._ready.popleft()  # type: ignore[attr-defined]
+            if not ready.cancelled():
+                ready._run()
+
+    def _drop_dead_timers(self) -> None:
+        timers = self._timers
+        if self._timers_dead > 100 and self._timers_dead * 2 > len(timers):
+            timers[:] = [entry for entry in timers if not entry[2].cancelled()]
+            heapq.heapify(timers)
+            self._timers_dead = 0
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._timers_dead -= 1
+
+    def _wait_or_jump(self) -> None:
+        """Poll what is real, or move time to the next timer when nothing else can happen."""
+        if self._ready:  # type: ignore[attr-defined]
+            self._turns_without_time += 1
+            if self._turns_without_time > MAX_TURNS_WITHOUT_TIME:
+                raise RuntimeError(f"virtual time: {MAX_TURNS_WITHOUT_TIME} turns without time moving at "
+                                   f"{self._virtual_now} s; a task spins instead of waiting")
+            if self._turns_without_time % 64 == 0:
+                self._poll(0)
+            return
+        if self.holds:
+            self._poll(0.05 if self._timers else None)
+        elif self._poll(0):
+            pass
+        elif self._timers:
+            self._virtual_now = max(self._virtual_now, self._timers[0][0])
+            self._turns_without_time = 0
+        elif not self._stopping:  # type: ignore[attr-defined]
+            waiting = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self))) or "no task"
+            raise RuntimeError(f"virtual time: nothing is ready and nothing is scheduled; waiting for ever: {waiting}")
+
+    def _poll(self, timeout: float | None) -> bool:
+        events = self._selector.select(timeout)  # type: ignore[attr-defined]
+        self._process_events(events)  # type: ignore[attr-defined]
+        return bool(events)

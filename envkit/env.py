@@ -1,0 +1,174 @@
+"""The two kinds of world, and the one face that players see.
+
+A world that only computes is a plain ``gymnasium.Env``, text in and text out. A world that does I/O is an `AsyncEnv`.
+`GymEpisode` and `AsyncEpisode` adapt them to `envkit.protocols.Episode`. `BlockingEnv` goes the other way: it gives
+anything that leases episodes the face of a ``gymnasium.Env``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from typing import Any, ClassVar, TypeAlias, cast
+
+import gymnasium
+from anyio.from_thread import BlockingPortal, BlockingPortalProvider
+
+from envkit.errors import EnvError, EnvkitError, StepOrderError
+from envkit.metrics import Fold
+from envkit.protocols import EnvHost, Episode
+from envkit.spaces import Utf8Text
+from envkit.types import JSON, Info, Observation, Options, Reset, Step, Task
+
+MAX_TEXT = 1 << 20
+"""Characters that the blocking face accepts in an observation or an action."""
+
+OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
+
+_LOOP_THREAD = BlockingPortalProvider()
+"""The one event-loop thread behind every `BlockingEnv`; it runs while at least one of them is open."""
+
+
+class AsyncEnv(ABC):
+    """A world that waits for something: a sandbox, a server, a judge.
+
+    Attributes:
+        metrics: Names of what it reports in ``info`` and how each is folded over an episode.
+    """
+
+    metrics: ClassVar[Mapping[str, Fold]] = {}
+
+    @abstractmethod
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        """Start an episode."""
+
+    @abstractmethod
+    async def step(self, action: str) -> Step:
+        """Play one action."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give back what the world holds; safe to repeat."""
+
+
+class GymEpisode:
+    """Plays a task in a ``gymnasium.Env``, calling it directly: no thread and no loop in its way."""
+
+    def __init__(self, env: gymnasium.Env[str, str], task: Task) -> None:
+        self._env = env
+        self._task = task
+        self._running = False
+
+    async def reset(self) -> Reset:
+        try:
+            text, info = self._env.reset(seed=self._task.seed, options=dict(self._task.options))
+        except Exception as error:
+            raise _attributed(error, self._task) from error
+        self._running = True
+        folds = cast("Mapping[str, JSON]", self._env.metadata.get("metrics", {}))
+        return Reset(_observation(text, info), {**info, "metrics": dict(folds)})
+
+    async def step(self, action: str) -> Step:
+        if not self._running:
+            raise StepOrderError("step before reset, or after the end of the episode")
+        try:
+            text, reward, terminated, truncated, info = self._env.step(action)
+        except Exception as error:
+            self._running = False
+            raise _attributed(error, self._task) from error
+        self._running = not (terminated or truncated)
+        return Step(_observation(text, info), float(reward), bool(terminated), bool(truncated), info)
+
+
+class AsyncEpisode:
+    """Plays a task in an `AsyncEnv`."""
+
+    def __init__(self, env: AsyncEnv, task: Task) -> None:
+        self._env = env
+        self._task = task
+        self._running = False
+
+    async def reset(self) -> Reset:
+        try:
+            start = await self._env.reset(seed=self._task.seed, options=self._task.options)
+        except Exception as error:
+            raise _attributed(error, self._task) from error
+        self._running = True
+        folds: dict[str, JSON] = dict(self._env.metrics)
+        return Reset(start.observation, {**start.info, "metrics": folds})
+
+    async def step(self, action: str) -> Step:
+        if not self._running:
+            raise StepOrderError("step before reset, or after the end of the episode")
+        self._running = False  # a cancelled step leaves the world in a state that nobody knows
+        try:
+            step = await self._env.step(action)
+        except Exception as error:
+            raise _attributed(error, self._task) from error
+        self._running = not step.ended
+        return step
+
+
+class BlockingEnv(gymnasium.Env[str, str]):
+    """Gives whatever leases episodes the face of a ``gymnasium.Env``, over one private event-loop thread.
+
+    Args:
+        env_id: Environment to play.
+        open_host: Opens what episodes are leased from; it is entered once, in the private thread, and left by `close`.
+        options: Defaults that ``reset(options=...)`` overrides.
+    """
+
+    def __init__(self, env_id: str, open_host: OpenHost, options: Options | None = None) -> None:
+        self.observation_space = Utf8Text(MAX_TEXT)
+        self.action_space = Utf8Text(MAX_TEXT)
+        self._env_id = env_id
+        self._options = dict(options or {})
+        self._resources = ExitStack()
+        self._lease: AbstractContextManager[Episode] | None = None
+        self._episode: Episode | None = None
+        self._portal: BlockingPortal = self._resources.enter_context(_LOOP_THREAD)
+        try:
+            self._host = self._resources.enter_context(self._portal.wrap_async_context_manager(open_host()))
+        except BaseException:
+            self._resources.close()
+            raise
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        super().reset(seed=seed)
+        task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
+        task = Task(self._env_id, task_seed, {**self._options, **(options or {})})
+        self._end_lease()
+        self._lease = self._portal.wrap_async_context_manager(self._host.lease(task))
+        self._episode = self._lease.__enter__()
+        observation, info = self._portal.call(self._episode.reset)
+        return observation.text, info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        if self._episode is None:
+            raise StepOrderError("step before reset")
+        step = self._portal.call(self._episode.step, action)
+        return step.observation.text, step.reward, step.terminated, step.truncated, step.info
+
+    def close(self) -> None:
+        """End the episode and give back the host; safe to repeat."""
+        try:
+            self._end_lease()
+        finally:
+            self._resources.close()
+
+    def _end_lease(self) -> None:
+        lease, self._lease, self._episode = self._lease, None, None
+        if lease is not None:
+            lease.__exit__(None, None, None)
+
+
+def _observation(text: str, info: Info) -> Observation:
+    moves = info.get("legal_moves")
+    return Observation(text, tuple(str(move) for move in moves) if isinstance(moves, (list, tuple)) else ())
+
+
+def _attributed(error: Exception, task: Task) -> EnvkitError:
+    if isinstance(error, EnvkitError):
+        return error
+    return EnvError(task.env_id, f"{type(error).__name__}: {error}")

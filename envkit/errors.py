@@ -1,0 +1,269 @@
+"""Errors: one class for each thing that a caller would handle differently.
+
+    EnvkitError
+    |-- ConfigError              a file or an option says something that cannot be
+    |-- UsageError               a path, port or folder cannot be used as asked
+    |-- UnknownEnvError          no environment has this id
+    |-- OptionError              an environment refuses an option
+    |-- RequestError             a message that the protocol does not allow
+    |-- StepOrderError           a step before reset, after the end, or out of turn
+    |-- SessionNotFoundError     no such session, or it has expired
+    |-- SessionConflictError     the id is taken by another task
+    |-- SessionBrokenError       a step was cancelled half way; the episode is void
+    |-- CapacityError            nothing free now; try again
+    |-- DeadlineError            the answer did not come in time
+    |-- EnvError                 the world itself raised
+    |-- UnreachableError         the server does not answer
+    `-- SandboxError             something about a sandbox
+        |-- SandboxStartError    it never became ready
+        `-- SandboxLostError     it was healthy and is gone
+
+Each class has a wire `code`, an HTTP `status` and says whether to `retry`. Constructor arguments are kept as
+attributes named in `fields`, so that an error survives pickling and the wire (`to_problem`, `from_problem`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Self
+
+
+class EnvkitError(Exception):
+    """Anything that envkit raises on purpose.
+
+    Attributes:
+        detail: One sentence for people: what was wrong, where, and what to do.
+    """
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retry: ClassVar[bool] = False
+    fields: ClassVar[tuple[str, ...]] = ("detail",)
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), tuple(getattr(self, name) for name in self.fields)
+
+
+class ConfigError(EnvkitError):
+    """A configuration that cannot be used.
+
+    Attributes:
+        problems: One line for each problem, each starting with its key.
+    """
+
+    code = "config"
+    status = 422
+    fields = ("problems",)
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class UsageError(EnvkitError):
+    """A path, port, model or folder that cannot be used as asked; the message says what to do."""
+
+    code = "usage"
+    status = 422
+
+
+class UnknownEnvError(EnvkitError):
+    """No environment is registered under this id.
+
+    Attributes:
+        env_id: The id that was asked for.
+        known: The ids that exist.
+    """
+
+    code = "unknown_env"
+    status = 404
+    fields = ("env_id", "known")
+
+    def __init__(self, env_id: str, known: Iterable[str] = ()) -> None:
+        self.env_id = env_id
+        self.known = tuple(known)
+        super().__init__(f"no environment is called {env_id!r}{did_you_mean(env_id, self.known)}")
+
+
+class OptionError(EnvkitError, ValueError):
+    """An environment refuses an option.
+
+    Attributes:
+        option: Name of the option.
+        reason: What is wrong with it.
+    """
+
+    code = "bad_option"
+    status = 422
+    fields = ("option", "reason")
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"{option}: {reason}")
+        self.option = option
+        self.reason = reason
+
+
+class RequestError(EnvkitError):
+    """A message that the protocol does not allow: bad JSON, a missing field, a wrong type, too large."""
+
+    code = "bad_request"
+    status = 400
+
+
+class StepOrderError(EnvkitError):
+    """A step before reset, after the end of the episode, or with the wrong turn number."""
+
+    code = "step_order"
+    status = 409
+
+
+class SessionNotFoundError(EnvkitError):
+    """No session has this id: it was never made, was ended, or expired because nobody used it."""
+
+    code = "session_not_found"
+    status = 404
+
+
+class SessionConflictError(EnvkitError):
+    """The session's id is in use for another task, or its turn was played with another action."""
+
+    code = "session_conflict"
+    status = 409
+
+
+class SessionBrokenError(EnvkitError):
+    """A step was cancelled or failed half way, so the session's state is not known; the episode is void."""
+
+    code = "session_broken"
+    status = 410
+
+
+class CapacityError(EnvkitError):
+    """Nothing is free at the moment; the same call may succeed later."""
+
+    code = "no_capacity"
+    status = 503
+    retry = True
+
+
+class DeadlineError(EnvkitError):
+    """The answer did not come within the time that the caller gave."""
+
+    code = "deadline"
+    status = 504
+
+
+class EnvError(EnvkitError):
+    """The world raised an exception, which is a fault of the world and not of the player.
+
+    Attributes:
+        env_id: Id of the environment.
+        cause: Class and message of what it raised.
+    """
+
+    code = "env_error"
+    fields = ("env_id", "cause")
+
+    def __init__(self, env_id: str, cause: str) -> None:
+        super().__init__(f"{env_id} raised {cause}")
+        self.env_id = env_id
+        self.cause = cause
+
+
+class UnreachableError(EnvkitError):
+    """The server does not answer, or the connection to it broke."""
+
+    code = "unreachable"
+    status = 503
+    retry = True
+
+
+class SandboxError(EnvkitError):
+    """Something about a sandbox, as opposed to what runs in it."""
+
+    code = "sandbox"
+
+
+class SandboxStartError(SandboxError):
+    """The sandbox never became ready.
+
+    Attributes:
+        sandbox_id: Id of the sandbox.
+        cause: One line for people, such as the last line that it printed.
+    """
+
+    code = "sandbox_start"
+    status = 503
+    fields = ("sandbox_id", "cause")
+
+    def __init__(self, sandbox_id: str, cause: str) -> None:
+        super().__init__(f"sandbox {sandbox_id} did not start: {cause}")
+        self.sandbox_id = sandbox_id
+        self.cause = cause
+
+
+class SandboxLostError(SandboxError):
+    """The sandbox was healthy and is gone; whatever ran in it is void.
+
+    Attributes:
+        sandbox_id: Id of the sandbox that died.
+        cause: One line for people, such as ``"killed by signal 9"``.
+    """
+
+    code = "sandbox_lost"
+    status = 503
+    fields = ("sandbox_id", "cause")
+
+    def __init__(self, sandbox_id: str, cause: str) -> None:
+        super().__init__(f"sandbox {sandbox_id} lost: {cause}")
+        self.sandbox_id = sandbox_id
+        self.cause = cause
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the nearest of `known`, else the list of what there is."""
+    names = sorted(known)
+    lowered = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {lowered[near[0]]!r}?"
+    return f"; there are: {', '.join(names)}" if names else ""
+
+
+def _classes(root: type[EnvkitError]) -> Iterable[type[EnvkitError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _classes(child)
+
+
+def to_problem(error: EnvkitError) -> dict[str, object]:
+    """Return the error as an RFC 9457 problem: what goes over the wire, without a stack."""
+    return {
+        "type": error.code,
+        "title": type(error).__name__,
+        "status": error.status,
+        "detail": str(error),
+        "retry": error.retry,
+        "fields": {name: getattr(error, name) for name in error.fields},
+    }
+
+
+def from_problem(problem: Mapping[str, object]) -> EnvkitError:
+    """Rebuild an error from the wire; an unknown code or odd fields give a plain `EnvkitError`.
+
+    Nothing that the other side names is imported: `type` only selects from the classes in this module.
+    """
+    detail = str(problem.get("detail", "the server reported an error without saying which"))
+    found = next((one for one in _classes(EnvkitError) if one.code == problem.get("type")), EnvkitError)
+    fields = problem.get("fields")
+    if isinstance(fields, Mapping):
+        try:
+            return found(*(fields[name] for name in found.fields))
+        except (KeyError, TypeError):
+            pass
+    return EnvkitError(detail)

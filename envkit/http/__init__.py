@@ -1,0 +1,1 @@
+"""The native protocol: worlds over HTTP and WebSocket."""

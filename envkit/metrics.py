@@ -1,0 +1,37 @@
+"""Episode metrics: how a value that a world reports at every step becomes one number an episode.
+
+A world names its metrics in ``metadata["metrics"]``, a mapping from name to a way of folding, and reports their
+values under the same names in ``info``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+Fold = Literal["mean", "last", "sum"]
+
+
+def fold(values: Sequence[float], how: Fold) -> float:
+    """Fold the values of one episode, in the order of its steps; NaN when there are none."""
+    if not values:
+        return math.nan
+    if how == "last":
+        return float(values[-1])
+    total = math.fsum(values)
+    return total if how == "sum" else total / len(values)
+
+
+def fold_infos(infos: Sequence[Mapping[str, object]], folds: Mapping[str, Fold]) -> dict[str, float]:
+    """Fold every metric named in `folds` over the infos of one episode's steps.
+
+    Returns:
+        One number for each metric that at least one step reported.
+    """
+    folded = {}
+    for name, how in folds.items():
+        values = [float(value) for info in infos if isinstance(value := info.get(name), (bool, int, float))]
+        if values:
+            folded[name] = fold(values, how)
+    return folded

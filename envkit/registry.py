@@ -1,0 +1,114 @@
+"""Names of environments: what is registered, where its code is, what it needs. Nothing is imported until it is used."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any
+
+from envkit.errors import ConfigError, UnknownEnvError
+from envkit.types import Options
+
+ENTRY_POINT_GROUP = "envkit.envs"
+"""Packages name a function here; it is called once, without arguments, and registers what the package brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """A registered environment.
+
+    Attributes:
+        id: Its name, ending in a version, such as ``"Sokoban-v0"``.
+        entry_point: ``"module:Class"`` or a callable; called with the options as keyword arguments, it gives a
+            ``gymnasium.Env`` (text in, text out) or an `envkit.env.AsyncEnv`.
+        options: Defaults of this id, which callers override.
+        expert: ``"module:Class"`` of a `envkit.protocols.Expert`, or None.
+        summary: One line for lists.
+        replayable: Whether its state is a function of task and actions, so that it can be rebuilt after a loss.
+    """
+
+    id: str
+    entry_point: str | Callable[..., Any]
+    options: Options = field(default_factory=dict)
+    expert: str | Callable[..., Any] | None = None
+    summary: str = ""
+    replayable: bool = True
+
+
+_SPECS: dict[str, EnvSpec] = {}
+_LOADED: set[str] = set()
+_LOCK = threading.RLock()
+
+
+def register(
+    id: str,
+    entry_point: str | Callable[..., Any],
+    *,
+    options: Options | None = None,
+    expert: str | Callable[..., Any] | None = None,
+    summary: str = "",
+    replayable: bool = True,
+) -> EnvSpec:
+    """Add an environment; see `EnvSpec` for the arguments. Registering the very same twice is harmless.
+
+    Raises:
+        ConfigError: The id has no version, or belongs to a different environment.
+    """
+    name, dash, version = id.rpartition("-v")
+    if not (dash and name and version.isdecimal()):
+        raise ConfigError([f"id: {id!r} must end in a version, such as {id.rstrip('-') or 'Name'}-v0"])
+    spec = EnvSpec(id, entry_point, MappingProxyType(dict(options or {})), expert, summary, replayable)
+    with _LOCK:
+        old = _SPECS.setdefault(id, spec)
+    if old != spec:
+        raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}"])
+    return spec
+
+
+def find(env_id: str) -> EnvSpec:
+    """Return the spec of `env_id`.
+
+    Raises:
+        UnknownEnvError: There is none; the message names the nearest id.
+    """
+    load_entry_points()
+    try:
+        return _SPECS[env_id]
+    except KeyError:
+        raise UnknownEnvError(env_id, list(_SPECS)) from None
+
+
+def specs() -> Iterator[EnvSpec]:
+    """All registered environments, by id."""
+    load_entry_points()
+    return iter(sorted(_SPECS.values(), key=lambda spec: spec.id))
+
+
+def load_entry_points() -> None:
+    """Let installed packages register what they bring. A package that fails is left out, with a warning."""
+    with _LOCK:
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            if point.value not in _LOADED:
+                _LOADED.add(point.value)
+                try:
+                    point.load()()
+                except Exception as error:  # a broken package must not take the others with it
+                    warnings.warn(f"environments of {point.value!r} are left out: {error!r}", stacklevel=2)
+
+
+def load(entry_point: str | Callable[..., Any]) -> Any:
+    """Return what ``"module:name"`` names; a callable is returned as it is."""
+    if not isinstance(entry_point, str):
+        return entry_point
+    module, _, name = entry_point.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def defaults(spec: EnvSpec, options: Options) -> Mapping[str, Any]:
+    """The spec's options, overridden by the caller's."""
+    return {**spec.options, **options}

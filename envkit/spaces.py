@@ -1,0 +1,63 @@
+"""Text spaces.
+
+Gymnasium's own ``Text`` refuses spaces and line ends unless every allowed character is listed, so it
+cannot describe what a language model reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+
+_SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n.,:;!?<>/[]{}_#"
+_SAMPLE_LENGTH = 64
+
+
+class Utf8Text(gymnasium.Space[str]):
+    """Every string of at most `max_length` characters.
+
+    Args:
+        max_length: Upper bound in characters (code points), inclusive.
+        seed: Seed of the generator behind `sample`.
+    """
+
+    def __init__(self, max_length: int, *, seed: int | None = None) -> None:
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {max_length}")
+        self.max_length = max_length
+        super().__init__(dtype=str, seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
+    def sample(self, mask: None = None, probability: None = None) -> str:
+        """Return a short random string (at most 64 characters, whatever `max_length` is)."""
+        if mask is not None or probability is not None:
+            raise ValueError("Utf8Text samples without mask and probability")
+        length = int(self.np_random.integers(1, min(self.max_length, _SAMPLE_LENGTH) + 1))
+        picks = self.np_random.integers(0, len(_SAMPLE_ALPHABET), length)
+        return "".join(_SAMPLE_ALPHABET[pick] for pick in picks)
+
+    def contains(self, x: object) -> bool:
+        return isinstance(x, str) and len(x) <= self.max_length
+
+    def to_jsonable(self, sample_n: Sequence[str]) -> list[str]:
+        return list(sample_n)
+
+    def from_jsonable(self, sample_n: Sequence[Any]) -> list[str]:
+        return [str(sample) for sample in sample_n]
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
+        super().__setstate__(dict(state))  # type: ignore[arg-type]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Utf8Text) and other.max_length == self.max_length
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.max_length))
+
+    def __repr__(self) -> str:
+        return f"Utf8Text({self.max_length})"

@@ -1,0 +1,294 @@
+"""The data that flows through envkit: frozen, slotted, plain, JSON-able and picklable.
+
+Axes: B samples, L tokens, T turns, G siblings. Tokens are append-only: the prompt of a turn begins with everything
+before it, so a trajectory stores each token once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias, Union
+
+JSON: TypeAlias = Union[None, bool, int, float, str, list["JSON"], dict[str, "JSON"]]
+Info: TypeAlias = dict[str, JSON]
+Options: TypeAlias = Mapping[str, JSON]
+
+
+def stable_hash(*parts: JSON) -> int:
+    """Return a 64-bit hash that is the same in every process and on every machine.
+
+    Python's own ``hash`` of a string is salted per process, which is how levels come to differ between workers.
+    """
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to play. The same task gives the same episode in any process on any machine.
+
+    Attributes:
+        env_id: Id of a registered environment, such as ``"Sokoban-v0"``.
+        seed: Non-negative seed of the level and of its chances.
+        options: What the environment is to do differently from its defaults.
+    """
+
+    env_id: str
+    seed: int
+    options: Options = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """A canonical text, equal for equal tasks."""
+        return json.dumps([self.env_id, self.seed, dict(self.options)], sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the player sees.
+
+    Attributes:
+        text: What a language model reads.
+        legal_moves: Names of the moves that the world understands; empty when they cannot be listed.
+        images: PNG files, base64; empty for text worlds.
+    """
+
+    text: str
+    legal_moves: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+
+
+class Reset(NamedTuple):
+    """The start of an episode."""
+
+    observation: Observation
+    info: Info
+
+
+class Step(NamedTuple):
+    """The world's answer to one action; unpacks as Gymnasium's five."""
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Info
+
+    @property
+    def ended(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one completion.
+
+    Attributes:
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_p: Smallest set of tokens whose probability reaches this is kept, in (0, 1].
+        top_k: Number of likeliest tokens kept; 0 keeps all.
+        max_tokens: Bound on the completion, in tokens.
+        stop: Token ids that end the completion (and belong to it).
+        seed: The completion is a function of prompt, weights, parameters and this.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 64
+    stop: tuple[int, ...] = ()
+    seed: int = 0
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the last token of the completion."""
+    LENGTH = "length"
+    """`max_tokens` was reached."""
+    ABORTED = "aborted"
+    """The engine was told to stop; the tokens so far are valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine returned.
+
+    Attributes:
+        token_ids: Sampled tokens [N].
+        logprobs: Their log-probabilities (nats) [N] under the distribution that was sampled from, before top-p and
+            top-k but after temperature.
+        finish: Why it ended.
+        versions: Policy version of the tokens, as ranges of (version, number of tokens) in order.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: FinishReason
+    versions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion and the step that it caused.
+
+    Attributes:
+        new_ids: Tokens since the last completion (observation and its frame), never the whole prompt again.
+        completion: What the policy said.
+        action: What was handed to the world.
+        step: What the world answered; None when the episode was cut off before it did.
+        generate_s: Seconds that the completion took.
+        step_s: Seconds that the step took.
+    """
+
+    new_ids: tuple[int, ...]
+    completion: Completion
+    action: str
+    step: Step | None
+    generate_s: float = 0.0
+    step_s: float = 0.0
+
+
+class StopReason(StrEnum):
+    """Why an episode is over."""
+
+    TERMINATED = "terminated"
+    """The world ended it."""
+    TRUNCATED = "truncated"
+    """The world's own limit was reached."""
+    MAX_TURNS = "max_turns"
+    """The caller's limit of turns was reached."""
+    MAX_TOKENS = "max_tokens"
+    """The next prompt would not fit into the caller's limit of tokens."""
+    TIMEOUT = "timeout"
+    """A step or the whole episode took longer than the caller allowed."""
+    ENV_ERROR = "env_error"
+    """The world raised."""
+    SANDBOX_LOST = "sandbox_lost"
+    """The sandbox died under it; the episode is void."""
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the episode says nothing about the policy, so that no loss may come from it."""
+        return self in (StopReason.TIMEOUT, StopReason.ENV_ERROR, StopReason.SANDBOX_LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The record of one episode.
+
+    Attributes:
+        task: What was played.
+        member: Index in its group, from 0.
+        turns: What happened [T].
+        stop: Why it is over.
+        reward: Sum of the rewards.
+        metrics: The world's own metrics, folded over the episode.
+        error: One line when infrastructure failed, otherwise None.
+    """
+
+    task: Task
+    member: int
+    turns: tuple[Turn, ...]
+    stop: StopReason
+    reward: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All plays of one task that are compared with each other [G]."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A token sequence to learn from.
+
+    Attributes:
+        group: Key that samples of the same task share.
+        token_ids: Whole sequence [L].
+        mask: 1 on tokens that the policy produced, 0 on prompt and observation [L].
+        logprobs: Behaviour log-probabilities (nats), 0 where the mask is 0 [L].
+        turn_ids: Number of the turn that a token belongs to [L].
+        rewards: Reward of each turn [T].
+        versions: Policy version of each token, -1 where the mask is 0 [L].
+    """
+
+    group: str
+    token_ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    turn_ids: tuple[int, ...]
+    rewards: tuple[float, ...]
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A version of the policy's weights.
+
+    Attributes:
+        version: Number of optimiser updates behind them.
+        location: Path of a folder or safetensors file that the engine can read.
+    """
+
+    version: int
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox is to be.
+
+    Attributes:
+        command: Program that runs in it for as long as it lives; it finds its sockets' folder in ``$ENVKIT_SOCKETS``.
+        env: Environment variables of that program; nothing is inherited from the host.
+        memory_mib: Bound on the memory of the box in MiB; None leaves it unbounded.
+        untrusted: Whether what runs inside may be hostile; refused where the backend cannot hold it.
+        start_timeout_s: Seconds until a box that is not ready counts as failed.
+    """
+
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    memory_mib: int | None = None
+    untrusted: bool = False
+    start_timeout_s: float = 30.0
+
+
+class SandboxState(StrEnum):
+    """Where a sandbox is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    LOST = "lost"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What a command did.
+
+    Attributes:
+        exit_code: Its exit code, negative for a signal; None when it was stopped because of the timeout.
+        stdout: What it wrote, undecodable bytes replaced.
+        stderr: The same for standard error.
+        timed_out: Whether it was stopped because of the timeout.
+        truncated: Whether output was cut.
+        duration_s: Seconds it ran.
+    """
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+    truncated: bool = False
+    duration_s: float = 0.0

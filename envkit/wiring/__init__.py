@@ -1,0 +1,1 @@
+"""Config in, objects out: the only package that knows environments, sandboxes and training at once."""

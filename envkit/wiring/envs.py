@@ -1,0 +1,130 @@
+"""Environments by name: `make`, `make_vec`, and hosts of slots."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from envkit import registry
+from envkit.env import AsyncEnv, BlockingEnv
+from envkit.environments.catalog import CATALOG
+from envkit.errors import ConfigError
+from envkit.protocols import EnvHost, Expert
+from envkit.registry import EnvSpec
+from envkit.types import JSON, Task
+from envkit.vector import SlotHost, World
+
+VectorMode = Literal["sync", "async"]
+
+
+def registered() -> Sequence[EnvSpec]:
+    """Every environment that `make` knows, by id."""
+    _load_catalog()
+    return list(registry.specs())
+
+
+def find(env_id: str) -> EnvSpec:
+    """Return the spec of `env_id`; see `envkit.registry.find`."""
+    _load_catalog()
+    return registry.find(env_id)
+
+
+def make(env_id: str, *, url: str | None = None, token: str | None = None, **options: Any) -> gymnasium.Env[str, str]:
+    """Make an environment: text in, text out.
+
+    Args:
+        env_id: Registered id, such as ``"Sokoban-v0"``.
+        url: Address of an `envkit serve`; the episodes are then played there.
+        options: Defaults of every episode, which ``reset(options=...)`` overrides.
+
+    Raises:
+        UnknownEnvError: No such id; the message names the nearest one.
+        OptionError: The environment refuses an option.
+        UnreachableError: Nothing answers at `url`.
+    """
+    if url is not None:
+        from envkit.http.client import EnvClient
+
+        return BlockingEnv(env_id, partial(EnvClient, url), options)
+    world = open_world(env_id, **options)
+    if isinstance(world, AsyncEnv):
+        return BlockingEnv(env_id, partial(_one_slot, world), options)
+    return world
+
+
+def make_vec(
+    env_id: str,
+    num_envs: int,
+    *,
+    mode: VectorMode = "sync",
+    autoreset: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    **options: Any,
+) -> VectorEnv[Any, Any, Any]:
+    """Make `num_envs` copies that step together.
+
+    Args:
+        env_id: Registered id.
+        num_envs: Number of copies.
+        mode: ``"sync"`` steps them one after another in this process, ``"async"`` each in a process of its own.
+        autoreset: When a finished copy starts again: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
+        options: As in `make`.
+    """
+    if num_envs < 1:
+        raise ConfigError([f"num_envs: must be at least 1, got {num_envs}"])
+    find(env_id)
+    copies: list[Callable[[], gymnasium.Env[str, str]]] = [partial(make, env_id, **options)] * num_envs
+    when = AutoresetMode(autoreset)
+    if mode == "sync":
+        return SyncVectorEnv(copies, autoreset_mode=when)
+    if mode == "async":
+        return AsyncVectorEnv(copies, shared_memory=False, autoreset_mode=when)
+    raise ConfigError([f"mode: must be 'sync' or 'async', got {mode!r}"])
+
+
+def open_world(env_id: str, **options: JSON) -> World:
+    """Make the world itself, without any face."""
+    spec = find(env_id)
+    world: World = registry.load(spec.entry_point)(**registry.defaults(spec, options))
+    return world
+
+
+def open_expert(env_id: str) -> Expert:
+    """Return the world's own expert.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    spec = find(env_id)
+    if spec.expert is None:
+        raise ConfigError([f"env.id: {env_id} has no expert"])
+    expert: Expert = registry.load(spec.expert)()
+    return expert
+
+
+def slots(capacity: int) -> SlotHost:
+    """A host that plays any registered environment in this process."""
+    return SlotHost(open_world, capacity)
+
+
+def check_task(task: Task) -> None:
+    """Raise what playing `task` would raise because of its id or options."""
+    world = open_world(task.env_id)
+    if not isinstance(world, AsyncEnv):
+        world.reset(seed=task.seed, options=dict(task.options))
+        world.close()
+
+
+@asynccontextmanager
+async def _one_slot(world: AsyncEnv) -> AsyncIterator[EnvHost]:
+    async with SlotHost(lambda env_id: world, 1) as host:
+        yield host
+
+
+def _load_catalog() -> None:
+    for entry in CATALOG:
+        registry.register(**entry)  # type: ignore[arg-type]

@@ -1,0 +1,4 @@
+"""Places: where programs run, and whether they are alive."""
+
+if not __name__.startswith("envkit."):
+    raise ImportError("import this package as envkit.sandbox: two copies of a module are worse than an error")
