@@ -1,8 +1,8 @@
 """envkit: agentic environments, the sandboxes they run in, and a bridge to the trainer.
 
-    env = envkit.make("Sokoban-v0")
-    observation, info = env.reset(seed=7)
-    observation, reward, terminated, truncated, info = env.step("<answer>up</answer>")
+env = envkit.make("Sokoban-v0")
+observation, info = env.reset(seed=7)
+observation, reward, terminated, truncated, info = env.step("<answer>up</answer>")
 """
 
 from __future__ import annotations

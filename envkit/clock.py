@@ -40,9 +40,7 @@ def stopwatch() -> float:
     return time.perf_counter()
 
 
-def run(
-    main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False, fast: bool = False
-) -> T:
+def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False, fast: bool = False) -> T:
     """Run `main` in a new event loop.
 
     Args:
@@ -59,9 +57,7 @@ def run(
     return anyio.run(partial(main, *args), backend="asyncio", backend_options=options)
 
 
-async def to_thread(
-    call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T:
+async def to_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a blocking call in a thread; virtual time stands still until it returns."""
     loop = asyncio.get_running_loop()
     virtual = isinstance(loop, VirtualLoop)
@@ -143,8 +139,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self._ready:  # type: ignore[attr-defined]
             self._turns_without_time += 1
             if self._turns_without_time > MAX_TURNS_WITHOUT_TIME:
-                raise RuntimeError(f"virtual time: {MAX_TURNS_WITHOUT_TIME} turns without time moving at "
-                                   f"{self._virtual_now} s; a task spins instead of waiting")
+                raise RuntimeError(
+                    f"virtual time: {MAX_TURNS_WITHOUT_TIME} turns without time moving at "
+                    f"{self._virtual_now} s; a task spins instead of waiting"
+                )
             if self._turns_without_time % 64 == 0:
                 self._poll(0)
             return

@@ -91,9 +91,7 @@ class Sandbox(Protocol):
     @property
     def id(self) -> str: ...
 
-    async def exec(
-        self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None
-    ) -> ExecResult:
+    async def exec(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> ExecResult:
         """Run another program beside the spec's command; a failing or slow program is a result, not an error.
 
         Raises:

@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias, Union
+from typing import NamedTuple, TypeAlias
 
-JSON: TypeAlias = Union[None, bool, int, float, str, list["JSON"], dict[str, "JSON"]]
+JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 Info: TypeAlias = dict[str, JSON]
 Options: TypeAlias = Mapping[str, JSON]
 
