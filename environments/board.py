@@ -1,0 +1,25 @@
+"""Boards: square maps as text, one character a cell, lines joined by line ends.
+
+A cell is named by its index in that text, so that the neighbours of a cell lie 1 and `size` + 1 away and drawing is
+replacing characters.
+"""
+
+from __future__ import annotations
+
+MOVES = ("up", "down", "left", "right")
+"""The moves of every world on a board."""
+
+UNREADABLE = "Your answer could not be read: write one of up, down, left, right, such as <answer>up</answer>."
+"""What stands above the board when an answer named no move."""
+
+
+def find_board(text: str) -> str:
+    """Return the board that an observation ends with; empty when it does not end with a square.
+
+    Rules or a notice may stand above it; the last line says how many lines belong to the board.
+    """
+    text = text.rstrip()
+    size = len(text) - text.rfind("\n") - 1
+    board = text[max(0, len(text) - size * (size + 1) + 1) :]
+    squared = board[size :: size + 1] == "\n" * (size - 1) and board.count("\n") == size - 1
+    return board if squared and len(board) == size * (size + 1) - 1 else ""

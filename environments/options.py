@@ -1,0 +1,58 @@
+"""Options: how a caller changes what a world does, and what is said when that cannot be.
+
+A world keeps its options in a frozen dataclass. Its ``__post_init__`` calls the checks below, so a bad value is
+refused wherever it comes from: a constructor, ``reset(options=...)`` or a task file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from envkit.errors import OptionError, did_you_mean
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    OptionsT = TypeVar("OptionsT", bound=DataclassInstance)
+
+
+def override(options: OptionsT, changes: Mapping[str, object] | None) -> OptionsT:
+    """Return `options` with `changes`.
+
+    Raises:
+        OptionError: A name is unknown (the message gives the nearest one), or a value is refused.
+    """
+    if not changes:
+        return options
+    known = [field.name for field in fields(options)]
+    for name in changes:
+        if name not in known:
+            raise OptionError(str(name), f"no such option{did_you_mean(str(name), known)}")
+    return replace(options, **changes)
+
+
+def check_integer(name: str, value: object, *, low: int, high: int) -> None:
+    """Raise `OptionError` unless `value` is an integer from `low` to `high`."""
+    if type(value) is not int or not low <= value <= high:
+        raise OptionError(name, f"must be an integer from {low} to {high}, got {value!r}")
+
+
+def check_number(name: str, value: object, *, low: float, high: float) -> None:
+    """Raise `OptionError` unless `value` is a finite number from `low` to `high`."""
+    if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
+        raise OptionError(name, f"must be a number from {low} to {high}, got {value!r}")
+
+
+def check_boolean(name: str, value: object) -> None:
+    """Raise `OptionError` unless `value` is true or false."""
+    if type(value) is not bool:
+        raise OptionError(name, f"must be true or false, got {value!r}")
+
+
+def check_choice(name: str, value: object, known: Collection[str]) -> None:
+    """Raise `OptionError` unless `value` is one of `known`; the message gives the nearest one."""
+    if not isinstance(value, str) or value not in known:
+        raise OptionError(name, f"{value!r} is not one of them{did_you_mean(str(value), known)}")
