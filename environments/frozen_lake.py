@@ -104,7 +104,7 @@ def draw_lake(seed: int, options: LakeOptions) -> Lake:
     Raises:
         OptionError: No level that these options ask for was found.
     """
-    return _draw_lake(seed, options.size, options.frozen, options.move_limit, options.split)
+    return _draw_lake(seed, options.size, float(options.frozen), options.move_limit, options.split)
 
 
 @lru_cache(maxsize=4096)
@@ -185,11 +185,12 @@ class FrozenLake(gymnasium.Env[str, str]):
         self._board = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        self._running = False
         chosen = override(self._defaults, options)
         super().reset(seed=seed)
-        self._options = chosen
         self._seed = int(self.np_random.integers(1 << 31)) if seed is None else int(seed)
         self._lake = draw_lake(self._seed, chosen)
+        self._options = chosen
         self._cell = self._lake.start
         self._moves = 0
         self._limit = chosen.move_limit
@@ -203,7 +204,7 @@ class FrozenLake(gymnasium.Env[str, str]):
             raise StepOrderError("step before reset, or after the end of the episode")
         options = self._options
         move = parse_answer(action, MOVES)
-        chance = stable_hash("slip", self._seed, self._moves) / 2**64 if options.slip else 0.0
+        chance = _chance(self._seed, self._moves) if options.slip else 0.0
         cell = walk(self._lake.ice, self._cell, move, slip=options.slip, chance=chance)
         moved, self._cell = cell != self._cell, cell
         self._moves += 1
@@ -283,6 +284,11 @@ def _layers(board: str) -> list[int]:
         if layer & player:
             return layers
     return []
+
+
+def _chance(seed: int, move: int) -> float:
+    """Return the number in [0, 1) that decides whether move number `move` of an episode slips."""
+    return (stable_hash("FrozenLake", "slip", seed, move) >> 11) / (1 << 53)
 
 
 def _rules(options: LakeOptions) -> str:

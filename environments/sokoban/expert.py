@@ -12,27 +12,32 @@ from envkit.types import Observation
 
 _EMPTY = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
 _SYMBOLS = frozenset("#_O√XPS\n")
-_STATES_BACK = 100_000
-_STATES_AHEAD = 50_000
 
 
 class SokobanExpert:
     """Plays shortest solutions.
 
-    One search serves every state of a room with the same walls and targets; rooms are remembered while they are in
-    use. A search is bounded (100,000 states backwards, 50,000 ahead); a state beyond that has no known move, which
-    cannot happen with one box.
+    One search backwards serves every state of rooms with the same walls and targets, and is remembered. Both searches
+    are bounded; a state that they do not reach has no known move. With one box they reach every state.
+
+    Args:
+        max_states_back: About how many states to find from the solutions.
+        max_states_ahead: About how many to find from a state that is not among those.
     """
+
+    def __init__(self, *, max_states_back: int = 100_000, max_states_ahead: int = 50_000) -> None:
+        self._max_states_back = max_states_back
+        self._max_states_ahead = max_states_ahead
 
     def moves(self, observation: Observation) -> Sequence[str]:
         """Return every first move of a shortest solution; empty when solved, unsolvable or out of reach."""
         position = _read(observation.text)
         if position is None:
             return ()
-        depths = _depths(position)
+        depths = self._depths(position)
         depth = depths.moves.get(position.state)
         if depth is None:
-            return [] if depths.is_complete else _meet(position, depths)
+            return [] if depths.is_complete else _meet(position, depths, self._max_states_ahead)
         return [move for move, state in _followers(position) if depths.moves.get(state) == depth - 1]
 
     def is_tricky(self, observation: Observation) -> bool:
@@ -43,13 +48,17 @@ class SokobanExpert:
         position = _read(observation.text)
         if position is None:
             return False
-        depths = _depths(position)
+        depths = self._depths(position)
         if not depths.is_complete or position.state not in depths.moves:
             return False
         return any(state not in depths.moves for _, state in _followers(position))
 
     def answer(self, move: str) -> str:
         return f"<answer>{move}</answer>"
+
+    def _depths(self, position: _Position) -> Depths:
+        find = _depths_of_small if position.boxes == 1 else _depths_of_large
+        return find(position.room, self._max_states_back)
 
 
 class _Position(NamedTuple):
@@ -81,15 +90,11 @@ def _read(text: str) -> _Position | None:
     return _Position(room, boxes, mask << 8 | player)
 
 
-def _depths(position: _Position) -> Depths:
-    return _depths_of_small(position.room) if position.boxes == 1 else _depths_of_large(position.room)
-
-
-def _search(room: str) -> Depths:
+def _search(room: str, max_states: int) -> Depths:
     floor = [cell for cell, tile in enumerate(room) if tile in "_O"]
     targets = [cell for cell in floor if room[cell] == "O"]
     width = room.find("\n") + 1
-    return search_back(floor, targets, width=width, max_depth=len(room) ** 2, max_states=_STATES_BACK)
+    return search_back(floor, targets, width=width, max_depth=len(room) ** 2, max_states=max_states)
 
 
 _depths_of_small = lru_cache(maxsize=1024)(_search)
@@ -109,14 +114,14 @@ def _followers(position: _Position) -> Iterator[tuple[str, int]]:
             yield move, (boxes ^ (1 << to | 1 << to + step)) << 8 | to
 
 
-def _meet(position: _Position, depths: Depths) -> list[str]:
+def _meet(position: _Position, depths: Depths, max_states: int) -> list[str]:
     """Search ahead until the states that were found backwards are met; return the first moves of shortest ways there.
 
     The first layer that meets them does so at their deepest, so these are the shortest solutions.
     """
     first_moves = {state: {move: None} for move, state in _followers(position)}
     seen = {position.state, *first_moves}
-    while first_moves and len(seen) < _STATES_AHEAD:
+    while first_moves and len(seen) < max_states:
         met = [moves for state, moves in first_moves.items() if state in depths.moves]
         if met:
             together = {move for moves in met for move in moves}

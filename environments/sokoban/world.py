@@ -106,6 +106,7 @@ class Sokoban(gymnasium.Env[str, str]):
         self._board = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        self._running = False
         chosen = override(self._defaults, options)
         super().reset(seed=seed)
         level_seed = int(self.np_random.integers(1 << 31)) if seed is None else int(seed)
