@@ -1,4 +1,7 @@
 """Places: where programs run, and whether they are alive."""
 
 if not __name__.startswith("envkit."):
-    raise ImportError("import this package as envkit.sandbox: two copies of a module are worse than an error")
+    raise ImportError(
+        "import this package as envkit.sandbox: two copies of a module are worse than an error"
+        " (a folder of your own with this name needs an __init__.py)"
+    )

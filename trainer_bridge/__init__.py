@@ -1,4 +1,7 @@
 """From episodes to better weights."""
 
 if not __name__.startswith("envkit."):
-    raise ImportError("import this package as envkit.trainer_bridge: two copies of a module are worse than an error")
+    raise ImportError(
+        "import this package as envkit.trainer_bridge: two copies of a module are worse than an error"
+        " (a folder of your own with this name needs an __init__.py)"
+    )

@@ -1,0 +1,55 @@
+"""Tests that need something of the machine: skipped, with the reason, where it is missing.
+
+What ``ENVKIT_REQUIRE`` names (such as ``bwrap,docker``) must be there: its tests then fail instead of being skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+
+import pytest
+
+_PROBES: Mapping[str, list[str]] = {
+    # A program that exists may still be forbidden to make a namespace, as in most containers.
+    "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
+    "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
+}
+_PROBE_TIMEOUT_S = 20
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if unknown := _required() - set(_PROBES):
+        raise pytest.UsageError(f"ENVKIT_REQUIRE: {', '.join(unknown)}: there are {', '.join(_PROBES)}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name in _PROBES:
+        if item.get_closest_marker(name) is not None and (cause := _why_missing(name)):
+            if name in _required():
+                pytest.fail(f"{name} is required and does not work: {cause}", pytrace=False)
+            pytest.skip(f"{name} does not work here: {cause}")
+
+
+def _required() -> set[str]:
+    names = os.environ.get("ENVKIT_REQUIRE", "").split(",")
+    return {name.strip() for name in names} - {""}
+
+
+@cache
+def _why_missing(name: str) -> str | None:
+    """Return why the component does not work, in one line; None when it does."""
+    try:
+        done = subprocess.run(
+            _PROBES[name], capture_output=True, text=True, errors="replace", timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError:
+        return f"there is no program {_PROBES[name][0]}"
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_PROBE_TIMEOUT_S} s"
+    if done.returncode == 0:
+        return None
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"

@@ -1,0 +1,114 @@
+"""Gymnasium's own `make` gives envkit's worlds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gymnasium
+import pytest
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+import envkit
+import envkit.gym  # registers the ids
+from envkit.errors import OptionError
+
+MOVES = ["right", "right", "down", "nonsense", "down"]
+
+
+def play(env: gymnasium.Env[str, str], seed: int) -> list[object]:
+    """Everything that the env says in one episode."""
+    told: list[object] = [env.reset(seed=seed)]
+    for move in MOVES:
+        step = env.step(f"<answer>{move}</answer>")
+        told.append(step)
+        if step[2] or step[3]:
+            break
+    return told
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
+def test_gymnasium_plays_the_same_episode_as_envkit(env_id: str) -> None:
+    with gymnasium.make(f"envkit/{env_id}") as theirs, envkit.make(env_id) as ours:
+        assert play(theirs, seed=3) == play(ours, seed=3)
+
+
+def test_gymnasium_puts_its_usual_wrappers_around_the_world() -> None:
+    with gymnasium.make("envkit/FrozenLake-v0", max_episode_steps=2) as env:
+        assert isinstance(env, TimeLimit)
+        assert isinstance(env.env, OrderEnforcing)
+        assert isinstance(env.env.env, PassiveEnvChecker)
+        env.reset(seed=0)
+        env.step("nonsense")
+        *_, truncated, _ = env.step("nonsense")
+        assert truncated
+
+
+def test_options_reach_the_world_and_its_refusal_reaches_the_caller() -> None:
+    with pytest.raises(OptionError, match="slip"):
+        gymnasium.make("envkit/FrozenLake-v0", slip=2)
+
+
+def test_an_env_can_be_made_again_from_the_spec_that_it_carries() -> None:
+    with gymnasium.make("envkit/FrozenLake-v0", size=5) as first:
+        assert first.spec is not None
+        with gymnasium.make(first.spec) as second:
+            assert play(second, seed=1) == play(first, seed=1)
+
+
+def test_gymnasium_steps_many_at_once() -> None:
+    envs = gymnasium.make_vec("envkit/FrozenLake-v0", num_envs=3, vectorization_mode="sync")
+    try:
+        observations, _ = envs.reset(seed=5)
+        with envkit.make("FrozenLake-v0") as env:
+            assert list(observations) == [env.reset(seed=5 + index)[0] for index in range(3)]
+    finally:
+        envs.close()
+
+
+def run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, since registries are for a whole process."""
+    return subprocess.run([sys.executable, *flags, "-c", program], capture_output=True, text=True, check=False)
+
+
+def test_an_environment_registered_later_is_found_after_asking_again() -> None:
+    done = run(
+        """
+import gymnasium
+import envkit, envkit.gym
+envkit.register("LateLake-v0", "envkit.environments.frozen_lake:FrozenLake", options={"size": 3})
+assert "envkit/LateLake-v0" not in gymnasium.registry
+envkit.gym.register_all()
+with gymnasium.make("envkit/LateLake-v0") as late, envkit.make("FrozenLake-v0", size=3) as lake:
+    assert late.reset(seed=0) == lake.reset(seed=0)
+"""
+    )
+    assert done.stderr == ""
+
+
+def test_a_name_that_gymnasium_cannot_read_does_not_take_the_others_with_it() -> None:
+    done = run(
+        """
+import envkit
+envkit.register("some/odd/Name-v0", "nowhere:Nothing")
+import gymnasium, envkit.gym
+gymnasium.make("envkit/FrozenLake-v0").close()
+"""
+    )
+    assert done.returncode == 0
+    assert "Gymnasium does not take 'some/odd/Name-v0'" in done.stderr
+
+
+def test_an_id_alone_is_enough_and_no_world_is_imported_for_the_names() -> None:
+    done = run(
+        """
+import sys
+import gymnasium
+assert "envkit" not in sys.modules
+gymnasium.make("envkit.gym:envkit/FrozenLake-v0").close()
+assert "envkit/Sokoban-v0" in gymnasium.registry
+assert not [name for name in sys.modules if name.startswith("envkit.environments.sokoban")]
+""",
+        "-Werror",
+    )
+    assert done.stderr == ""
