@@ -163,16 +163,25 @@ class WeightSink(Protocol):
 class Renderer(Protocol):
     """Words to tokens and back, one turn at a time; nothing is decoded and encoded again."""
 
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """Token ids that end a completion."""
+        ...
+
     def open(self, observation: Observation) -> tuple[int, ...]:
         """Return the first prompt."""
         ...
 
-    def extend(self, completion: Completion, observation: Observation) -> tuple[int, ...]:
-        """Return the tokens that follow `completion` up to where the next one begins."""
+    def extend(self, said: Sequence[int], observation: Observation) -> tuple[int, ...]:
+        """Return the tokens that follow the completion `said` up to where the next one begins."""
         ...
 
-    def action(self, completion: Completion) -> str:
-        """Return what the policy said, as the text that the world is given."""
+    def action(self, said: Sequence[int]) -> str:
+        """Return the completion `said` as the text that the world is given."""
+        ...
+
+    def demonstrate(self, answer: str) -> tuple[int, ...]:
+        """Return the tokens with which a policy would say `answer`."""
         ...
 
 

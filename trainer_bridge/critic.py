@@ -1,0 +1,51 @@
+"""The critic: a second body with one number for each turn. Axes: B samples, L tokens, N turns of all samples."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from envkit.types import Sample
+
+
+class Critic(nn.Module):
+    """Estimates the return of a turn from everything before its completion.
+
+    Args:
+        model: A causal language model; its body is copied, so the critic starts with what the policy has seen.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.body = copy.deepcopy(model.base_model)
+        width = model.config.get_text_config().hidden_size
+        self.head = nn.Linear(width, 1, device=model.device, dtype=model.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, samples: Sequence[Sample]) -> Tensor:
+        """Return one estimate for each turn of each sample, row after row [N]."""
+        device = self.head.weight.device
+        longest = max(len(sample.token_ids) for sample in samples)
+        ids = [list(sample.token_ids) + [0] * (longest - len(sample.token_ids)) for sample in samples]
+        hidden_BLH = self.body(input_ids=torch.tensor(ids, device=device), use_cache=False).last_hidden_state
+        starts = [_turn_starts(sample) for sample in samples]
+        rows = [row for row, positions in enumerate(starts) for _ in positions]
+        places = [position for positions in starts for position in positions]
+        value: Tensor = self.head(hidden_BLH[rows, places]).squeeze(-1).float()
+        return value
+
+
+def _turn_starts(sample: Sample) -> list[int]:
+    """Positions of the last token before each turn's completion."""
+    starts: list[int] = []
+    last = -1
+    for position, (said, turn) in enumerate(zip(sample.mask, sample.turn_ids, strict=True)):
+        if said and turn != last:
+            starts.append(position - 1)
+            last = turn
+    return starts

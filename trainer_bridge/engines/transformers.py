@@ -1,0 +1,264 @@
+"""The transformers engine: batched generation in this process, with an attention cache that lives as long as an episode.
+
+Requests that arrive in the same turn of the event loop form one batch, in order of their sessions' names. A row is
+sampled by inverting its distribution at a number that is a hash of the request's seed, so the result depends on the
+weights and the batch alone, never on a generator's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import safetensors.torch
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from envkit import clock
+from envkit.types import Completion, FinishReason, SamplingParams, Weights, stable_hash
+
+_U64 = float(1 << 64)
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt: list[int]
+    params: SamplingParams
+    session: str
+    done: anyio.Event = field(default_factory=anyio.Event)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: FinishReason = FinishReason.LENGTH
+    failure: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Block:
+    """Sessions whose attention caches are rows of the same tensors.
+
+    Attributes:
+        sessions: Name of each row [B].
+        seen: Tokens of each row that are in the cache [B, ...].
+        cache: Keys and values [B, heads, L, width] of each layer.
+        mask_BL: 1 where the cache holds a token of the row; the rest is padding.
+    """
+
+    sessions: list[str]
+    seen: list[list[int]]
+    cache: DynamicCache
+    mask_BL: Tensor
+
+
+class TransformersEngine:
+    """Generates with a causal language model of the transformers library.
+
+    Satisfies `envkit.protocols.Engine` and `envkit.protocols.WeightSink`.
+
+    Args:
+        model: In evaluation mode, on its device; the engine owns it.
+        pad_id: Any token id; used to fill, always masked.
+        batch_tokens: Bound on rows times tokens of a new block of sessions.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, pad_id: int, batch_tokens: int = 65536) -> None:
+        self._model = model
+        self._pad_id = pad_id
+        self._batch_tokens = batch_tokens
+        self._version = 0
+        self._blocks: list[_Block] = []
+        self._pending: list[_Request] = []
+        self._busy = anyio.Lock()
+        self.tokens_generated = 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> Completion:
+        """See `envkit.protocols.Engine.generate`."""
+        request = _Request(list(prompt_ids), params, session if session is not None else f"\uffff{id(prompt_ids)}")
+        self._pending.append(request)
+        if len(self._pending) == 1:
+            with anyio.CancelScope(shield=True):  # others wait for this batch too
+                await anyio.lowlevel.cancel_shielded_checkpoint()
+                async with self._busy:
+                    batch, self._pending = sorted(self._pending, key=lambda one: one.session), []
+                    await self._serve(batch)
+        await request.done.wait()
+        if request.failure is not None:
+            raise request.failure
+        if session is None:
+            self.forget(request.session)
+        return Completion(
+            tuple(request.tokens), tuple(request.logprobs), request.finish, ((self._version, len(request.tokens)),)
+        )
+
+    def forget(self, session: str) -> None:
+        """See `envkit.protocols.Engine.forget`."""
+        for block in self._blocks:
+            if session in block.sessions:
+                # The row goes with the next selection; a block whose rows are all gone goes now.
+                block.sessions[block.sessions.index(session)] = ""
+        self._blocks = [block for block in self._blocks if any(block.sessions)]
+
+    async def load(self, weights: Weights) -> None:
+        """Take new weights; caches of older ones are dropped."""
+        async with self._busy:
+            state = await clock.to_thread(safetensors.torch.load_file, weights.location)
+            self._model.load_state_dict(state, strict=False)
+            self._model.tie_weights()
+            self._version = weights.version
+            self._blocks.clear()
+
+    async def _serve(self, batch: list[_Request]) -> None:
+        try:
+            await clock.to_thread(self._generate, batch)
+        except BaseException as error:
+            for request in batch:
+                request.failure = error
+            raise
+        finally:
+            for request in batch:
+                request.done.set()
+
+    @torch.inference_mode()
+    def _generate(self, batch: list[_Request]) -> None:
+        fresh: list[_Request] = []
+        known: dict[int, list[_Request]] = {}
+        for request in batch:
+            number = self._block_of(request)
+            if number is None:
+                fresh.append(request)
+            else:
+                known.setdefault(number, []).append(request)
+        old_blocks, self._blocks = self._blocks, []
+        for number, requests in sorted(known.items()):
+            self._blocks.append(self._run(requests, _select(old_blocks[number], requests)))
+        kept = [block for number, block in enumerate(old_blocks) if number not in known]
+        for requests in self._chunks(fresh):
+            self._blocks.append(self._run(requests, self._empty(requests)))
+        self._blocks += kept
+
+    def _block_of(self, request: _Request) -> int | None:
+        """Number of the block that holds a true beginning of the request's prompt."""
+        for number, block in enumerate(self._blocks):
+            if request.session in block.sessions:
+                seen = block.seen[block.sessions.index(request.session)]
+                if len(seen) < len(request.prompt) and request.prompt[: len(seen)] == seen:
+                    return number
+        return None
+
+    def _chunks(self, requests: list[_Request]) -> list[list[_Request]]:
+        chunks: list[list[_Request]] = []
+        longest = 0
+        for request in requests:
+            longest = max(longest, len(request.prompt))
+            if not chunks or (len(chunks[-1]) + 1) * longest > self._batch_tokens:
+                chunks.append([])
+                longest = len(request.prompt)
+            chunks[-1].append(request)
+        return chunks
+
+    def _empty(self, requests: list[_Request]) -> _Block:
+        mask_BL = torch.zeros(len(requests), 0, dtype=torch.long, device=self._model.device)
+        sessions = [request.session for request in requests]
+        return _Block(sessions, [[] for _ in requests], DynamicCache(), mask_BL)
+
+    def _run(self, requests: list[_Request], block: _Block) -> _Block:
+        """Feed each row what the cache lacks, then sample until every row has ended."""
+        feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
+        for position in range(max(request.params.max_tokens for request in requests)):
+            logits_BV = self._forward(block, feeds)
+            feeds = [[] for _ in requests]
+            picks = _sample(logits_BV, requests, position)
+            for row, (request, (token, logprob)) in enumerate(zip(requests, picks, strict=True)):
+                ended = request.finish is FinishReason.STOP or len(request.tokens) < position
+                if ended or position >= request.params.max_tokens:
+                    continue
+                request.tokens.append(token)
+                request.logprobs.append(logprob)
+                self.tokens_generated += 1
+                if token in request.params.stop:
+                    request.finish = FinishReason.STOP
+                elif position + 1 < request.params.max_tokens:
+                    feeds[row] = [token]
+            if not any(feeds):
+                break
+        return block
+
+    def _forward(self, block: _Block, feeds: list[list[int]]) -> Tensor:
+        """Append `feeds` (padded on the left) to the block and return the logits after the last token [B, V]."""
+        device = self._model.device
+        width = max(len(feed) for feed in feeds)
+        ids = [[self._pad_id] * (width - len(feed)) + feed for feed in feeds]
+        new = [[0] * (width - len(feed)) + [1] * len(feed) for feed in feeds]
+        new_mask_BL = torch.tensor(new, dtype=torch.long, device=device)
+        block.mask_BL = torch.cat([block.mask_BL, new_mask_BL], dim=1)
+        position_BL = (block.mask_BL.cumsum(1) - 1).clamp(min=0)[:, -width:]
+        output = self._model(
+            input_ids=torch.tensor(ids, dtype=torch.long, device=device),
+            attention_mask=None if bool(block.mask_BL.all()) else block.mask_BL,
+            position_ids=position_BL,
+            past_key_values=block.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        for seen, feed in zip(block.seen, feeds, strict=True):
+            seen += feed
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+
+def _select(block: _Block, requests: list[_Request]) -> _Block:
+    """Return the rows of `block` that `requests` ask for, in their order."""
+    rows = [block.sessions.index(request.session) for request in requests]
+    if rows == list(range(len(block.sessions))):
+        return block
+    index_B = torch.tensor(rows, device=block.mask_BL.device)
+    block.cache.batch_select_indices(index_B)
+    sessions = [request.session for request in requests]
+    return _Block(sessions, [block.seen[row] for row in rows], block.cache, block.mask_BL[index_B])
+
+
+def _sample(logits_BV: Tensor, requests: list[_Request], position: int) -> list[tuple[int, float]]:
+    """Sample a token for each row and give its log-probability (nats) after temperature, before top-p and top-k."""
+    greedy = torch.tensor([request.params.temperature == 0 for request in requests], device=logits_BV.device)
+    heat_B = torch.tensor([request.params.temperature or 1.0 for request in requests], device=logits_BV.device)
+    logp_BV = torch.log_softmax(logits_BV / heat_B[:, None], dim=-1)
+    numbers = [stable_hash(request.params.seed, position) / _U64 for request in requests]
+    weight_BV = _nucleus(logp_BV.exp().double(), requests)
+    total_BV = weight_BV.cumsum(-1)
+    number_B1 = torch.tensor(numbers, dtype=torch.float64, device=logits_BV.device)[:, None] * total_BV[:, -1:]
+    drawn_B = torch.searchsorted(total_BV, number_B1, right=True).squeeze(1).clamp(max=logits_BV.shape[1] - 1)
+    token_B = torch.where(greedy, logp_BV.argmax(-1), drawn_B)
+    chosen_B = logp_BV.gather(1, token_B[:, None]).squeeze(1)
+    return list(zip(token_B.tolist(), chosen_B.tolist(), strict=True))
+
+
+def _nucleus(weight_BV: Tensor, requests: list[_Request]) -> Tensor:
+    """Zero what top-k and top-p leave out; the likeliest token always stays."""
+    if all(request.params.top_p >= 1 and request.params.top_k <= 0 for request in requests):
+        return weight_BV
+    size = weight_BV.shape[1]
+    sorted_BV, order_BV = weight_BV.sort(dim=-1, descending=True)
+    top_k_B1 = torch.tensor([[request.params.top_k or size] for request in requests], device=weight_BV.device)
+    top_p_B1 = torch.tensor([[request.params.top_p] for request in requests], device=weight_BV.device)
+    before_BV = sorted_BV.cumsum(-1) - sorted_BV
+    rank_V = torch.arange(size, device=weight_BV.device)
+    dropped_BV = (rank_V >= top_k_B1) | ((before_BV >= top_p_B1) & (rank_V > 0))
+    return torch.zeros_like(weight_BV).scatter(1, order_BV, sorted_BV.masked_fill(dropped_BV, 0.0))
+
+
+def open_model(path: str, *, device: str, dtype: str) -> Any:
+    """Load a causal language model for generation.
+
+    Args:
+        path: Folder, or name on the hub.
+        device: ``"cpu"`` or ``"cuda"``.
+        dtype: ``"float32"`` or ``"bfloat16"``.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    return model.to(device).eval()

@@ -1,0 +1,252 @@
+"""Playing: tasks in, trajectories out.
+
+Every episode is a task of its own that leases, resets, asks the engine and steps. `Lockstep` holds the episodes of a
+wave together, so that turn k of all live episodes reaches the engine in the same moment and forms one batch: with
+seeds that depend on the episode and the turn alone, the same weights then play the same episodes to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import anyio
+
+from envkit import clock
+from envkit.errors import DeadlineError, EnvError, SandboxLostError, UnreachableError
+from envkit.metrics import Fold, fold_infos
+from envkit.protocols import Engine, EnvHost, Episode, Renderer
+from envkit.types import (
+    Group,
+    Info,
+    SamplingParams,
+    Step,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+    stable_hash,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """What bounds an episode.
+
+    Attributes:
+        max_turns: Turns after which it is cut off.
+        max_tokens: Tokens of the whole episode after which it is cut off.
+        turn_tokens: Tokens of one completion.
+        timeout_s: Seconds until a reset or step counts as hung, which voids the episode.
+        retries: How often a void episode is played again.
+    """
+
+    max_turns: int
+    max_tokens: int
+    turn_tokens: int
+    timeout_s: float
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Plays groups of episodes.
+
+    Attributes:
+        host: Where the episodes are.
+        engine: Who plays.
+        renderer: How the two understand each other.
+        limits: What bounds an episode.
+        num_envs: Episodes at once, if the host has room for so many.
+    """
+
+    host: EnvHost
+    engine: Engine
+    renderer: Renderer
+    limits: RolloutLimits
+    num_envs: int
+
+    async def groups(
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        *,
+        temperature: float,
+        seed: int,
+        on_episode: Callable[[Trajectory], None] | None = None,
+    ) -> RolloutResult:
+        """Play every task `group_size` times.
+
+        Args:
+            tasks: What to play.
+            group_size: Episodes of each task.
+            temperature: Sampling temperature; 0 is greedy.
+            seed: The sampling of an episode's turn follows from this, its place in `tasks`, its member and the turn.
+            on_episode: Called after each episode, finished or void.
+
+        Returns:
+            One group for each task, in order; an episode that stayed void after all retries is in it as data.
+        """
+        params = SamplingParams(temperature=temperature, max_tokens=self.limits.turn_tokens, stop=self.renderer.stop)
+        waiting = [
+            _Play(task, index, member, replace(params, seed=stable_hash(seed, index, member)))
+            for index, task in enumerate(tasks)
+            for member in range(group_size)
+        ]
+        plays = list(waiting)
+        void: list[Trajectory] = []
+        size = max(1, min(self.num_envs, self.host.capacity))
+        for attempt in range(self.limits.retries + 1):
+            for begin in range(0, len(waiting), size):
+                await self._wave(waiting[begin : begin + size], on_episode)
+            waiting = [play for play in waiting if play.trajectory().stop.is_void]
+            void += [play.trajectory() for play in waiting]
+            if not waiting or attempt == self.limits.retries:
+                break
+            for play in waiting:
+                play.start_again()
+        members = [play.trajectory() for play in plays]
+        groups = [
+            Group(task, tuple(members[index * group_size : (index + 1) * group_size]))
+            for index, task in enumerate(tasks)
+        ]
+        return RolloutResult(tuple(groups), tuple(void))
+
+    async def _wave(self, plays: Sequence[_Play], on_episode: Callable[[Trajectory], None] | None) -> None:
+        lockstep = Lockstep(len(plays))
+        async with anyio.create_task_group() as tasks:
+            for play in plays:
+                tasks.start_soon(self._play, play, lockstep, on_episode)
+
+    async def _play(self, play: _Play, lockstep: Lockstep, on_episode: Callable[[Trajectory], None] | None) -> None:
+        try:
+            async with self.host.lease(play.task) as episode:
+                await self._turns(play, episode, lockstep)
+        except (TimeoutError, DeadlineError):
+            play.end(StopReason.TIMEOUT, error=f"no answer within {self.limits.timeout_s:g} s")
+        except (SandboxLostError, UnreachableError) as error:
+            play.end(StopReason.SANDBOX_LOST, error=str(error))
+        except EnvError as error:
+            play.end(StopReason.ENV_ERROR, error=str(error))
+        finally:
+            lockstep.leave()
+            self.engine.forget(play.session)
+        if on_episode is not None:
+            on_episode(play.trajectory())
+
+    async def _turns(self, play: _Play, episode: Episode, lockstep: Lockstep) -> None:
+        limits = self.limits
+        with anyio.fail_after(limits.timeout_s):
+            start = await episode.reset()
+        folds = start.info.get("metrics")
+        play.folds = cast("dict[str, Fold]", folds) if isinstance(folds, dict) else {}
+        new_ids = self.renderer.open(start.observation)
+        while True:
+            if len(play.ids) + len(new_ids) + limits.turn_tokens > limits.max_tokens:
+                return play.end(StopReason.MAX_TOKENS)
+            play.ids += new_ids
+            await lockstep.together()
+            began = clock.now()
+            params = replace(play.params, seed=stable_hash(play.params.seed, len(play.turns)))
+            completion = await self.engine.generate(play.ids, params, session=play.session)
+            play.ids += completion.token_ids
+            action = self.renderer.action(completion.token_ids)
+            generated = clock.now()
+            with anyio.fail_after(limits.timeout_s):
+                step = await episode.step(action)
+            seconds = (generated - began, clock.now() - generated)
+            play.turns.append(Turn(new_ids, completion, action, step, *seconds))
+            if step.terminated or step.truncated:
+                return play.end(StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED)
+            if len(play.turns) == limits.max_turns:
+                return play.end(StopReason.MAX_TURNS)
+            new_ids = self.renderer.extend(completion.token_ids, step.observation)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """What was played.
+
+    Attributes:
+        groups: One for each task, in order.
+        void: Every attempt that was lost, also those whose retry went well.
+    """
+
+    groups: tuple[Group, ...]
+    void: tuple[Trajectory, ...]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All members of all groups, in order."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+class Lockstep:
+    """Holds `live` episodes together: `together` returns when each of them has either called it or left."""
+
+    def __init__(self, live: int) -> None:
+        self._live = live
+        self._waiting = 0
+        self._gate = anyio.Event()
+
+    async def together(self) -> None:
+        self._waiting += 1
+        gate = self._gate
+        self._open_if_all()
+        try:
+            await gate.wait()
+        except BaseException:
+            if not gate.is_set():
+                self._waiting -= 1
+            raise
+
+    def leave(self) -> None:
+        self._live -= 1
+        self._open_if_all()
+
+    def _open_if_all(self) -> None:
+        if self._waiting and self._waiting >= self._live:
+            self._gate.set()
+            self._gate = anyio.Event()
+            self._waiting = 0
+
+
+@dataclass(slots=True)
+class _Play:
+    """An episode while it is played."""
+
+    task: Task
+    index: int
+    member: int
+    params: SamplingParams
+    ids: list[int] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    folds: dict[str, Fold] = field(default_factory=dict)
+    stop: StopReason | None = None
+    error: str | None = None
+
+    @property
+    def session(self) -> str:
+        """Name whose alphabetical order is the order of play."""
+        return f"{self.index:08d}.{self.member:04d}"
+
+    def end(self, stop: StopReason, error: str | None = None) -> None:
+        self.stop, self.error = stop, error
+
+    def start_again(self) -> None:
+        self.ids, self.turns, self.stop, self.error = [], [], None, None
+
+    def trajectory(self) -> Trajectory:
+        assert self.stop is not None, "an episode ends with a reason"
+        steps: list[Step] = [turn.step for turn in self.turns if turn.step is not None]
+        infos: list[Info] = [step.info for step in steps]
+        return Trajectory(
+            task=self.task,
+            member=self.member,
+            turns=tuple(self.turns),
+            stop=self.stop,
+            reward=sum(step.reward for step in steps),
+            metrics=fold_infos(infos, self.folds),
+            error=self.error,
+        )

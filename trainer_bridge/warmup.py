@@ -1,0 +1,133 @@
+"""Warm-up: a policy that knows nothing imitates demonstrations of mixed quality until reinforcement can take over.
+
+Two stages. Lessons show single states, which is where features are learned; whole episodes come last, because only then
+does the policy meet a second turn. The second stage ends by a rule and not by a count: seeds differ by a factor of two.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from envkit import clock
+from envkit.trainer_bridge.demonstrations import Lesson
+from envkit.trainer_bridge.trainers.torch_local import adamw, passes, token_logps
+from envkit.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A number of imitation updates.
+
+    Attributes:
+        updates: Bound on their number.
+        batch: Samples an update.
+        learning_rate: AdamW's first step size; it falls as a cosine to a twentieth.
+    """
+
+    updates: int
+    batch: int
+    learning_rate: float
+
+
+class Imitator:
+    """Makes a policy say what demonstrations say.
+
+    Args:
+        model: The policy, on its device.
+        max_grad_norm: Bound on the gradient's norm.
+        micro_tokens: Bound on the tokens of one pass, padding included.
+    """
+
+    def __init__(self, model: Any, *, max_grad_norm: float, micro_tokens: int) -> None:
+        self._model = model
+        self._max_grad_norm = max_grad_norm
+        self._micro_tokens = micro_tokens
+
+    async def run(
+        self,
+        stage: Stage,
+        batch: Callable[[int], Sequence[Sample]],
+        *,
+        after: Callable[[int, float], Awaitable[bool]],
+    ) -> int:
+        """Run a stage.
+
+        Args:
+            stage: How long and how fast.
+            batch: Gives the samples of an update, by its number from 0.
+            after: Called after each update with the number of updates so far and its loss (nats a token); True ends
+                the stage.
+
+        Returns:
+            The number of updates that were made.
+        """
+        optimizer = adamw(self._model, stage.learning_rate)
+        for update in range(stage.updates):
+            share = update / stage.updates
+            for group in optimizer.param_groups:
+                group["lr"] = stage.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
+            loss = await clock.to_thread(self._update, optimizer, batch(update))
+            if await after(update + 1, loss):
+                return update + 1
+        return stage.updates
+
+    def _update(self, optimizer: torch.optim.Optimizer, samples: Sequence[Sample]) -> float:
+        tokens = sum(sum(sample.mask) for sample in samples)
+        total = 0.0
+        optimizer.zero_grad()
+        for part in passes(samples, self._micro_tokens):
+            chosen = [samples[row] for row in part]
+            logp_NV = token_logps(self._model, chosen)
+            said = [token for sample in chosen for token, own in zip(sample.token_ids, sample.mask, strict=True) if own]
+            token_N1 = torch.tensor(said, device=logp_NV.device)[:, None]
+            loss = -logp_NV.gather(1, token_N1).sum() / tokens
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
+        optimizer.step()
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class LessonBook:
+    """Draws lessons.
+
+    Attributes:
+        lessons: All of them.
+        tricky_share: Share of an update that is drawn from the tricky ones, if there are any.
+        noise: Share that shows any move instead of a good one.
+        seed: What is drawn for an update follows from this and its number.
+    """
+
+    lessons: Sequence[Lesson]
+    tricky_share: float
+    noise: float
+    seed: int
+
+    def batches(self, size: int) -> Callable[[int], list[Sample]]:
+        """Return a function that gives the samples of an update by its number."""
+        tricky = [lesson for lesson in self.lessons if lesson.is_tricky]
+        plain = [lesson for lesson in self.lessons if not lesson.is_tricky]
+        tricky_count = 0 if not tricky else size if not plain else round(size * self.tricky_share)
+
+        def batch(update: int) -> list[Sample]:
+            rng = random.Random(self.seed * 1_000_003 + update)
+            drawn = rng.choices(tricky, k=tricky_count) if tricky_count else []
+            if tricky_count < size:
+                drawn += rng.choices(plain, k=size - tricky_count)
+            return [self._sample(lesson, rng) for lesson in drawn]
+
+        return batch
+
+    def _sample(self, lesson: Lesson, rng: random.Random) -> Sample:
+        said = rng.choice(lesson.possible if rng.random() < self.noise else lesson.good)
+        ids = lesson.prompt + said
+        mask = (0,) * len(lesson.prompt) + (1,) * len(said)
+        zeros = (0,) * len(ids)
+        return Sample("", ids, mask, (0.0,) * len(ids), zeros, (), zeros)
