@@ -31,7 +31,9 @@ from envkit.errors import OptionError, StepOrderError
 from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Observation, stable_hash
 
-_ATTEMPTS = 20_000
+_MAPS = 20_000
+_CELLS = 2_000_000
+"""Bounds on the search for a level: maps drawn, and cells in them."""
 _SIDES = {"up": ("left", "right"), "down": ("left", "right"), "left": ("up", "down"), "right": ("up", "down")}
 _FREE = str.maketrans({"_": "1", "G": "1", "P": "1", "O": "0", "\n": "0"})
 
@@ -112,7 +114,7 @@ def _draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Spli
     rng = Random(stable_hash("FrozenLake", seed, size, frozen))
     chance = rng.random  # the one method whose numbers Python promises to keep
     cells = size * size
-    for _ in range(_ATTEMPTS):
+    for _ in range(min(_MAPS, _CELLS // cells)):
         start = int(chance() * cells)
         goal = (start + 1 + int(chance() * (cells - 1))) % cells
         tiles = ["_" if chance() < frozen else "O" for _ in range(cells)]
