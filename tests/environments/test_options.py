@@ -84,6 +84,8 @@ def test_a_room_that_cannot_be_is_refused(options: dict[str, Any], option: str) 
 def test_a_combination_without_levels_is_refused_instead_of_searched_for_ever() -> None:
     with pytest.raises(OptionError, match=r"^boxes: found no room with size=5, boxes=1"):
         Sokoban(size=5, min_solution=30, max_solution=40, max_moves=40).reset(seed=0)
+    with pytest.raises(OptionError, match=r"^boxes: found no room with size=15, boxes=4"):
+        Sokoban(size=15, boxes=4, min_solution=95).reset(seed=1)  # there are too many states to look so far
     with pytest.raises(OptionError, match=r"^split: found no lake with size=2, frozen=0\.0, split=validation"):
         FrozenLake(size=2, frozen=0.0, split="validation").reset(seed=0)  # there are eight lakes, seven in train
 

@@ -122,6 +122,14 @@ def test_solving_with_the_last_move_is_an_end_and_no_truncation() -> None:
     assert ends == [(False, False)] * 6 + [(True, False)]
 
 
+def test_rendering_shows_the_room_as_it_is_now() -> None:
+    env = Sokoban(render_mode="ansi")
+    env.reset(seed=0)
+    assert env.render() == "######\n##___#\n##_XP#\n###__#\n##O__#\n######"
+    env.step("<answer>up</answer>")
+    assert env.render() == "######\n##__P#\n##_X_#\n###__#\n##O__#\n######"
+
+
 def test_the_move_limit_truncates() -> None:
     env = Sokoban(max_moves=3)
     env.reset(seed=1)
