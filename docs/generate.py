@@ -1,0 +1,91 @@
+"""Writes `docs/config.md` and `docs/config.schema.json` from `envkit.config`; with ``--check`` only compares."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from envkit.config import RunConfig
+
+FOLDER = Path(__file__).parent
+HEAD = """\
+# The training file
+
+Every key of the file that `envkit train` and `envkit check` read, with its default. Unknown keys are refused.
+`--set trainer.steps=10` overrides one key on the command line. Editors that know JSON schemas complete and check the
+file with [config.schema.json](config.schema.json).
+
+Written from `envkit/config.py` by `make docs`; do not edit.
+"""
+LIMITS = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}", "exclusiveMaximum": "< {}"}
+
+Schema = Mapping[str, Any]
+
+
+def reference(schema: Schema) -> str:
+    """Return the page for the JSON schema of the whole file."""
+    return HEAD + "".join(_section("", schema, schema["$defs"]))
+
+
+def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
+    """Yield the table of a section's own keys, then the sections inside it."""
+    inner = {name: _definition(key, definitions) for name, key in section["properties"].items()}
+    required = section.get("required", [])
+    rows = [_row(name, key, name in required) for name, key in section["properties"].items() if inner[name] is None]
+    title = f"`{path}`" if path else "At the top"
+    about = section.get("description", "") if path else ""
+    yield f"\n## {title}\n" + (f"\n{about}\n" if about else "")
+    if rows:
+        yield "\n| key | values | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
+    for name, definition in inner.items():
+        if definition is not None:
+            yield from _section(f"{path}.{name}" if path else name, definition, definitions)
+
+
+def _definition(key: Schema, definitions: Schema) -> Schema | None:
+    """Return the section that `key` holds, or None when it holds a value."""
+    reference = key.get("$ref")
+    return None if reference is None else definitions[reference.rpartition("/")[2]]
+
+
+def _row(name: str, key: Schema, required: bool) -> str:
+    default = "(required)" if required else f"`{json.dumps(key.get('default'))}`"
+    if "default" not in key and not required:
+        default = "`{}`" if key.get("type") == "object" else ""
+    meaning = " ".join(key.get("description", "").split()).replace("|", "\\|")
+    return f"| `{name}` | {_values(key)} | {default} | {meaning} |\n"
+
+
+def _values(key: Schema) -> str:
+    if "const" in key:
+        return f"`{key['const']}`"
+    if "enum" in key:
+        return ", ".join(f"`{value}`" for value in key["enum"])
+    if "anyOf" in key:
+        return " or ".join(_values(choice) for choice in key["anyOf"])
+    kind = {"null": "null", "object": "mapping", "array": "list", "string": "text"}.get(key["type"], key["type"])
+    limits = [text.format(f"{key[name]:g}") for name, text in LIMITS.items() if name in key]
+    if "multipleOf" in key:
+        limits.append(f"multiple of {key['multipleOf']}")
+    return f"{kind} {', '.join(limits)}".strip()
+
+
+def main() -> None:
+    schema = RunConfig.model_json_schema()
+    files = {
+        FOLDER / "config.md": reference(schema),
+        FOLDER / "config.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
+    }
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        sys.exit(f"not up to date (make docs): {', '.join(path.name for path in stale)}" if stale else 0)
+    for path in stale:
+        path.write_text(files[path], encoding="utf-8")
+        print(f"wrote {path.relative_to(FOLDER.parent)}")
+
+
+if __name__ == "__main__":
+    main()
