@@ -1,0 +1,42 @@
+"""What an import costs: CPU time that it adds to a bare interpreter, beside Gymnasium's. Prints medians and a ratio."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+
+RUNS = 9
+PROGRAMS = {
+    "bare interpreter": "pass",
+    "import envkit": "import envkit",
+    "import gymnasium": "import gymnasium",
+    "import gymnasium, envkit.gym": "import gymnasium, envkit.gym",
+    "envkit.make": "import envkit; envkit.make('FrozenLake-v0').close()",
+}
+
+
+def cpu_s(program: str) -> float:
+    """Seconds of CPU, user and system, that a new interpreter takes for `program`."""
+    process = subprocess.Popen([sys.executable, "-c", program])
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{program!r} failed")
+    return usage.ru_utime + usage.ru_stime
+
+
+def main() -> None:
+    # Rounds over all programs, so that whatever else the machine does meets each of them alike; the first one warms up.
+    rounds = [{name: cpu_s(program) for name, program in PROGRAMS.items()} for _ in range(RUNS + 1)][1:]
+    median = {name: statistics.median(each[name] for each in rounds) for name in PROGRAMS}
+    bare = median.pop("bare interpreter")
+    for name, seconds in median.items():
+        print(f"{name:30} adds {1000 * (seconds - bare):6.0f} ms of CPU")
+    ratio = (median["import envkit"] - bare) / (median["import gymnasium"] - bare)
+    print(f"import envkit / import gymnasium: {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()
