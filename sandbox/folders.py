@@ -1,0 +1,154 @@
+"""Folders of sandboxes: private, short of name, and named after their owner so that a later run can clear them away.
+
+    /tmp/envkit-<pid namespace>-<pid>-<start time>-<random>/    mode 0700: only the owner's user enters
+        bwrap-1/                                                one box
+            s/                                                  what its sockets are in
+            home/                                               where a box without its own /tmp writes
+
+The path of a Unix socket may have 107 bytes (103 on macOS), which is why the parent is not a nested cache folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from envkit.errors import SandboxError, UnreachableError
+
+_NAME = re.compile(r"envkit-(\d+)-(\d+)-(\d+)-[^/]+")
+_MAX_ROOT = 40
+"""Characters of a parent folder that leave room for the rest of a socket's path."""
+
+
+def new_run_folder() -> Path:
+    """Make the folder of this process's boxes, mode 0700."""
+    prefix = f"envkit-{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}-"
+    for root in roots():
+        try:
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        except OSError:
+            continue
+    raise SandboxError(
+        "no folder for sockets: $XDG_RUNTIME_DIR, /tmp and $TMPDIR are missing, not writable or too long"
+    )
+
+
+def reap() -> list[Path]:
+    """Remove the folders whose owner is gone, and return them; those of other users and other machines stay."""
+    gone = []
+    for root in roots():
+        for folder in root.glob("envkit-*-*-*-*"):
+            match = _NAME.fullmatch(folder.name)
+            if match is None:
+                continue
+            namespace, pid, start = (int(part) for part in match.groups())
+            if namespace == _pid_namespace() and _is_ours(folder) and _start_time(pid) != start:
+                remove(folder)
+                gone.append(folder)
+    return gone
+
+
+def remove(folder: Path) -> None:
+    """Remove `folder` with all that is in it, also what its owner may not enter; links in it are not followed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        for path, names, _ in os.walk(folder):  # from the top, so that each folder can be entered when its turn comes
+            for name in names:
+                if not (inner := Path(path, name)).is_symlink():
+                    inner.chmod(0o700)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def connect(folder: Path, name: str) -> socket.socket:
+    """Return a connected, non-blocking stream to the Unix socket `name` in `folder`.
+
+    What lies in the folder is in the box's hands: a link there, which could lead us to another socket of the host, is
+    refused. On Linux the very file that was looked at is connected to, so that it cannot be exchanged in between.
+
+    Raises:
+        UnreachableError: There is no such socket, or nobody listens.
+    """
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise UnreachableError(f"{name!r} is not the name of a socket")
+    path = folder / name
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream.setblocking(False)
+    try:
+        if sys.platform == "linux":
+            handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _require_socket(os.fstat(handle), name)
+                stream.connect(f"/proc/self/fd/{handle}")
+            finally:
+                os.close(handle)
+        else:
+            _require_socket(path.lstat(), name)
+            stream.connect(str(path))
+    except BlockingIOError:
+        stream.close()
+        raise UnreachableError(f"{name}: too many connections wait to be accepted") from None
+    except OSError as error:
+        stream.close()
+        raise UnreachableError(f"{name}: {error.strerror or error}") from None
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def roots() -> Iterator[Path]:
+    """The folders that run folders may be in, best first."""
+    seen = set()
+    for name in (os.environ.get("XDG_RUNTIME_DIR"), "/tmp", tempfile.gettempdir()):
+        if name and len(name) <= _MAX_ROOT and name not in seen and os.access(name, os.W_OK | os.X_OK):
+            seen.add(name)
+            yield Path(name)
+
+
+def _require_socket(found: os.stat_result, name: str) -> None:
+    if not stat.S_ISSOCK(found.st_mode):
+        raise UnreachableError(f"{name} is not a socket")
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _start_time(pid: int) -> int:
+    """When the process started, in clock ticks since boot; -1 when there is no such process.
+
+    Where this cannot be known (macOS), 0 for a living process: its number alone must do.
+    """
+    if sys.platform != "linux":
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return -1
+        except PermissionError:
+            return 0
+        return 0
+    try:
+        content = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return -1
+    # The name in the second field may hold anything; the start time is field 22.
+    return int(content.rpartition(b")")[2].split()[19])
+
+
+def _pid_namespace() -> int:
+    """A process number means something only in its namespace; 0 where there are none."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
