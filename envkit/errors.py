@@ -6,6 +6,7 @@
     |-- UnknownEnvError          no environment has this id
     |-- OptionError              an environment refuses an option
     |-- RequestError             a message that the protocol does not allow
+    |   `-- TooLargeError        one that is larger than the receiver takes
     |-- StepOrderError           a step before reset, after the end, or out of turn
     |-- SessionNotFoundError     no such session, or it has expired
     |-- SessionConflictError     the id is taken by another task
@@ -14,6 +15,7 @@
     |-- DeadlineError            the answer did not come in time
     |-- EnvError                 the world itself raised
     |-- UnreachableError         the server does not answer
+    |-- UnsupportedError         this cannot be done here, however often it is tried
     `-- SandboxError             something about a sandbox
         |-- SandboxStartError    it never became ready
         `-- SandboxLostError     it was healthy and is gone
@@ -78,16 +80,19 @@ class UnknownEnvError(EnvkitError):
     Attributes:
         env_id: The id that was asked for.
         known: The ids that exist.
+        hint: What to do about it, where that is not obvious; may be empty.
     """
 
     code = "unknown_env"
     status = 404
-    fields = ("env_id", "known")
+    fields = ("env_id", "known", "hint")
 
-    def __init__(self, env_id: str, known: Iterable[str] = ()) -> None:
+    def __init__(self, env_id: str, known: Iterable[str] = (), hint: str = "") -> None:
         self.env_id = env_id
         self.known = tuple(known)
-        super().__init__(f"no environment is called {env_id!r}{did_you_mean(env_id, self.known)}")
+        self.hint = hint
+        remedy = f"; {hint}" if hint else did_you_mean(env_id, self.known)
+        super().__init__(f"no environment is called {env_id!r}{remedy}")
 
 
 class OptionError(EnvkitError, ValueError):
@@ -109,10 +114,17 @@ class OptionError(EnvkitError, ValueError):
 
 
 class RequestError(EnvkitError):
-    """A message that the protocol does not allow: bad JSON, a missing field, a wrong type, too large."""
+    """A message that the protocol does not allow: bad JSON, a missing field, a wrong type."""
 
     code = "bad_request"
     status = 400
+
+
+class TooLargeError(RequestError):
+    """A message that is larger than its receiver takes."""
+
+    code = "too_large"
+    status = 413
 
 
 class StepOrderError(EnvkitError):
@@ -181,6 +193,13 @@ class UnreachableError(EnvkitError):
     code = "unreachable"
     status = 503
     retry = True
+
+
+class UnsupportedError(EnvkitError):
+    """What was asked for cannot be done on this machine or by this backend, however often it is tried."""
+
+    code = "unsupported"
+    status = 501
 
 
 class SandboxError(EnvkitError):
