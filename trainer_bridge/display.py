@@ -1,0 +1,251 @@
+"""How a long run shows itself while it runs: a live bar on a terminal, plain lines now and then elsewhere."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from envkit import clock
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+LINE_EVERY_S = 10.0
+"""Seconds between two lines where there is no terminal."""
+
+_STICKY = "\N{NO-BREAK SPACE}"
+
+
+class Display(Protocol):
+    """Shows how far a run is. Everything in it is for people; programs read the record."""
+
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
+        ...
+
+    def phase(self, name: str, total: int) -> None:
+        """Begin a part of the run that takes `total` advances; the part before it ends.
+
+        A part that ended early is gone on with when its name and total come again and the first advance jumps to where
+        it was.
+        """
+        ...
+
+    def advance(self, count: int = 1, **shown: float | str) -> None:
+        """Count what is done; `shown` replaces the figures beside the bar."""
+        ...
+
+    def close(self) -> None:
+        """End the last part; safe to repeat."""
+        ...
+
+
+class SilentDisplay:
+    """Shows nothing."""
+
+    def say(self, line: str) -> None:
+        pass
+
+    def phase(self, name: str, total: int) -> None:
+        pass
+
+    def advance(self, count: int = 1, **shown: float | str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LineDisplay:
+    """Writes a line at most every `every_s` seconds, and one at the end of each part.
+
+    Args:
+        stream: Where the lines go.
+        every_s: Seconds between two lines.
+        now: A steady clock, in seconds.
+    """
+
+    def __init__(
+        self, stream: TextIO, *, every_s: float = LINE_EVERY_S, now: Callable[[], float] = clock.stopwatch
+    ) -> None:
+        self._stream = stream
+        self._every_s = every_s
+        self._now = now
+        self._parts = _Parts()
+        self._written = (0, 0.0)  # what was done at the last line, and when that was
+
+    def say(self, line: str) -> None:
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def phase(self, name: str, total: int) -> None:
+        self.close()
+        now = self._now()
+        self._parts.begin(name, total, now)
+        self._written = (0, now)
+
+    def advance(self, count: int = 1, **shown: float | str) -> None:
+        part, now = self._parts.current, self._now()
+        if part is not None:
+            part.count(count, figures(shown), now)
+            if now - self._written[1] >= self._every_s:
+                self._written = (part.done, now)
+                self.say(part.line(now, part.eta(now)))
+
+    def close(self) -> None:
+        part, now = self._parts.end(), self._now()
+        if part is not None and part.done > self._written[0]:
+            self.say(part.line(now))
+
+
+class RichDisplay:
+    """A live bar on a terminal, with the figures on a line of their own, which therefore never squeeze it.
+
+    A part that has ended leaves one line.
+
+    Args:
+        stream: The terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+
+        self._console = Console(file=stream, highlight=False)
+        self._parts = _Parts()
+        self._live: Live | None = None
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def phase(self, name: str, total: int) -> None:
+        from rich.live import Live
+
+        self.close()
+        self._parts.begin(name, total, clock.stopwatch())
+        self._live = Live(get_renderable=self._drawn, console=self._console, refresh_per_second=4, transient=True)
+        self._live.start()
+
+    def advance(self, count: int = 1, **shown: float | str) -> None:
+        if self._parts.current is not None:
+            self._parts.current.count(count, figures(shown), clock.stopwatch())
+
+    def close(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+        part = self._parts.end()
+        if part is not None and part.done:
+            self.say(part.line(clock.stopwatch()))
+
+    def _drawn(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        part, now = self._parts.current, clock.stopwatch()
+        if part is None:
+            return Text()
+        line = Table.grid(padding=(0, 2), expand=True)
+        for ratio in (None, 1, None, None, None):
+            line.add_column(ratio=ratio, no_wrap=True)
+        line.add_row(
+            Text(part.name, style="bold"),
+            ProgressBar(total=max(1, part.total), completed=part.done),
+            f"{part.done}/{part.total}",
+            duration(now - part.began_s),
+            Text(part.eta(now), style="dim"),
+        )
+        if not part.figures:
+            return line
+        whole = [figure.replace(" ", _STICKY) for figure in part.figures]
+        lines = textwrap.wrap("  ".join(whole), max(20, self._console.width - 2))
+        return Group(line, *(Text(f"  {text.replace(_STICKY, ' ')}", style="dim", no_wrap=True) for text in lines))
+
+
+def display_on(stream: TextIO) -> Display:
+    """Return the display that suits `stream`."""
+    return RichDisplay(stream) if stream.isatty() else LineDisplay(stream)
+
+
+class _Part:
+    """A part of the run: how far it is, since when, and for how long still."""
+
+    def __init__(self, name: str, total: int, began_s: float, earlier: _Part | None) -> None:
+        self.name = name
+        self.total = total
+        self.began_s = began_s
+        self.done = 0
+        self.figures: Sequence[str] = ()
+        self._earlier = earlier
+        self._first: tuple[int, float] | None = None
+        self._last_s = began_s
+
+    def count(self, count: int, figures: Sequence[str], now: float) -> None:
+        self.done += count
+        self.figures = figures or self.figures
+        self._last_s = now
+        if self._first is None:
+            self._first = (self.done, now)
+            earlier = self._earlier
+            if earlier is not None and earlier.total == self.total and earlier.done == self.done < self.total:
+                self.began_s, self._first = earlier.began_s, earlier._first
+
+    def eta(self, now: float) -> str:
+        """Time to go, from the pace since the first advance, with which a resumed run jumps to where it was."""
+        if self._first is None or self.done <= self._first[0] or self.done >= self.total:
+            return ""
+        pace_s = (self._last_s - self._first[1]) / (self.done - self._first[0])
+        return f"eta {duration(max(0.0, self._last_s + pace_s * (self.total - self.done) - now))}"
+
+    def line(self, now: float, eta: str = "") -> str:
+        words = [f"{self.name} {self.done}/{self.total}", duration(now - self.began_s), eta, *self.figures]
+        return "  ".join(word for word in words if word)
+
+
+class _Parts:
+    """The part that is running, and the last one of each name before it."""
+
+    def __init__(self) -> None:
+        self.current: _Part | None = None
+        self._ended: dict[str, _Part] = {}
+
+    def begin(self, name: str, total: int, now: float) -> None:
+        self.current = _Part(name, total, now, self._ended.get(name))
+
+    def end(self) -> _Part | None:
+        part, self.current = self.current, None
+        if part is not None:
+            self._ended[part.name] = part
+        return part
+
+
+def figures(shown: Mapping[str, float | str]) -> list[str]:
+    """Return ``["success 0.412", "tokens/s 5,210"]``."""
+    return [f"{name.replace('_', ' ')} {figure(value)}" for name, value in shown.items()]
+
+
+def figure(value: float | str) -> str:
+    """Return a number with as many digits as one wants to read."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3g}" if 0 < size < 0.001 else f"{value:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """Return ``"1:02:03"``, or ``"2:03"`` below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

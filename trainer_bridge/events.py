@@ -1,0 +1,44 @@
+"""Event files for TensorBoard, written without torch, without TensorFlow and without a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+from envkit import clock
+
+
+class EventFile:
+    """A new event file in `folder`, which exists.
+
+    Args:
+        folder: Where TensorBoard looks. Files that are there already stay; this one counts as their continuation.
+        first_step: What earlier files say about this step and later ones no longer counts.
+
+    Raises:
+        OSError: From the constructor and from `scalars`.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        numbers = [int(path.suffix[1:]) for path in folder.glob("events.out.tfevents.*") if path.suffix[1:].isdecimal()]
+        path = folder / f"events.out.tfevents.{max(numbers, default=0) + 1:010d}"
+        self._file = path.open("xb", buffering=0)
+        self._records = RecordWriter(self._file)
+        self._write(Event(file_version="brain.Event:2"))
+        self._write(Event(session_log=SessionLog(status=SessionLog.START), step=first_step))
+
+    def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        """Write each value as ``group/name``."""
+        points = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
+        self._write(Event(step=step, summary=Summary(value=points)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: Event) -> None:
+        event.wall_time = clock.wall()
+        self._records.write(event.SerializeToString())

@@ -1,0 +1,214 @@
+"""The curves of a run as pictures: how well it plays, and whether training is sound.
+
+`draw` takes rows as they stand in ``metrics.jsonl`` and ``evaluations.jsonl``. It draws what is there: a run without
+evaluations, or one that was stopped early, gets the curves that it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from envkit.types import JSON
+
+Rows: TypeAlias = Sequence[Mapping[str, JSON]]
+
+LEARNING_CURVE = "learning_curve.png"
+TRAINING = "training.png"
+
+_DPI = 160
+_INK = "#24292f"
+_FAINT = "#afb8c1"
+_GRID = "#eaeef2"
+_BLUE = "#0969da"
+_ORANGE = "#bc4c00"
+_MAX_MARKERS = 30
+_MAX_WINDOW = 25
+
+
+class Curve(NamedTuple):
+    """Finite values over train steps, in order."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+class _Panel(NamedTuple):
+    """One small plot."""
+
+    key: str
+    title: str
+    from_zero: bool = True
+
+
+_PANELS = (
+    _Panel("return", "return of an episode", from_zero=False),
+    _Panel("entropy_nats", "entropy (nats a token)"),
+    _Panel("approx_kl", "KL to the sampler (nats)"),
+    _Panel("clip_share", "share of tokens clipped"),
+    _Panel("grad_norm", "gradient norm, unclipped"),
+    _Panel("tokens_per_s", "speed (tokens/s)"),
+    _Panel("episode_turns", "turns of an episode"),
+    _Panel("policy_loss", "policy loss", from_zero=False),
+    _Panel("value_loss", "value loss"),
+    _Panel("lost_episodes", "lost episodes"),
+)
+
+
+def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
+    """Write the pictures of a run into `folder`, which exists; a picture without any curve is not written.
+
+    Args:
+        folder: Where the files go.
+        metrics: One row a train step.
+        evaluations: One row an evaluation.
+
+    Raises:
+        OSError: The files cannot be written.
+    """
+    training = curve_of(metrics, "success")
+    held_out = {
+        name: curve
+        for name, key in (("sampled", "eval_success"), ("greedy", "eval_greedy"))
+        if (curve := curve_of(evaluations, key)).steps
+    }
+    if held_out or training.steps:
+        _save(_learning_curve(training, held_out), folder / LEARNING_CURVE)
+    panels = [(panel, curve) for panel in _PANELS if any((curve := curve_of(metrics, panel.key)).values)]
+    if panels:
+        _save(_small_multiples(panels), folder / TRAINING)
+
+
+def curve_of(rows: Rows, key: str) -> Curve:
+    """Return one key's values over the train steps; of two rows for the same step the later one counts."""
+    found: dict[int, float] = {}
+    for row in rows:
+        step, value = row.get("step"), row.get(key)
+        if isinstance(step, int) and isinstance(value, (int, float)) and math.isfinite(value):
+            found[step] = float(value)
+    steps = sorted(found)
+    return Curve(tuple(steps), tuple(found[step] for step in steps))
+
+
+def _learning_curve(training: Curve, held_out: Mapping[str, Curve]) -> Figure:
+    figure = _figure(8, 4.6)
+    axes = figure.subplots()
+    _frame(axes, "Success on held-out levels" if held_out else "Success in training", size=13)
+    axes.set_xlabel("train step", color=_INK)
+    axes.set_ylabel("episodes that succeed", color=_INK)
+    axes.set_ylim(-0.02, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    notes: list[tuple[float, str, str]] = []
+    if training.steps:
+        axes.plot(*training, color=_FAINT, linewidth=1.2, zorder=1)
+        notes.append((training.values[-1], "in training,\nsampled", "#6e7781"))
+    for (name, curve), color in zip(held_out.items(), (_BLUE, _ORANGE), strict=False):
+        every = max(1, len(curve.steps) // _MAX_MARKERS)
+        axes.plot(*curve, color=color, linewidth=2, marker="o", markersize=5, markevery=every, zorder=2)
+        change = f"{curve.values[0]:.1%} → {curve.values[-1]:.1%}" if len(curve.steps) > 1 else f"{curve.values[0]:.1%}"
+        notes.append((curve.values[-1], f"{name}\n{change}", color))
+    places = _spread([height for height, _, _ in notes], gap=0.115, low=0.0, high=1.0)
+    for place, (_, text, color) in zip(places, notes, strict=True):
+        axes.text(1.02, place, text, color=color, va="center", fontsize=11, transform=axes.get_yaxis_transform())
+    return figure
+
+
+def _small_multiples(panels: Sequence[tuple[_Panel, Curve]]) -> Figure:
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = _figure(max(4, 3 * columns), 2.2 * rows + 0.4)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    places = [axes for row in grid for axes in row]
+    window = _window(max(len(curve.steps) for _, curve in panels))
+    for place, (axes, (panel, curve)) in enumerate(zip(places, panels, strict=False)):
+        _frame(axes, panel.title, size=11)
+        _curve(axes, curve, window)
+        if panel.from_zero:
+            axes.set_ylim(bottom=min(0.0, *curve.values), top=max(curve.values) * 1.08)
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.tick_params(labelbottom=place + columns >= len(panels))
+    for axes in places[len(panels) :]:
+        axes.set_visible(False)
+    note = "" if window == 1 else f" (faint: each; strong: mean of {window})"
+    figure.supxlabel(f"train step{note}", fontsize=10, color=_INK)
+    return figure
+
+
+def _curve(axes: Axes, curve: Curve, window: int) -> None:
+    if window == 1:
+        axes.plot(*curve, color=_BLUE, linewidth=1.6, marker="o", markersize=3)
+        return
+    axes.plot(*curve, color=_BLUE, linewidth=0.8, alpha=0.3)
+    axes.plot(curve.steps, _means(curve.values, window), color=_BLUE, linewidth=1.8)
+
+
+def _window(steps: int) -> int:
+    """Train steps that the strong line averages over: odd, and 1 where there is little to smooth."""
+    return 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1
+
+
+def _means(values: Sequence[float], window: int) -> list[float]:
+    """Mean over `window` neighbours of each value, or over those that there are towards the ends."""
+    half = window // 2
+    near = (values[max(0, place - half) : place + half + 1] for place in range(len(values)))
+    return [math.fsum(some) / len(some) for some in near]
+
+
+def _spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
+    """Move heights apart, no further than needed, so that two are at least `gap` from each other.
+
+    Heights that come too close form a pile around their mean, and piles that touch become one.
+    """
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    piles: list[list[float]] = []  # the height that each member wishes the pile's foot to have
+    for index in order:
+        piles.append([heights[index]])
+        while len(piles) > 1 and _foot(piles[-1]) < _foot(piles[-2]) + gap * len(piles[-2]):
+            above, height = piles.pop(), gap * len(piles[-1])
+            piles[-1] += [wish - height for wish in above]
+    places = [_foot(pile) + gap * place for pile in piles for place in range(len(pile))]
+    if places:
+        shift = min(0.0, high - places[-1])
+        places = [max(low + gap * place, height + shift) for place, height in enumerate(places)]
+    placed = dict(zip(order, places, strict=True))
+    return [placed[index] for index in range(len(heights))]
+
+
+def _foot(pile: Sequence[float]) -> float:
+    return math.fsum(pile) / len(pile)
+
+
+def _figure(width: float, height: float) -> Figure:
+    """Return an empty figure, sizes in inches, that needs no display and no global state."""
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout=layout, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _frame(axes: Axes, title: str, *, size: int) -> None:
+    axes.set_title(title, loc="left", fontsize=size, color=_INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_FAINT)
+    axes.tick_params(colors="#57606a", labelsize=9)
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a picture in one piece, so that a viewer never shows half of it."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        figure.savefig(part, format="png")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,364 @@
+"""The record of a training run: its folder, and everything in it but checkpoints and weights.
+
+    config.yaml                 the whole configuration, defaults included
+    metrics.jsonl               one object a train step
+    evaluations.jsonl           one object an evaluation
+    trajectories/step-N.jsonl   episodes of train step N, one object each
+    checkpoints/                what the trainer saves
+    summary.json                how it ended
+    plots/                      curves as PNG
+    tensorboard/                the same numbers for TensorBoard
+    weights/                    the newest weights, from the trainer to the engine
+    run.lock                    held while a run writes here; marks the folder as a run's
+
+A run that is killed at any moment leaves a folder that `RunRecord.resume` can open. Whatever the file system refuses
+is a `UsageError` that says which path, why, and what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self, cast
+
+import orjson
+import yaml
+
+from envkit.errors import UsageError
+from envkit.types import JSON, Trajectory
+
+if TYPE_CHECKING:
+    from envkit.trainer_bridge.events import EventFile
+
+CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+SUMMARY = "summary.json"
+LOCK = "run.lock"
+CHECKPOINTS = "checkpoints"
+
+_FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
+_IN_FOLDERS = {
+    "trajectories": ("step-*.jsonl",),
+    "plots": ("learning_curve.png", "training.png"),
+    "tensorboard": ("events.out.tfevents.*",),
+    CHECKPOINTS: ("step-*", ".step-*"),
+    "weights": ("version-*.safetensors",),
+}
+_MAY_GROW = "trainer.steps"
+_MISSING = object()
+
+_NO_SPACE = "free some space and go on from the last checkpoint with --resume"
+_NOT_OURS = "make it writable or choose another folder with --output"
+_IN_THE_WAY = "a file stands where a folder is needed; choose another folder with --output"
+_ADVICE = {
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EFBIG: _NO_SPACE,
+    errno.EACCES: _NOT_OURS,
+    errno.EPERM: _NOT_OURS,
+    errno.EROFS: _NOT_OURS,
+    errno.EEXIST: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+}
+_OTHERWISE = "once that is mended, go on from the last checkpoint with --resume"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn any `OSError` of the block into a `UsageError`: path, reason, what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"{path}: {reason}; {_ADVICE.get(error.errno or 0, _OTHERWISE)}") from error
+
+
+class RunRecord:
+    """The files of one run, open for writing and locked against a second run; made by `create` or `resume`.
+
+    Attributes:
+        folder: The run's folder.
+        checkpoints: The folder for checkpoints, which exists.
+    """
+
+    def __init__(self, folder: Path, opened: ExitStack, *, first_step: int, tensorboard: bool) -> None:
+        self.folder = folder
+        self.checkpoints = folder / CHECKPOINTS
+        self._events: EventFile | None = None
+        with writing(self.checkpoints):
+            self.checkpoints.mkdir(exist_ok=True)
+        self._metrics = opened.enter_context(closing(_Lines(folder / METRICS)))
+        self._evaluations = opened.enter_context(closing(_Lines(folder / EVALUATIONS)))
+        if tensorboard:
+            from envkit.trainer_bridge.events import EventFile
+
+            place = folder / "tensorboard"
+            with writing(place):
+                place.mkdir(exist_ok=True)
+                self._events = opened.enter_context(closing(EventFile(place, first_step=first_step)))
+        self._opened = opened.pop_all()
+
+    @classmethod
+    def create(cls, folder: Path, config_yaml: str, *, force: bool, tensorboard: bool) -> Self:
+        """Start a run's folder. One whose run recorded nothing yet counts as new.
+
+        Args:
+            folder: Made with its parents where they are missing; other files in it are left alone.
+            config_yaml: The whole configuration.
+            force: Whether to remove the files of a run that the folder already holds.
+            tensorboard: Whether to write event files.
+
+        Raises:
+            UsageError: The folder holds a run and `force` is false, holds files of the same names that no run made, is
+                in use by another process, or cannot be written.
+        """
+        with writing(folder):
+            is_run = (folder / LOCK).exists()
+            if not is_run and (strangers := list(_holdings(folder))):
+                raise UsageError(
+                    f"{folder}: holds {strangers[0].relative_to(folder)}, which no run made; "
+                    "choose another folder with --output"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as opened:
+            opened.enter_context(_locked(folder))
+            if not force and _has_begun(folder):
+                raise UsageError(f"{folder}: already holds a run; continue it with --resume or replace it with --force")
+            with writing(folder):
+                _remove_run(folder)
+            _replace(folder / CONFIG, config_yaml.encode())
+            return cls(folder, opened, first_step=0, tensorboard=tensorboard)
+
+    @classmethod
+    def resume(cls, folder: Path, config_yaml: str, *, step: int, tensorboard: bool) -> Self:
+        """Open a run's folder again, as it was when train step `step` had just been recorded.
+
+        What is recorded about later steps is dropped, since those will be made again; so is a last line that a kill
+        cut short.
+
+        Args:
+            folder: The run's folder.
+            config_yaml: The whole configuration; only `trainer.steps` may differ, and only grow.
+            step: The train step of the checkpoint that the run continues from.
+            tensorboard: Whether to write event files.
+
+        Raises:
+            UsageError: There is nothing to resume, the configuration differs, a file is damaged, the folder is in use
+                by another process or cannot be written.
+        """
+        if not (folder / CONFIG).is_file():
+            raise UsageError(f"{folder}: holds no run to continue; start one without --resume")
+        with ExitStack() as opened:
+            opened.enter_context(_locked(folder))
+            config = folder / CONFIG
+            with writing(config):
+                _refuse_other_config(config, config_yaml)
+            _keep_until(folder / METRICS, step)
+            _keep_until(folder / EVALUATIONS, step)
+            with writing(folder):
+                for path in (folder / "trajectories").glob("step-*.jsonl"):
+                    if (number := path.stem.removeprefix("step-")).isdecimal() and int(number) > step:
+                        path.unlink()
+                (folder / SUMMARY).unlink(missing_ok=True)
+            _replace(config, config_yaml.encode())
+            return cls(folder, opened, first_step=step + 1, tensorboard=tensorboard)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the figures of a train step. Floats are kept exactly; what is not finite becomes null."""
+        self._metrics.append({"step": step, **values})
+        self._scalars("train", step, values)
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Record an evaluation of the policy as it is after train step `step`; 0 is before the first."""
+        self._evaluations.append({"step": step, **values})
+        self._scalars("evaluation", step, values)
+
+    def trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """Write episodes of a train step, one object a line, in place of what was written for it before."""
+        path = self.folder / "trajectories" / f"step-{step}.jsonl"
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+        _replace(path, b"".join(_json(trajectory) + b"\n" for trajectory in trajectories))
+
+    def summary(self, values: Mapping[str, JSON]) -> None:
+        """Write ``summary.json``; a reader sees the old file or the new one, never half of it."""
+        _replace(self.folder / SUMMARY, _json(values, indented=True) + b"\n")
+
+    def plots(self) -> None:
+        """Draw ``plots/*.png`` from what is recorded so far."""
+        from envkit.trainer_bridge.plots import draw
+
+        metrics, evaluations = read_rows(self.folder / METRICS), read_rows(self.folder / EVALUATIONS)
+        place = self.folder / "plots"
+        with writing(place):
+            place.mkdir(exist_ok=True)
+            draw(place, metrics, evaluations)
+
+    def close(self) -> None:
+        """Close the files and let others use the folder; safe to repeat."""
+        self._opened.close()
+
+    def _scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        if self._events is not None:
+            with writing(self.folder / "tensorboard"):
+                self._events.scalars(group, step, values)
+
+
+def read_rows(path: Path) -> list[dict[str, JSON]]:
+    """Return the objects of a ``.jsonl`` file; a last line that was cut short is left out.
+
+    Raises:
+        UsageError: The file cannot be read, or another line is not a JSON object.
+    """
+    with writing(path):
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    rows: list[dict[str, JSON]] = []
+    for number, line in enumerate(lines, 1):
+        row = _parsed(line)
+        if isinstance(row, dict):
+            rows.append(row)
+        elif number < len(lines):
+            raise UsageError(f"{path}: line {number} is damaged; remove it, or start again with --force")
+    return rows
+
+
+def _parsed(line: bytes) -> JSON:
+    try:
+        return cast("JSON", orjson.loads(line))
+    except orjson.JSONDecodeError:
+        return None
+
+
+class _Lines:
+    """A file that grows by one JSON object a line. Each line goes to the system at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
+
+    def append(self, row: Mapping[str, JSON]) -> None:
+        rest = memoryview(_json(row) + b"\n")
+        with writing(self._path):
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _json(value: object, *, indented: bool = False) -> bytes:
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indented else 0)
+    return orjson.dumps(value, default=_plain, option=options)
+
+
+def _plain(value: Any) -> object:
+    """Return what JSON can say of `value`; worlds may put anything into their infos."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    return dict(value) if isinstance(value, Mapping) else repr(value)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that readers, and a kill, find it whole."""
+    part = path.with_name(f".{path.name}.part")
+    with writing(path):
+        try:
+            part.write_bytes(content)
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drop the lines about later train steps, and a torn last one."""
+    rows = [row for row in read_rows(path) if isinstance(at := row.get("step"), int) and at <= step]
+    _replace(path, b"".join(_json(row) + b"\n" for row in rows))
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """Return the open lock file, whose closing gives the folder back."""
+    path = folder / LOCK
+    with writing(path):
+        file = path.open("a+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.truncate(0)
+            file.write(b"%d\n" % os.getpid())
+        except BlockingIOError:
+            file.seek(0)
+            pid = file.read().decode(errors="replace").strip() or "unknown"
+            file.close()
+            raise UsageError(
+                f"{folder}: in use by another run (process {pid}); wait for it or choose another folder with --output"
+            ) from None
+        except OSError:
+            file.close()
+            raise
+    return file
+
+
+def _holdings(folder: Path) -> Iterator[Path]:
+    """Every path in `folder` that bears the name of something that runs write."""
+    for name in _FILES:
+        if (folder / name).exists():
+            yield folder / name
+    for name, patterns in _IN_FOLDERS.items():
+        for pattern in patterns:
+            yield from sorted((folder / name).glob(pattern))
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether the run in `folder` has anything to lose."""
+    rows = (folder / METRICS, folder / EVALUATIONS)
+    return any(path.exists() and path.stat().st_size for path in rows) or any((folder / CHECKPOINTS).glob("step-*"))
+
+
+def _remove_run(folder: Path) -> None:
+    """Remove what runs write and nothing else; a folder goes when that leaves it empty."""
+    for path in _holdings(folder):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    for name in _IN_FOLDERS:
+        place = folder / name
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
+
+
+def _refuse_other_config(path: Path, new_yaml: str) -> None:
+    """Raise `UsageError` for the first key, in the new configuration's order, whose value differs."""
+    try:
+        old = dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8"))))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UsageError(f"{path}: damaged; put it right, or start again with --force") from None
+    new = dict(_leaves(yaml.safe_load(new_yaml)))
+    for key in [*new, *(key for key in old if key not in new)]:
+        before, after = old.get(key, _MISSING), new.get(key, _MISSING)
+        grows = key == _MAY_GROW and isinstance(before, int) and isinstance(after, int) and after > before
+        if before != after and not grows:
+            shown = f"the run has {_words(before)}, the file says {_words(after)}"
+            raise UsageError(f"{key}: {shown}; use --force to start again or the old value")
+
+
+def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every value of nested mappings, with its dotted key."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, tree
+
+
+def _words(value: object) -> str:
+    if value is _MISSING:
+        return "nothing"
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
