@@ -10,11 +10,15 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "entry_point": "envkit.environments.sokoban:Sokoban",
         "expert": "envkit.environments.sokoban:SokobanExpert",
         "summary": "Push every box onto a target; walls, corners and the move limit are against you.",
+        "splits": ("train", "validation", "eval"),
+        "terse": {"instructions": False},
     },
     {
         "id": "FrozenLake-v0",
         "entry_point": "envkit.environments.frozen_lake:FrozenLake",
         "expert": "envkit.environments.frozen_lake:FrozenLakeExpert",
         "summary": "Walk over ice from start to goal without falling into a hole.",
+        "splits": ("train", "validation", "eval"),
+        "terse": {"instructions": False},
     },
 )

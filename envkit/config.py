@@ -115,6 +115,10 @@ class AlgorithmSection(Section):
 
     preset: str = "grpo"
     """grpo, reinforce or ppo."""
+    advantage: str | None = None
+    """group_normalised, batch_normalised or gae."""
+    loss: str | None = None
+    """clipped or reinforce."""
     gamma: Share | None = None
     """Discount a turn."""
     gae_lambda: Share | None = None
@@ -192,7 +196,9 @@ class WarmupSection(Section):
     episode_updates: Annotated[int, Field(ge=0)] = 100
     """Bound on the updates of this stage."""
     learning_rate: Rate = 2e-3
-    """AdamW's step size; falls as a cosine over each stage."""
+    """AdamW's step size in lessons; falls as a cosine."""
+    episode_learning_rate: Rate = 1e-3
+    """The same in whole episodes."""
     greedy_goal: Share = 0.9
     """The last stage ends as soon as greedy play succeeds this often on validation levels."""
     check_every: Count = 25

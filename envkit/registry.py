@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from types import MappingProxyType
@@ -29,6 +29,9 @@ class EnvSpec:
         options: Defaults of this id, which callers override.
         expert: ``"module:Class"`` of a `envkit.protocols.Expert`, or None.
         summary: One line for lists.
+        splits: Values of its option ``split``, which keep the levels of training and evaluation apart; empty when it
+            has none, and then only the seeds differ.
+        terse: Options with which observations are shortest, for policies that learn to read from nothing.
         replayable: Whether its state is a function of task and actions, so that it can be rebuilt after a loss.
     """
 
@@ -37,6 +40,8 @@ class EnvSpec:
     options: Options = field(default_factory=dict)
     expert: str | Callable[..., Any] | None = None
     summary: str = ""
+    splits: tuple[str, ...] = ()
+    terse: Options = field(default_factory=dict)
     replayable: bool = True
 
 
@@ -52,6 +57,8 @@ def register(
     options: Options | None = None,
     expert: str | Callable[..., Any] | None = None,
     summary: str = "",
+    splits: Sequence[str] = (),
+    terse: Options | None = None,
     replayable: bool = True,
 ) -> EnvSpec:
     """Add an environment; see `EnvSpec` for the arguments. Registering the very same twice is harmless.
@@ -62,7 +69,8 @@ def register(
     name, dash, version = id.rpartition("-v")
     if not (dash and name and version.isdecimal()):
         raise ConfigError([f"id: {id!r} must end in a version, such as {id.rstrip('-') or 'Name'}-v0"])
-    spec = EnvSpec(id, entry_point, MappingProxyType(dict(options or {})), expert, summary, replayable)
+    frozen = (MappingProxyType(dict(options or {})), expert, summary, tuple(splits), MappingProxyType(dict(terse or {})))
+    spec = EnvSpec(id, entry_point, *frozen, replayable)
     with _LOCK:
         old = _SPECS.setdefault(id, spec)
     if old != spec:

@@ -25,9 +25,7 @@ def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float)
     return return_BT * turn_mask_BT
 
 
-def group_normalised(
-    reward_BT: Tensor, turn_mask_BT: Tensor, groups: Sequence[str], *, gamma: float = 1.0
-) -> Tensor:
+def group_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, groups: Sequence[str], *, gamma: float = 1.0) -> Tensor:
     """GRPO (Shao et al. 2024): (G - mean) / (std + 1e-6) of the whole return, over the samples of the same group.
 
     The standard deviation is the unbiased one; a group of one, or whose returns are all equal, teaches nothing and

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from envkit.protocols import EnvHost, Expert, Renderer
-from envkit.types import Observation, Sample, Task, stable_hash
+from envkit.types import Observation, Sample, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,19 @@ class Lesson:
     good: tuple[tuple[int, ...], ...]
     possible: tuple[tuple[int, ...], ...]
     is_tricky: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A whole episode of a teacher.
+
+    Attributes:
+        sample: Its tokens; the mask is 1 on the teacher's.
+        success: Whether the world called it one.
+    """
+
+    sample: Sample
+    success: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +75,25 @@ class Teacher:
         )
 
 
-def training_tasks(task: Task, seed: int) -> Iterator[Task]:
-    """Yield tasks like `task` for ever, with seeds that follow from `seed`."""
-    number = 0
-    while True:
-        yield Task(task.env_id, stable_hash(seed, number) >> 33, task.options)
-        number += 1
+async def lessons(
+    host: EnvHost,
+    teacher: Teacher,
+    tasks: Iterable[Task],
+    count: int,
+    seed: int,
+    *,
+    on_lesson: Callable[[], None] | None = None,
+) -> list[Lesson]:
+    """Play noisy episodes and return the lesson of every state on the way, until there are `count`.
 
-
-async def lessons(host: EnvHost, teacher: Teacher, tasks: Iterable[Task], count: int, seed: int) -> list[Lesson]:
-    """Play noisy episodes and return the lesson of every state on the way, until there are `count`."""
+    Args:
+        host: Where to play.
+        teacher: Who plays and explains.
+        tasks: What to play; at least one of them must have a way to success.
+        count: Number of lessons.
+        seed: Of the teacher's noise.
+        on_lesson: Called after each lesson.
+    """
     found: list[Lesson] = []
     rng = random.Random(seed)
     for task in tasks:
@@ -81,6 +103,8 @@ async def lessons(host: EnvHost, teacher: Teacher, tasks: Iterable[Task], count:
             while not ended and len(found) < count:
                 if (lesson := teacher.lesson(observation)) is not None:
                     found.append(lesson)
+                    if on_lesson is not None:
+                        on_lesson()
                 step = await episode.step(teacher.expert.answer(teacher.move(observation, rng)))
                 observation, ended = step.observation, step.ended
         if len(found) >= count:
@@ -90,29 +114,37 @@ async def lessons(host: EnvHost, teacher: Teacher, tasks: Iterable[Task], count:
 
 async def demonstrations(
     host: EnvHost, teacher: Teacher, tasks: Iterator[Task], count: int, seed: int, max_turns: int
-) -> list[Sample]:
-    """Play `count` whole episodes and return each as a sample whose mask is 1 on the teacher's tokens."""
+) -> list[Demonstration]:
+    """Play `count` whole episodes; see `Demonstration`."""
     rng = random.Random(seed)
-    found: list[Sample] = []
-    for _ in range(count):
-        task = next(tasks)
-        async with host.lease(task) as episode:
-            observation = (await episode.reset()).observation
-            ids: list[int] = []
-            mask: list[int] = []
-            turn_ids: list[int] = []
-            prompt = teacher.renderer.open(observation)
-            for turn in range(max_turns):
-                answer = teacher.expert.answer(teacher.move(observation, rng))
-                said = teacher.renderer.demonstrate(answer)
-                ids += prompt + said
-                mask += [0] * len(prompt) + [1] * len(said)
-                turn_ids += [turn] * (len(prompt) + len(said))
-                step = await episode.step(answer)
-                if step.ended:
-                    break
-                observation = step.observation
-                prompt = teacher.renderer.extend(said, observation)
-        zeros = (0,) * len(ids)
-        found.append(Sample(task.key, tuple(ids), tuple(mask), (0.0,) * len(ids), tuple(turn_ids), (), zeros))
-    return found
+    return [await _demonstration(host, teacher, next(tasks), rng, max_turns) for _ in range(count)]
+
+
+async def _demonstration(
+    host: EnvHost, teacher: Teacher, task: Task, rng: random.Random, max_turns: int
+) -> Demonstration:
+    ids: list[int] = []
+    mask: list[int] = []
+    turn_ids: list[int] = []
+    success = False
+    async with host.lease(task) as episode:
+        observation = (await episode.reset()).observation
+        prompt = teacher.renderer.open(observation)
+        for turn in range(max_turns):
+            answer = teacher.expert.answer(teacher.move(observation, rng))
+            said = teacher.renderer.demonstrate(answer)
+            ids += prompt + said
+            mask += [0] * len(prompt) + [1] * len(said)
+            turn_ids += [turn] * (len(prompt) + len(said))
+            step = await episode.step(answer)
+            success = bool(step.info.get("success", False))
+            if step.ended:
+                break
+            observation = step.observation
+            prompt = teacher.renderer.extend(said, observation)
+    return Demonstration(unscored_sample(ids, mask, turn_ids), success)
+
+
+def unscored_sample(ids: Sequence[int], mask: Sequence[int], turn_ids: Sequence[int]) -> Sample:
+    """A sample to imitate: no policy drew it, so its log-probabilities and versions are zeros and it has no rewards."""
+    return Sample("", tuple(ids), tuple(mask), (0.0,) * len(ids), tuple(turn_ids), (), (0,) * len(ids))

@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
 
 
 class PlainRenderer:
-    """Frames an observation without any template: the engine writes what stands between the answer tags.
+    r"""Frames an observation without any template: the engine writes what stands between the answer tags.
 
     A turn reads ``observation \\n <answer>``; the completion follows, and the next turn begins with ``</answer>``. So a
     tiny policy spends its tokens on the move alone: with one token a move, one token a turn carries loss.

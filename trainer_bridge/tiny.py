@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import Fuse
-from transformers import PreTrainedTokenizerFast, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from envkit.trainer_bridge.render import ANSWER_CLOSE, ANSWER_OPEN
 
@@ -32,8 +32,12 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", unk_token="<unk>", clean_up_tokenization_spaces=False
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
     )
 
 
@@ -55,13 +59,13 @@ def make_policy(
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
-        intermediate_size=int(__import__("os").environ.get("INTER","4")) * hidden_size,
+        intermediate_size=2 * hidden_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=max(max_tokens, 64),
         # Short sequences of a small alphabet: positions must be told apart over a few dozen tokens, not thousands.
-        rope_theta=100.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=None,

@@ -1,4 +1,4 @@
-"""The transformers engine: batched generation in this process, with an attention cache that lives as long as an episode.
+"""The transformers engine: batched generation in this process, with attention caches that live as long as an episode.
 
 Requests that arrive in the same turn of the event loop form one batch, in order of their sessions' names. A row is
 sampled by inverting its distribution at a number that is a hash of the request's seed, so the result depends on the
@@ -260,5 +260,5 @@ def open_model(path: str, *, device: str, dtype: str) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     return model.to(device).eval()

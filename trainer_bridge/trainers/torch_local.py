@@ -216,7 +216,10 @@ class TorchTrainer:
         logp_NV = token_logps(self._model, samples)
         token_N = _flat([_said(sample, sample.token_ids) for sample in samples], device, torch.long)
         old_N = _flat([_said(sample, sample.logprobs) for sample in samples], device)
-        share = [[rows.advantages[row][turn] for turn in _said(rows.samples[row], rows.samples[row].turn_ids)] for row in chosen]
+        share = [
+            [rows.advantages[row][turn] for turn in _said(rows.samples[row], rows.samples[row].turn_ids)]
+            for row in chosen
+        ]
         advantage_N = _flat(share, device)
         logp_N = logp_NV.gather(1, token_N[:, None]).squeeze(1)
         if algorithm.loss == "clipped":
@@ -254,7 +257,7 @@ class TorchTrainer:
         for part in passes(samples, self._settings.micro_tokens):
             values = self._critic([samples[row] for row in part]).cpu()
             counts = [len(samples[row].rewards) for row in part]
-            for row, value_T in zip(part, values.split(counts), strict=True):
+            for row, value_T in zip(part, torch.split(values, counts), strict=True):
                 value_BT[row, : len(value_T)] = value_T
         return value_BT
 
@@ -267,7 +270,7 @@ class TorchTrainer:
             said = [_said(sample, sample.token_ids) for sample in chosen]
             token_N = _flat(said, logp_NV.device, torch.long)
             logp_N = logp_NV.gather(1, token_N[:, None]).squeeze(1).cpu()
-            for row, logps in zip(part, logp_N.split([len(ids) for ids in said]), strict=True):
+            for row, logps in zip(part, torch.split(logp_N, [len(ids) for ids in said]), strict=True):
                 found[row] = logps.tolist()
         return found
 

@@ -1,0 +1,110 @@
+"""What a training file means: what is wrong with it beyond its grammar, and what its values stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envkit.config import RunConfig
+from envkit.env import AsyncEnv
+from envkit.errors import ConfigError, OptionError, UnknownEnvError
+from envkit.registry import EnvSpec
+from envkit.trainer_bridge import catalogue
+from envkit.trainer_bridge.catalogue import Algorithm
+from envkit.trainer_bridge.rollout import RolloutLimits
+from envkit.types import Task, stable_hash
+from envkit.wiring import envs
+
+
+def check(run: RunConfig) -> list[str]:
+    """Return what is wrong with a configuration beyond its grammar, one line each, starting with the key."""
+    problems: list[str] = []
+    for examine in (_check_env, _check_engine, _check_algorithm, _check_warmup):
+        try:
+            examine(run)
+        except ConfigError as error:
+            problems += error.problems
+    return problems
+
+
+def resolve(run: RunConfig) -> RunConfig:
+    """Fill in what depends on other keys: a tiny policy reads the tersest observations and answers in one token."""
+    spec = envs.find(run.env.id)
+    is_tiny = run.engine.model is None
+    options = {**(spec.terse if is_tiny else {}), **run.env.options}
+    turn_tokens = run.rollout.turn_tokens or (1 if is_tiny else 128)
+    env = run.env.model_copy(update={"options": options})
+    rollout = run.rollout.model_copy(update={"turn_tokens": turn_tokens})
+    return run.model_copy(update={"env": env, "rollout": rollout})
+
+
+def algorithm_of(run: RunConfig) -> Algorithm:
+    """Return the algorithm that the file asks for."""
+    return catalogue.resolve(run.algorithm.preset, run.algorithm.model_dump(exclude={"preset"}))
+
+
+def limits_of(run: RunConfig) -> RolloutLimits:
+    """Return what bounds an episode."""
+    section = run.rollout
+    assert section.turn_tokens is not None, "resolve fills it in"
+    return RolloutLimits(
+        max_turns=section.max_turns,
+        max_tokens=section.max_tokens,
+        turn_tokens=section.turn_tokens,
+        timeout_s=section.timeout_s,
+        retries=section.retries,
+    )
+
+
+def task_of(run: RunConfig, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
+    """Return the task of a number in a split: the same one in every process."""
+    options = {**run.env.options}
+    if split in spec.splits:
+        options["split"] = split
+    return Task(run.env.id, stable_hash(seed, split, number) >> 33, options)
+
+
+def _check_env(run: RunConfig) -> None:
+    try:
+        world = envs.open_world(run.env.id, **run.env.options)
+        if not isinstance(world, AsyncEnv):
+            world.reset(seed=0)
+            world.close()
+    except UnknownEnvError as error:
+        raise ConfigError([f"env.id: {error}"]) from None
+    except OptionError as error:
+        raise ConfigError([f"env.options.{error.option}: {error.reason}"]) from None
+    except TypeError as error:
+        raise ConfigError([f"env.options: {run.env.id} refuses them: {error}"]) from None
+    if "split" in run.env.options and "split" in envs.find(run.env.id).splits:
+        raise ConfigError(["env.options.split: is set by the run, which trains on one split and evaluates on another"])
+
+
+def _check_engine(run: RunConfig) -> None:
+    section = run.engine
+    if section.model is None and section.hidden_size % (2 * section.heads):
+        raise ConfigError(
+            [f"engine.heads: twice {section.heads} must divide engine.hidden_size, which is {section.hidden_size}"]
+        )
+    if section.model is not None:
+        path = Path(section.model).expanduser()
+        looks_like_path = section.model.startswith((".", "/", "~")) or section.model.count("/") != 1
+        if looks_like_path and not (path / "config.json").is_file():
+            raise ConfigError([f"engine.model: {section.model} is no model folder (it has no config.json)"])
+
+
+def _check_algorithm(run: RunConfig) -> None:
+    algorithm = algorithm_of(run)
+    if algorithm.advantage == "group_normalised" and run.rollout.group_size < 2:
+        raise ConfigError(
+            [f"rollout.group_size: {run.algorithm.preset} compares the episodes of a group, so it must be at least 2"]
+        )
+    if algorithm.loss == "reinforce" and algorithm.epochs * algorithm.minibatches > 1:
+        reason = f"{run.algorithm.preset} is only right for samples of the current policy"
+        raise ConfigError([f"algorithm.epochs: {reason}; take 1 epoch and 1 minibatch, or the clipped loss"])
+
+
+def _check_warmup(run: RunConfig) -> None:
+    if run.warmup.kind == "none" and run.engine.model is None:
+        raise ConfigError(["warmup.kind: a tiny policy that knows nothing needs demonstrations"])
+    if run.warmup.kind == "demonstrations" and envs.find(run.env.id).expert is None:
+        raise ConfigError([f"warmup.kind: {run.env.id} has no expert to demonstrate; take none and an engine.model"])

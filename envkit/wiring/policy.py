@@ -1,0 +1,162 @@
+"""The policy of a run: an engine that plays and a trainer that learns, from the same weights."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import transformers
+
+from envkit.config import RunConfig
+from envkit.env import AsyncEnv
+from envkit.errors import UsageError
+from envkit.protocols import Renderer
+from envkit.trainer_bridge.catalogue import Algorithm
+from envkit.trainer_bridge.critic import Critic
+from envkit.trainer_bridge.engines.transformers import TransformersEngine, open_model
+from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
+from envkit.trainer_bridge.tiny import make_policy
+from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+from envkit.wiring import envs
+from envkit.wiring.checks import task_of
+
+_VOCABULARY_EPISODES = 64
+"""Episodes of random play whose texts make the tiny policy's vocabulary."""
+
+
+@dataclass(slots=True)
+class Policy:
+    """What plays and learns.
+
+    Attributes:
+        model: The weights that are trained.
+        engine: Plays with a copy of them.
+        renderer: Turns words into tokens and back.
+        description: One line for people.
+    """
+
+    model: Any
+    engine: TransformersEngine
+    renderer: Renderer
+    description: str
+    _trainer: TorchTrainer | None = None
+
+    @property
+    def trainer(self) -> TorchTrainer:
+        """The trainer, once `begin_training` has made it."""
+        assert self._trainer is not None, "begin_training comes first"
+        return self._trainer
+
+    def write_weights(self, path: Path) -> None:
+        """Write the weights as they are, so that the engine can load them."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        safetensors.torch.save_model(self.model, str(path))
+
+    def begin_training(self, algorithm: Algorithm, run: RunConfig, folder: Path) -> None:
+        """Make the trainer, with a critic and a reference as the algorithm needs them, from the weights as they are."""
+        section = run.trainer
+        settings = TrainerSettings(
+            learning_rate=section.learning_rate,
+            critic_learning_rate=section.critic_learning_rate,
+            max_grad_norm=section.max_grad_norm,
+            micro_tokens=section.micro_tokens,
+            seed=run.seed,
+        )
+        reference = copy.deepcopy(self.model).eval() if algorithm.kl_coefficient > 0 else None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(run.seed)
+            critic = Critic(self.model) if algorithm.has_critic else None
+        self._trainer = TorchTrainer(self.model, algorithm, settings, folder, critic=critic, reference=reference)
+
+
+def open_policy(run: RunConfig, folder: Path) -> Policy:
+    """Load the model that the file names, or make a tiny one in ``policy/`` of the run's folder.
+
+    Raises:
+        UsageError: There is no such model.
+    """
+    section = run.engine
+    _silence_transformers()
+    torch.set_num_threads(run.trainer.threads or torch.get_num_threads())
+    if section.model is None:
+        path = str(folder / "policy")
+        make_policy(
+            folder / "policy",
+            _texts(run),
+            hidden_size=section.hidden_size,
+            layers=section.layers,
+            heads=section.heads,
+            max_tokens=run.rollout.max_tokens,
+            seed=run.seed,
+        )
+    else:
+        path = section.model
+    return load_policy(path, device=device_of(section.device), dtype=section.dtype, batch_tokens=section.batch_tokens)
+
+
+def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens: int = 65536) -> Policy:
+    """Load a model folder, or a name of the hub, twice: once to train and once to play.
+
+    Raises:
+        UsageError: There is no such model, or it has no tokenizer.
+    """
+    _silence_transformers()
+    try:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path)
+        model = open_model(path, device=device, dtype=dtype)
+    except (OSError, ValueError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UsageError(f"engine.model: cannot load {path}: {reason}") from error
+    playing = copy.deepcopy(model)
+    renderer: Renderer = ChatRenderer(tokenizer) if tokenizer.chat_template else PlainRenderer(tokenizer)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens)
+    count = sum(weight.numel() for weight in model.parameters())
+    kind = type(model).__name__
+    return Policy(model, engine, renderer, f"policy: {kind} with {count:,} parameters on {device}")
+
+
+def device_of(wish: str) -> str:
+    """Return ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        UsageError: A GPU was asked for and there is none.
+    """
+    if wish == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise UsageError("engine.device: torch finds no GPU here; take auto or cpu")
+    return wish
+
+
+def _texts(run: RunConfig) -> list[str]:
+    """What the environment says and what can be answered, from random play."""
+    spec = envs.find(run.env.id)
+    world = envs.open_world(run.env.id, **run.env.options)
+    if isinstance(world, AsyncEnv):
+        raise UsageError(f"engine.model: a tiny policy cannot be made for {run.env.id}; name a model")
+    rng = random.Random(run.seed)
+    texts: list[str] = []
+    for number in range(_VOCABULARY_EPISODES):
+        task = task_of(run, spec, "train", run.seed, number)
+        text, info = world.reset(seed=task.seed, options=dict(task.options))
+        moves = [str(move) for move in info.get("legal_moves", ())]
+        texts += [text, *moves]
+        ended = not moves
+        while not ended:
+            text, _, terminated, truncated, _ = world.step(f"<answer>{rng.choice(moves)}</answer>")
+            texts.append(text)
+            ended = terminated or truncated
+    world.close()
+    return texts
+
+
+def _silence_transformers() -> None:
+    """Keep the library's bars and notices from tearing the run's own display."""
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

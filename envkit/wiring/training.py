@@ -1,0 +1,209 @@
+"""A training file in, a trained policy out."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from envkit import clock, config
+from envkit.config import RunConfig
+from envkit.errors import ConfigError, EnvkitError
+from envkit.protocols import EnvHost
+from envkit.trainer_bridge import checkpoint
+from envkit.trainer_bridge.catalogue import Algorithm
+from envkit.trainer_bridge.checkpoint import RunState
+from envkit.trainer_bridge.display import Display
+from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
+from envkit.trainer_bridge.record import RunRecord
+from envkit.trainer_bridge.rollout import Rollout
+from envkit.types import JSON
+from envkit.wiring import envs
+from envkit.wiring.checks import algorithm_of, check, limits_of, resolve, task_of
+from envkit.wiring.sandboxes import sandbox_host
+
+if TYPE_CHECKING:
+    from envkit.wiring.policy import Policy
+
+
+async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display) -> dict[str, JSON]:
+    """Train as `run` says and leave everything in `folder`.
+
+    The first SIGINT or SIGTERM ends the run after a checkpoint of the last finished train step; a second one is not
+    caught.
+
+    Returns:
+        What is in ``summary.json``; with ``"stopped": true`` when a signal ended it.
+
+    Raises:
+        ConfigError: `check` found something.
+        UsageError: The folder, model or checkpoint cannot be used as asked.
+    """
+    problems = check(run)
+    if problems:
+        raise ConfigError(problems)
+    run = resolve(run)
+    state = RunState()
+    text = config.dump(run)
+    if resume:
+        newest = checkpoint.latest(folder / "checkpoints")
+        state = checkpoint.load_state(newest)
+        record = RunRecord.resume(folder, text, step=state.step, tensorboard=run.tracking.tensorboard)
+    else:
+        newest = None
+        record = RunRecord.create(folder, text, force=force, tensorboard=run.tracking.tensorboard)
+    try:
+        return await _Run(run, record, display, state, newest).finish()
+    except BaseExceptionGroup as group:
+        raise _first_cause(group) from group
+    finally:
+        record.close()
+        display.close()
+
+
+class _Run:
+    """One call of `train`."""
+
+    def __init__(
+        self, run: RunConfig, record: RunRecord, display: Display, state: RunState, newest: Path | None
+    ) -> None:
+        self._run = run
+        self._record = record
+        self._display = display
+        self._state = state
+        self._newest = newest
+        self._spec = envs.find(run.env.id)
+        self._stopped = False
+        self._began = clock.stopwatch()
+        self._before_s = state.wall_s
+
+    async def finish(self) -> dict[str, JSON]:
+        from envkit.wiring.policy import open_policy
+
+        loop: TrainLoop | None = None
+        policy: Policy | None = None
+        async with anyio.create_task_group() as tasks:
+            scope = anyio.CancelScope()
+            tasks.start_soon(self._stop_on_signal, scope)
+            with scope:
+                policy = await clock.to_thread(open_policy, self._run, self._record.folder)
+                self._display.say(policy.description)
+                await self._warm_up(policy)
+                async with self._host() as host:
+                    loop = self._loop(policy, host)
+                    await loop.run(self._display)
+            if loop is not None:
+                await loop.save()
+            tasks.cancel_scope.cancel()
+        summary = self._summary(policy, algorithm_of(self._run))
+        self._record.summary(summary)
+        await clock.to_thread(self._record.plots)
+        return summary
+
+    async def _stop_on_signal(self, scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                self._stopped = True
+                self._display.say("stopping after this train step; once more ends at once")
+                scope.cancel()
+                return
+
+    async def _warm_up(self, policy: Policy) -> None:
+        """Make the policy ready for reinforcement, or restore what an earlier part of the run made."""
+        from envkit.wiring.warmup import warm_up
+
+        if self._newest is None and self._run.warmup.kind == "demonstrations" and self._spec.expert is not None:
+            weights = self._record.folder / "weights" / "warmup.safetensors"
+            self._state.facts["warmup"] = await warm_up(self._run, self._spec, policy, weights, self._display)
+        policy.begin_training(algorithm_of(self._run), self._run, self._record.folder / "weights")
+        if self._newest is not None:
+            policy.trainer.restore(str(self._newest))
+
+    @asynccontextmanager
+    async def _host(self) -> AsyncIterator[EnvHost]:
+        section = self._run.sandbox
+        per_box = -(-self._run.env.num_envs // section.boxes)
+        async with sandbox_host(
+            section.kind,
+            boxes=section.boxes,
+            slots_per_box=per_box,
+            health=section.health,
+            restarts=section.restarts,
+            announce=self._display.say,
+        ) as host:
+            yield host
+
+    def _loop(self, policy: Policy, host: EnvHost) -> TrainLoop:
+        run = self._run
+        rollout = Rollout(host, policy.engine, policy.renderer, limits_of(run), run.env.num_envs)
+        evaluation = run.evaluation
+        tasks = [task_of(run, self._spec, "eval", evaluation.seed, number) for number in range(evaluation.episodes)]
+        settings = LoopSettings(
+            steps=run.trainer.steps,
+            groups_per_step=run.trainer.groups_per_step,
+            group_size=run.rollout.group_size,
+            temperature=run.rollout.temperature,
+            seed=run.seed,
+            evaluate_every=evaluation.every,
+            checkpoint_every=run.trainer.checkpoint_every,
+            keep_checkpoints=run.trainer.keep_checkpoints,
+            trajectories_every=run.tracking.trajectories_every,
+            trajectories=run.tracking.trajectories,
+        )
+        evaluator = Evaluator(rollout, tasks, temperature=run.rollout.temperature, seed=evaluation.seed)
+        return TrainLoop(
+            rollout=rollout,
+            engine=policy.engine,
+            trainer=policy.trainer,
+            evaluator=evaluator,
+            tasks=lambda number: task_of(run, self._spec, "train", run.seed, number),
+            record=self._record,
+            checkpoints=self._record.checkpoints,
+            settings=settings,
+            state=self._state,
+            elapsed_s=self._elapsed_s,
+        )
+
+    def _elapsed_s(self) -> float:
+        return self._before_s + clock.stopwatch() - self._began
+
+    def _summary(self, policy: Policy | None, algorithm: Algorithm) -> dict[str, JSON]:
+        facts = self._state.facts
+        before, after = facts.get("before"), facts.get("after")
+        before = before if isinstance(before, dict) else {}
+        after = after if isinstance(after, dict) else {}
+        return {
+            "env_id": self._run.env.id,
+            "algorithm": self._run.algorithm.preset,
+            "policy": "" if policy is None else policy.description,
+            "eval_success_before": before.get("eval_success"),
+            "eval_success_after": after.get("eval_success"),
+            "eval_greedy_before": before.get("eval_greedy"),
+            "eval_greedy_after": after.get("eval_greedy"),
+            "eval_episodes": after.get("eval_episodes"),
+            "train_steps": self._state.step,
+            "episodes": self._state.episodes,
+            "lost_episodes": self._state.lost_episodes,
+            "wall_s": round(self._elapsed_s(), 1),
+            "seed": self._run.seed,
+            "warmup": facts.get("warmup"),
+            "stopped": self._stopped,
+        }
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of envkit's own in a group, else the group's first leaf."""
+    leaves = list(_leaves(group))
+    return next((leaf for leaf in leaves if isinstance(leaf, EnvkitError)), leaves[0])
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

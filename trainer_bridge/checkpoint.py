@@ -1,0 +1,94 @@
+"""Checkpoints: a folder for each, written beside and renamed, so that one that can be seen is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from envkit.errors import UsageError
+from envkit.protocols import Trainer
+from envkit.trainer_bridge.record import writing
+from envkit.types import JSON
+
+_STATE = "state.json"
+_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass(slots=True)
+class RunState:
+    """What a run must know to go on, besides the weights.
+
+    Attributes:
+        step: Train steps done.
+        episodes: Episodes played for training, void ones included.
+        lost_episodes: Void ones among them.
+        wall_s: Seconds of all parts of the run so far.
+        facts: What was measured once and belongs into the summary, such as the evaluation before.
+    """
+
+    step: int = 0
+    episodes: int = 0
+    lost_episodes: int = 0
+    wall_s: float = 0.0
+    facts: dict[str, JSON] = field(default_factory=dict)
+
+
+def save(folder: Path, trainer: Trainer, state: RunState, *, keep: int) -> Path:
+    """Write a checkpoint of `state.step` into `folder` and remove all but the newest `keep`.
+
+    Raises:
+        UsageError: The disk is full or the folder cannot be written; older checkpoints are untouched.
+    """
+    target = folder / f"step-{state.step}"
+    draft = folder / f".step-{state.step}"
+    with writing(target):
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        try:
+            trainer.save(str(draft))
+            (draft / _STATE).write_bytes(orjson.dumps(dataclasses.asdict(state), option=orjson.OPT_INDENT_2))
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        shutil.rmtree(target, ignore_errors=True)
+        draft.replace(target)
+    for old in _found(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def latest(folder: Path) -> Path:
+    """Return the newest checkpoint in `folder`.
+
+    Raises:
+        UsageError: There is none.
+    """
+    found = _found(folder)
+    if not found:
+        raise UsageError(f"{folder}: no checkpoint to continue from; start again with --force")
+    return found[-1]
+
+
+def load_state(checkpoint: Path) -> RunState:
+    """Read what `save` wrote about the run.
+
+    Raises:
+        UsageError: The folder is not a checkpoint.
+    """
+    try:
+        content: Mapping[str, JSON] = orjson.loads((checkpoint / _STATE).read_bytes())
+        return RunState(**content)  # type: ignore[arg-type]
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{checkpoint}: not a checkpoint: {error}") from error
+
+
+def _found(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    numbered = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered)]

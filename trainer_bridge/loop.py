@@ -1,0 +1,258 @@
+"""The loop: play groups, learn from them, publish, look at held-out levels, keep checkpoints. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+from envkit import clock
+from envkit.protocols import Engine, Trainer, WeightSink
+from envkit.trainer_bridge import checkpoint
+from envkit.trainer_bridge.checkpoint import RunState
+from envkit.trainer_bridge.display import Display
+from envkit.trainer_bridge.rollout import Rollout, RolloutResult
+from envkit.trainer_bridge.samples import samples_of
+from envkit.types import Task, Trajectory, stable_hash
+
+
+class PolicyEngine(Engine, WeightSink, Protocol):
+    """An engine whose weights can be changed."""
+
+
+class Record(Protocol):
+    """What the loop writes down; see `envkit.trainer_bridge.record.RunRecord`."""
+
+    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...
+    def trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """How long and how often.
+
+    Attributes:
+        steps: Train steps of the whole run.
+        groups_per_step: Tasks a train step.
+        group_size: Episodes of each task.
+        temperature: Of sampling, in training and in sampled evaluation.
+        seed: Of tasks and sampling.
+        evaluate_every: Train steps between two evaluations.
+        checkpoint_every: Train steps between two checkpoints.
+        keep_checkpoints: Newest checkpoints that are kept.
+        trajectories_every: Train steps between two samples of trajectories; 0 writes none.
+        trajectories: Episodes a sample.
+    """
+
+    steps: int
+    groups_per_step: int
+    group_size: int
+    temperature: float
+    seed: int
+    evaluate_every: int
+    checkpoint_every: int
+    keep_checkpoints: int
+    trajectories_every: int
+    trajectories: int
+
+
+class Evaluator:
+    """Measures success on fixed held-out tasks, sampled and greedy.
+
+    Args:
+        rollout: Who plays where.
+        tasks: What is played, each once sampled and once greedily.
+        temperature: Of the sampled play.
+        seed: Of the sampling; the same at every evaluation.
+    """
+
+    def __init__(self, rollout: Rollout, tasks: Sequence[Task], *, temperature: float, seed: int) -> None:
+        self._rollout = rollout
+        self._tasks = tasks
+        self._temperature = temperature
+        self._seed = seed
+
+    async def run(self, display: Display) -> dict[str, float]:
+        """Return eval_success, eval_return and eval_turns (sampled), eval_greedy, and eval_episodes (valid ones)."""
+        if not self._tasks:
+            return {}
+        display.phase("evaluate", 2 * len(self._tasks))
+        sampled = await self._play(self._temperature, display)
+        greedy = await self._play(0.0, display)
+        return {
+            "eval_success": success_of(sampled),
+            "eval_greedy": success_of(greedy),
+            "eval_return": _mean([one.reward for one in sampled]),
+            "eval_turns": _mean([len(one.turns) for one in sampled]),
+            "eval_episodes": float(len(sampled)),
+        }
+
+    async def _play(self, temperature: float, display: Display) -> list[Trajectory]:
+        def count(trajectory: Trajectory) -> None:
+            display.advance(0 if trajectory.stop.is_void else 1)
+
+        result = await self._rollout.groups(self._tasks, 1, temperature=temperature, seed=self._seed, on_episode=count)
+        return valid(result.trajectories)
+
+
+class TrainLoop:
+    """Runs train steps from `state.step` on.
+
+    Args:
+        rollout: Who plays where.
+        engine: Takes the new weights.
+        trainer: Learns.
+        evaluator: Looks at held-out levels.
+        tasks: Gives the task of a number; the same number always gives the same task.
+        record: Where it is written down.
+        checkpoints: Folder of the checkpoints.
+        settings: How long and how often.
+        state: Where the run is; changed in place.
+        elapsed_s: Seconds of the whole run so far.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        engine: PolicyEngine,
+        trainer: Trainer,
+        evaluator: Evaluator,
+        tasks: Callable[[int], Task],
+        record: Record,
+        checkpoints: Path,
+        settings: LoopSettings,
+        state: RunState,
+        elapsed_s: Callable[[], float],
+    ) -> None:
+        self._rollout = rollout
+        self._engine = engine
+        self._trainer = trainer
+        self._evaluator = evaluator
+        self._tasks = tasks
+        self._record = record
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self.state = state
+        self._elapsed_s = elapsed_s
+        self._saved: int | None = state.step if (checkpoints / f"step-{state.step}").exists() else None
+        self._shown: dict[str, float | str] = {}
+
+    async def run(self, display: Display) -> None:
+        """Train to the end. When it is cancelled, the state is that of the last finished train step: call `save`."""
+        settings, state = self._settings, self.state
+        await self._engine.load(await clock.to_thread(self._trainer.publish))
+        if "before" not in state.facts:
+            state.facts["before"] = {**await self._evaluate(display)}
+        if self._saved != state.step:
+            await self.save()
+        self._train_phase(display)
+        while state.step < settings.steps:
+            await self._train_step()
+            display.advance(1, **self._shown)
+            if state.step % settings.evaluate_every == 0 and state.step < settings.steps:
+                await self._evaluate(display)
+                self._train_phase(display)
+            if state.step % settings.checkpoint_every == 0:
+                await self.save()
+        if self._saved != state.step:
+            await self.save()
+        state.facts["after"] = {**await self._evaluate(display)}
+
+    async def save(self) -> None:
+        """Write a checkpoint of the last finished train step, unless there is one."""
+        if self._saved != self.state.step:
+            with anyio.CancelScope(shield=True):
+                keep = self._settings.keep_checkpoints
+                self.state.wall_s = self._elapsed_s()
+                await clock.to_thread(checkpoint.save, self._checkpoints, self._trainer, self.state, keep=keep)
+                self._saved = self.state.step
+
+    def _train_phase(self, display: Display) -> None:
+        display.phase("train", self._settings.steps)
+        display.advance(self.state.step, **self._shown)
+
+    async def _train_step(self) -> None:
+        settings, state = self._settings, self.state
+        number = state.step + 1
+        first = state.step * settings.groups_per_step
+        tasks = [self._tasks(first + place) for place in range(settings.groups_per_step)]
+        began = clock.now()
+        result = await self._rollout.groups(
+            tasks, settings.group_size, temperature=settings.temperature, seed=stable_hash(settings.seed, number)
+        )
+        played = clock.now()
+        samples = samples_of(result.groups)
+        # From here to the record a train step is one piece: what was learned must be what was written down.
+        with anyio.CancelScope(shield=True):
+            report: Mapping[str, float] = {}
+            if samples:
+                self._trainer.accumulate(samples)
+                report = await clock.to_thread(self._trainer.update)
+                await self._engine.load(await clock.to_thread(self._trainer.publish))
+            seconds = {"rollout_s": played - began, "update_s": clock.now() - played}
+            state.step = number
+            state.episodes += len(valid(result.trajectories)) + len(result.void)
+            state.lost_episodes += len(result.void)
+            values = step_metrics(result, report, seconds)
+            self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
+            if settings.trajectories_every and (number == 1 or number % settings.trajectories_every == 0):
+                self._record.trajectories(number, result.trajectories[: settings.trajectories])
+        self._show(values)
+
+    async def _evaluate(self, display: Display) -> dict[str, float]:
+        values = await self._evaluator.run(display)
+        if values:
+            self._record.evaluation(self.state.step, values)
+            self._shown["held-out"] = f"{values['eval_success']:.3f}"
+        return values
+
+    def _show(self, values: Mapping[str, float]) -> None:
+        self._shown |= {
+            "success": f"{values['success']:.3f}",
+            "return": f"{values['return']:.2f}",
+            "tokens/s": f"{values['tokens_per_s']:.0f}",
+            "lost": f"{self.state.lost_episodes}",
+        }
+        if "entropy_nats" in values:
+            self._shown["entropy"] = f"{values['entropy_nats']:.2f}"
+
+
+def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return one train step's numbers; those that end in ``_s`` depend on the machine, all others do not."""
+    played = valid(result.trajectories)
+    tokens = sum(len(turn.new_ids) + len(turn.completion.token_ids) for one in played for turn in one.turns)
+    names = sorted({name for one in played for name in one.metrics})
+    folded = {name: _mean([one.metrics[name] for one in played if name in one.metrics]) for name in names}
+    versions = [version for one in played for turn in one.turns for version, _ in turn.completion.versions]
+    return {
+        "success": success_of(played),
+        **folded,
+        "return": _mean([one.reward for one in played]),
+        "episode_turns": _mean([len(one.turns) for one in played]),
+        "episodes": float(len(played)),
+        "lost_episodes": float(len(result.void)),
+        "tokens": float(tokens),
+        "policy_version": float(max(versions, default=0)),
+        **report,
+        **seconds,
+        "tokens_per_s": tokens / max(sum(seconds.values()), 1e-9),
+    }
+
+
+def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Those that say something about the policy."""
+    return [one for one in trajectories if not one.stop.is_void]
+
+
+def success_of(trajectories: Sequence[Trajectory]) -> float:
+    """Share of episodes that the world calls a success, or without such a metric, that earned a positive reward."""
+    return _mean([one.metrics.get("success", float(one.reward > 0)) for one in trajectories])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
