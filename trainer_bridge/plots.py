@@ -115,7 +115,7 @@ def _learning_curve(training: Curve, held_out: Mapping[str, Curve]) -> Figure:
         axes.plot(*curve, color=color, linewidth=2, marker="o", markersize=5, markevery=every, zorder=2)
         change = f"{curve.values[0]:.1%} → {curve.values[-1]:.1%}" if len(curve.steps) > 1 else f"{curve.values[0]:.1%}"
         notes.append((curve.values[-1], f"{name}\n{change}", color))
-    places = _spread([height for height, _, _ in notes], gap=0.115, low=0.0, high=1.0)
+    places = spread([height for height, _, _ in notes], gap=0.115, low=0.0, high=1.0)
     for place, (_, text, color) in zip(places, notes, strict=True):
         axes.text(1.02, place, text, color=color, va="center", fontsize=11, transform=axes.get_yaxis_transform())
     return figure
@@ -147,7 +147,7 @@ def _curve(axes: Axes, curve: Curve, window: int) -> None:
         axes.plot(*curve, color=_BLUE, linewidth=1.6, marker="o", markersize=3)
         return
     axes.plot(*curve, color=_BLUE, linewidth=0.8, alpha=0.3)
-    axes.plot(curve.steps, _means(curve.values, window), color=_BLUE, linewidth=1.8)
+    axes.plot(curve.steps, means(curve.values, window), color=_BLUE, linewidth=1.8)
 
 
 def _window(steps: int) -> int:
@@ -155,14 +155,14 @@ def _window(steps: int) -> int:
     return 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1
 
 
-def _means(values: Sequence[float], window: int) -> list[float]:
+def means(values: Sequence[float], window: int) -> list[float]:
     """Mean over `window` neighbours of each value, or over those that there are towards the ends."""
     half = window // 2
     near = (values[max(0, place - half) : place + half + 1] for place in range(len(values)))
     return [math.fsum(some) / len(some) for some in near]
 
 
-def _spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
+def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
     """Move heights apart, no further than needed, so that two are at least `gap` from each other.
 
     Heights that come too close form a pile around their mean, and piles that touch become one.

@@ -1,0 +1,81 @@
+"""The plots of a run: which curves are found, what is drawn, and where labels go."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from envkit.trainer_bridge.plots import Curve, curve_of, draw, means, spread
+from envkit.trainer_bridge.record import RunRecord
+from envkit.types import JSON
+
+
+def size_of_png(path: Path) -> tuple[int, int]:
+    header = path.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", header[16:24])
+    return width, height
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_curve_leaves_out_what_is_missing_or_null_and_takes_the_later_of_two_rows() -> None:
+    rows: list[dict[str, JSON]] = [
+        {"step": 2, "kl": 0.5},
+        {"step": 1, "kl": 1},
+        {"step": 3, "kl": None},
+        {"step": 4},
+        {"step": 2, "kl": 0.25},
+        {"kl": 9.0},
+    ]
+    assert curve_of(rows, "kl") == Curve((1, 2), (1.0, 0.25))
+
+
+def test_a_run_gets_both_pictures_wide_enough_to_read(tmp_path: Path) -> None:
+    record = RunRecord.create(tmp_path, "seed: 7", force=False, tensorboard=False)
+    record.evaluation(0, {"eval_success": 0.1, "eval_greedy": 0.2})
+    for step in range(1, 61):
+        record.step(step, {"success": step / 60, "return": -1.0, "entropy_nats": 1 / step, "tokens_per_s": 5000.0})
+    record.evaluation(60, {"eval_success": 0.9, "eval_greedy": 0.95})
+    record.plots()
+    record.close()
+
+    assert names_in(tmp_path / "plots") == ["learning_curve.png", "training.png"]
+    assert all(size_of_png(path)[0] >= 800 for path in (tmp_path / "plots").iterdir())
+
+
+def test_a_run_that_was_stopped_before_its_first_step_gets_the_curve_that_it_has(tmp_path: Path) -> None:
+    draw(tmp_path, [], [{"step": 0, "eval_success": 0.125, "eval_greedy": None}])
+    assert names_in(tmp_path) == ["learning_curve.png"]
+
+
+def test_a_run_without_numbers_gets_no_picture(tmp_path: Path) -> None:
+    draw(tmp_path, [{"step": 1, "lost_episodes": 0.0, "return": None}], [])
+    assert names_in(tmp_path) == []
+
+
+def test_a_run_of_one_step_with_one_figure_is_drawn(tmp_path: Path) -> None:
+    draw(tmp_path, [{"step": 1, "grad_norm": 0.5}], [])
+    assert names_in(tmp_path) == ["training.png"]
+
+
+def test_means_take_the_neighbours_that_there_are() -> None:
+    assert means([0.0, 3.0, 6.0, 0.0], 3) == [1.5, 3.0, 3.0, 3.0]
+
+
+def test_labels_that_are_far_apart_stay_where_they_are() -> None:
+    assert spread([0.9, 0.1], gap=0.2, low=0, high=1) == [0.9, 0.1]
+
+
+def test_labels_that_are_too_close_move_apart_around_their_middle() -> None:
+    assert spread([0.5, 0.6], gap=0.2, low=0, high=1) == pytest.approx([0.45, 0.65])
+    assert spread([0.6, 0.5, 0.55], gap=0.2, low=0, high=1) == pytest.approx([0.75, 0.35, 0.55])
+
+
+def test_labels_stay_inside() -> None:
+    assert spread([1.0, 1.0], gap=0.2, low=0, high=1) == pytest.approx([0.8, 1.0])
+    assert spread([0.0, 0.05], gap=0.2, low=0, high=1) == pytest.approx([0.0, 0.2])

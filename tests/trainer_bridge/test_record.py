@@ -1,0 +1,366 @@
+"""The record of a run: what is in the files, what survives a kill, who may write, and what a full disk says."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+from envkit.errors import UsageError
+from envkit.trainer_bridge.record import RunRecord, read_rows
+from envkit.types import Completion, FinishReason, Observation, Step, StopReason, Task, Trajectory, Turn
+
+CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
+
+
+def create(folder: Path, *, force: bool = False, tensorboard: bool = False) -> RunRecord:
+    return RunRecord.create(folder, CONFIG, force=force, tensorboard=tensorboard)
+
+
+def resume(folder: Path, config: str = CONFIG, *, step: int = 0, tensorboard: bool = False) -> RunRecord:
+    return RunRecord.resume(folder, config, step=step, tensorboard=tensorboard)
+
+
+def run_of(folder: Path, *, steps: int, tensorboard: bool = False) -> None:
+    """Leave a run of so many steps, with a checkpoint, behind."""
+    record = create(folder, tensorboard=tensorboard)
+    for step in range(1, steps + 1):
+        record.step(step, {"success": step / 10})
+        record.evaluation(step, {"eval_success": step / 20})
+        record.trajectories(step, [])
+    (record.checkpoints / f"step-{steps}").mkdir()
+    record.close()
+
+
+def steps_in(path: Path) -> list[object]:
+    return [row["step"] for row in read_rows(path)]
+
+
+def an_episode() -> Trajectory:
+    step = Step(Observation("#P_#", ("up", "down")), 1.0, True, False, {"success": True, "odd": float("nan")})
+    completion = Completion((5,), (-0.25,), FinishReason.STOP, ((3, 1),))
+    turn = Turn((1, 2), completion, "<answer>up</answer>", step)
+    return Trajectory(Task("Sokoban-v0", 2**64 - 1, {"size": 6}), 0, (turn,), StopReason.TERMINATED, 1.0)
+
+
+def test_a_step_is_a_line_with_its_floats_to_the_last_digit_and_null_for_what_is_no_number(tmp_path: Path) -> None:
+    record = create(tmp_path / "run")
+    record.step(1, {"return": 0.1 + 0.2, "kl": 1e-300, "lost": math.nan, "loss": math.inf})
+    record.close()
+
+    line = (tmp_path / "run/metrics.jsonl").read_text()
+    assert line == '{"step":1,"return":0.30000000000000004,"kl":1e-300,"lost":null,"loss":null}\n'
+
+
+def test_a_line_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+    record = create(tmp_path)
+    record.evaluation(0, {"eval_success": 0.25})
+    assert read_rows(tmp_path / "evaluations.jsonl") == [{"step": 0, "eval_success": 0.25}]
+    record.close()
+
+
+def test_trajectories_are_plain_objects_one_a_line(tmp_path: Path) -> None:
+    record = create(tmp_path)
+    record.trajectories(3, [an_episode(), an_episode()])
+    record.close()
+
+    first, second = (orjson.loads(line) for line in (tmp_path / "trajectories/step-3.jsonl").read_bytes().splitlines())
+    assert first == second
+    assert first["task"] == {"env_id": "Sokoban-v0", "seed": 2**64 - 1, "options": {"size": 6}}
+    assert first["stop"] == "terminated"
+    (turn,) = first["turns"]
+    assert turn["step"]["observation"]["text"] == "#P_#"
+    assert turn["step"]["info"] == {"success": True, "odd": None}
+    assert turn["completion"]["finish"] == "stop"
+
+
+def test_an_info_that_json_cannot_say_does_not_end_the_run(tmp_path: Path) -> None:
+    record = create(tmp_path)
+    info: Any = {"thing": {1}, 7: "seven"}
+    step = Step(Observation(""), 0.0, True, False, info)
+    turn = Turn((), Completion((), (), FinishReason.STOP, ()), "", step)
+    record.trajectories(1, [Trajectory(Task("Odd-v0", 0), 0, (turn,), StopReason.TERMINATED, 0.0)])
+    record.close()
+
+    (row,) = read_rows(tmp_path / "trajectories/step-1.jsonl")
+    assert orjson.loads(orjson.dumps(row))["turns"][0]["step"]["info"] == {"thing": "{1}", "7": "seven"}
+
+
+def test_the_summary_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    record = create(tmp_path)
+    record.summary({"train_steps": 3})
+    record.summary({"train_steps": 4, "stopped": False})
+    record.close()
+    assert (tmp_path / "summary.json").read_text() == '{\n  "train_steps": 4,\n  "stopped": false\n}\n'
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_configuration_lies_beside_the_run(tmp_path: Path) -> None:
+    create(tmp_path / "deep" / "run").close()
+    assert (tmp_path / "deep/run/config.yaml").read_text() == CONFIG
+
+
+def test_a_folder_that_holds_a_run_is_refused_with_both_ways_out(tmp_path: Path) -> None:
+    run_of(tmp_path, steps=2)
+    with pytest.raises(UsageError, match=rf"{tmp_path}: already holds a run; .*--resume .*--force"):
+        create(tmp_path)
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2]
+
+
+def test_a_run_that_recorded_nothing_yet_is_simply_started_again(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    create(tmp_path).close()
+
+
+def test_force_removes_the_files_of_the_run_and_nothing_else(tmp_path: Path) -> None:
+    run_of(tmp_path, steps=3, tensorboard=True)
+    mine = ["notes.txt", "plots/mine.png", "checkpoints/best/weights", "trajectories/labelled.jsonl"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+
+    record = create(tmp_path, force=True)
+    record.close()
+
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*mine, "config.yaml", "metrics.jsonl", "evaluations.jsonl", "run.lock"}
+    assert read_rows(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "checkpoints/step-5"])
+def test_not_even_force_takes_files_of_the_same_names_that_no_run_made(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UsageError, match=f"{tmp_path}: holds {name}, which no run made; .*--output"):
+        create(tmp_path, force=True)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(UsageError, match=f"{tmp_path}/run: File exists; .*another folder with --output"):
+        create(tmp_path / "run")
+    with pytest.raises(UsageError, match=f"{tmp_path}/run/in: Not a directory; .*another folder with --output"):
+        create(tmp_path / "run" / "in")
+
+
+def test_resume_drops_what_is_later_than_the_checkpoint(tmp_path: Path) -> None:
+    run_of(tmp_path, steps=5)
+    record = resume(tmp_path, step=3)
+    record.step(4, {"success": 1.0})
+    record.close()
+
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2, 3, 4]
+    assert steps_in(tmp_path / "evaluations.jsonl") == [1, 2, 3]
+    assert sorted(path.name for path in (tmp_path / "trajectories").iterdir()) == [f"step-{n}.jsonl" for n in (1, 2, 3)]
+
+
+def test_resume_drops_the_summary_of_the_part_before(tmp_path: Path) -> None:
+    record = create(tmp_path)
+    record.summary({"stopped": True})
+    record.close()
+    resume(tmp_path).close()
+    assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("torn", [b'{"step":3,"succ', b"{", b"\x00\x00\x00\x00", b'{"step":3}'])
+def test_a_last_line_cut_short_by_a_kill_does_not_stop_a_resume(tmp_path: Path, torn: bytes) -> None:
+    run_of(tmp_path, steps=2)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(torn)
+    record = resume(tmp_path, step=2)
+    record.step(3, {"success": 0.5})
+    record.close()
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2, 3]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    run_of(tmp_path, steps=2)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"not json\n" + path.read_bytes())
+    with pytest.raises(UsageError, match=r"metrics\.jsonl: line 1 is damaged"):
+        resume(tmp_path, step=2)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from envkit.trainer_bridge.record import RunRecord
+record = RunRecord.create(Path(sys.argv[1]), "seed: 7", force=False, tensorboard=True)
+print("ready", flush=True)
+step = 0
+while True:
+    step += 1
+    record.step(step, {"success": step / 3, "text": 1.0 / step})
+    if step == 200:
+        print("enough", flush=True)
+"""
+
+
+def start_writer(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait(10)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_run_killed_while_it_writes_can_be_resumed(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
+    try:
+        assert writer.stdout is not None
+        assert [writer.stdout.readline(), writer.stdout.readline()] == ["ready\n", "enough\n"]
+    finally:
+        kill(writer)
+
+    record = RunRecord.resume(tmp_path, "seed: 7", step=150, tensorboard=True)
+    record.step(151, {"success": 0.5})
+    record.close()
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 152))
+    assert rows[149]["success"] == 150 / 3
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_told_the_process(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        writer.send_signal(signal.SIGSTOP)
+        refusal = rf"{tmp_path}: in use by another run \(process {writer.pid}\)"
+        with pytest.raises(UsageError, match=refusal):
+            create(tmp_path, force=True)
+        with pytest.raises(UsageError, match=refusal):
+            resume(tmp_path, "seed: 7")
+    finally:
+        kill(writer)
+    create(tmp_path, force=True).close()  # whoever is killed holds nothing
+
+
+def test_a_folder_is_free_again_after_close_and_after_a_refused_resume(tmp_path: Path) -> None:
+    run_of(tmp_path, steps=1)
+    with pytest.raises(UsageError, match="seed: the run has 7, the file says 8"):
+        resume(tmp_path, CONFIG.replace("seed: 7", "seed: 8"), step=1)
+    record = resume(tmp_path, step=1)
+    record.close()
+    record.close()
+    resume(tmp_path, step=1).close()
+
+
+def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{tmp_path}/new: holds no run to continue"):
+        resume(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("0.0003", "0.001", "trainer.learning_rate: the run has 0.0003, the file says 0.001; use --force"),
+        ("steps: 10", "steps: 9", "trainer.steps: the run has 10, the file says 9;"),
+        ("options: {}", "options: {size: 6}", "env.options.size: the run has nothing, the file says 6;"),
+        ("  learning_rate: 0.0003\n", "", "trainer.learning_rate: the run has 0.0003, the file says nothing;"),
+        ("Sokoban-v0", "null", "env.id: the run has Sokoban-v0, the file says null;"),
+    ],
+)
+def test_a_resume_with_another_configuration_names_the_key_and_both_values(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    run_of(tmp_path, steps=1)
+    with pytest.raises(UsageError) as caught:
+        resume(tmp_path, CONFIG.replace(old, new), step=1)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_resumed_run_may_be_asked_for_more_steps(tmp_path: Path) -> None:
+    run_of(tmp_path, steps=1)
+    longer = CONFIG.replace("steps: 10", "steps: 20")
+    resume(tmp_path, longer, step=1).close()
+    assert (tmp_path / "config.yaml").read_text() == longer
+
+
+def test_tensorboard_sees_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    run_of(tmp_path, steps=5, tensorboard=True)
+    (old,) = (tmp_path / "tensorboard").iterdir()
+    with old.open("ab") as file:
+        file.write(b"\x20\x00\x00")  # a record cut short by a kill
+    record = resume(tmp_path, step=3, tensorboard=True)
+    record.step(4, {"success": 0.75})
+    record.evaluation(4, {"eval_success": 0.5})
+    record.close()
+
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in found.Scalars("train/success")] == [
+        (1, pytest.approx(0.1)),
+        (2, pytest.approx(0.2)),
+        (3, pytest.approx(0.3)),
+        (4, 0.75),
+    ]
+    assert [event.step for event in found.Scalars("evaluation/eval_success")] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system with room for a few pages."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a file system here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_runs_full_ends_the_run_with_what_to_do_and_keeps_what_was_written(tiny_disk: Path) -> None:
+    folder = tiny_disk / "run"
+    record = create(folder)
+    step = 0
+    with pytest.raises(UsageError) as caught:  # noqa: PT012 - it takes many steps to fill a disk
+        while True:
+            step += 1
+            record.step(step, {"success": 0.1, "return": 1 / 3, "entropy_nats": 2 / 3})
+    assert str(caught.value) == (
+        f"{folder}/metrics.jsonl: No space left on device; "
+        "free some space and go on from the last checkpoint with --resume"
+    )
+    with pytest.raises(UsageError, match=r"summary.json: No space left on device"):
+        record.summary({"train_steps": step})
+    record.close()
+
+    assert not list(folder.glob(".summary*"))
+    assert steps_in(folder / "metrics.jsonl") == list(range(1, step))
+
+
+def test_a_run_does_not_start_on_a_full_disk(tiny_disk: Path) -> None:
+    folder = tiny_disk / "run"
+    folder.mkdir()
+    with (tiny_disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    with pytest.raises(UsageError, match=f"{folder}/.*: No space left on device; free some space"):
+        create(folder)
+
+
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        place = Path("/proc/sys/run")  # not even root makes folders there
+        reason = "(No such file or directory|Operation not permitted|Permission denied|Read-only file system)"
+    else:
+        place, reason = tmp_path / "closed" / "run", "Permission denied"
+        place.parent.mkdir(mode=0o500)
+    with pytest.raises(UsageError, match=f"{place}: {reason}; "):
+        create(place)
