@@ -1,0 +1,54 @@
+"""The command line. A command parses, makes one call, prints; whatever is heavy is imported when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from envkit import __version__
+from envkit.cli.check import check
+from envkit.cli.evaluate import evaluate
+from envkit.cli.exits import as_exit_code
+from envkit.cli.listing import list_envs
+from envkit.cli.serve import serve
+from envkit.cli.train import train
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help and plain errors: they are read by people and by programs
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train")(train)
+app.command("check")(check)
+app.command("eval")(evaluate)
+app.command("serve")(serve)
+app.command("list")(list_envs)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit: 0 done, 1 it failed, 2 it was asked for something that cannot be, 130 stopped.
+
+    Args:
+        arguments: Words of the command line; None takes the process's own.
+    """
+    with as_exit_code():
+        typer.main.get_command(app).main(args=arguments, prog_name="envkit")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"envkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Agentic environments, the sandboxes they run in, and a bridge to the trainer."""

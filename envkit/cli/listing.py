@@ -1,0 +1,15 @@
+"""``envkit list``: what there is to play."""
+
+from __future__ import annotations
+
+import typer
+
+
+def list_envs() -> None:
+    """List the environments that are registered."""
+    from envkit.wiring.envs import registered
+
+    specs = registered()
+    width = max((len(spec.id) for spec in specs), default=0)
+    for spec in specs:
+        typer.echo(f"{spec.id:<{width}}  {spec.summary}".rstrip())

@@ -1,0 +1,76 @@
+"""``envkit train``: a training file in, a trained policy out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envkit.cli.check import File, Overrides
+from envkit.cli.exits import STOPPED
+from envkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from envkit.types import JSON
+
+
+def train(
+    file: File,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the run; runs/NAME-OF-FILE when not given.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a run that the folder already holds.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Train a policy. Ctrl-C saves a checkpoint and stops."""
+    if resume and force:
+        raise UsageError("--resume and --force exclude each other: one goes on with the run, the other removes it")
+    from envkit import clock, config
+
+    folder = Path("runs") / file.stem if output is None else output
+    settings = config.load(file, overrides or ())
+
+    from envkit.wiring import training  # after the file is known to be well formed, for this takes a moment
+    from envkit.wiring.display import display_on
+
+    with closing(display_on(sys.stdout)) as display:
+        summary = clock.run(partial(training.train, settings, folder, resume=resume, force=force, display=display))
+    _print_summary(summary, folder)
+    if summary.get("stopped"):
+        again = ["envkit", "train", str(file), "--output", str(folder)]
+        again += [word for override in overrides or () for word in ("--set", override)]
+        if any((folder / "checkpoints").glob("step-*")):
+            again.append("--resume")
+            typer.echo(f"stopped after train step {summary.get('train_steps')}; continue with: {shlex.join(again)}")
+        else:
+            typer.echo(f"stopped before the first checkpoint; start again with: {shlex.join(again)}")
+        raise typer.Exit(STOPPED)
+
+
+def _print_summary(summary: Mapping[str, JSON], folder: Path) -> None:
+    rows = [*_rows(summary), ("files", str(folder))]
+    width = max(len(name) for name, _ in rows)
+    typer.echo("")
+    for name, value in rows:
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def _rows(summary: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
+    """What a person wants to know first: name and value."""
+    for name, key in (("held-out success, sampled", "eval_success"), ("held-out success, greedy", "eval_greedy")):
+        before, after = summary.get(f"{key}_before"), summary.get(f"{key}_after")
+        if isinstance(before, float):
+            yield name, f"{before:.1%} → {after:.1%}" if isinstance(after, float) else f"{before:.1%} before"
+    yield "train steps", str(summary.get("train_steps"))
+    episodes, lost = summary.get("episodes"), summary.get("lost_episodes")
+    yield "episodes", f"{episodes:,}, {lost:,} of them lost" if isinstance(episodes, int) else "0"
+    wall_s = summary.get("wall_s")
+    if isinstance(wall_s, (int, float)):
+        yield "time", f"{wall_s:.0f} s" if wall_s < 120 else f"{wall_s / 60:.1f} min"

@@ -1,0 +1,213 @@
+"""The command line: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import orjson
+import pytest
+
+import envkit
+from envkit import cli
+from envkit.cli.exits import as_exit_code
+from envkit.errors import ConfigError, EnvError, OptionError, UnreachableError, UsageError
+
+SCRIPT = Path(sys.executable).with_name("envkit")
+
+Told: TypeAlias = tuple[int, str, str]
+Call: TypeAlias = Callable[..., Told]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command in this process; gives its exit code, output and errors."""
+
+    def run(*words: str | Path) -> Told:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in words])
+        told = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, told.out, told.err
+
+    return run
+
+
+def script(*words: str | Path, cwd: Path | None = None) -> Told:
+    """Run the real console script."""
+    done = subprocess.run(
+        [SCRIPT, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def a_file(folder: Path, text: str = "env: {id: FrozenLake-v0}") -> Path:
+    path = folder / "lake.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert script("--version") == (0, f"envkit {envkit.__version__}\n", "")
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from envkit.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'torch', 'gymnasium', 'numpy', 'pydantic', 'rich', 'uvicorn', 'yaml', 'orjson', 'anyio'}\n"
+        "print('heavy:', *sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    words = done.stdout.split()
+    assert {"train", "check", "eval", "serve", "list"} <= set(words)
+    assert words[-1] == "heavy:"
+
+
+def test_list_shows_each_environment_with_its_summary(call: Call) -> None:
+    code, out, err = call("list")
+    assert (code, err) == (0, "")
+    assert any(line.startswith("Sokoban-v0 ") and line.endswith(".") for line in out.splitlines())
+
+
+def test_a_reader_that_has_seen_enough_ends_the_program_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([SCRIPT, "list"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_output_that_has_no_room_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([SCRIPT, "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "No space left on device; free some space\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evl"], "No such command 'evl'"),
+        (["eval", "Sokoban-v0"], "Missing option '--policy'"),
+        (["eval", "Sokoban-v0", "--policy", "random", "--episodes", "0"], "Invalid value for '--episodes'"),
+        (["train"], "Missing argument 'FILE'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_without_boxes(call: Call, words: list[str], said: str) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not set("╭│╰") & set(err)
+
+
+def test_a_file_that_can_be_trained_with_is_ok(tmp_path: Path) -> None:
+    assert script("check", a_file(tmp_path)) == (0, "ok\n", "")
+
+
+def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Path) -> None:
+    file = a_file(tmp_path, "env: {id: FrozenLake-v0, num_env: 4}\ntrainer: {steps: 0}\nseeds: 3\n")
+    code, out, err = script("check", file)
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "env.num_env: no such key; did you mean 'num_envs'?",
+        "trainer.steps: Input should be greater than or equal to 1, got 0",
+        "seeds: no such key; did you mean 'seed'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("env.id=FrozenLak-v0", "env.id: no environment is called 'FrozenLak-v0'; did you mean 'FrozenLake-v0'?"),
+        ("env.options={slop: 1}", "env.options.slop: no such option; did you mean 'slip'?"),
+        ("algorithm.preset=grp", "algorithm.preset: no algorithm is called 'grp'; did you mean 'grpo'?"),
+        ("trainer.stps=3", "trainer.stps: no such key; did you mean 'steps'?"),
+        ("trainer", "trainer: must read key=value, such as trainer.steps=10"),
+    ],
+)
+def test_a_problem_that_comes_with_set_is_told_likewise(call: Call, tmp_path: Path, override: str, line: str) -> None:
+    assert call("check", a_file(tmp_path), "--set", override) == (2, "", f"{line}\n")
+
+
+def test_a_file_that_is_not_there_is_named_by_every_command(tmp_path: Path) -> None:
+    missing = tmp_path / "no.yaml"
+    for command in ("check", "train"):
+        assert script(command, missing) == (2, "", f"{missing}: No such file or directory\n")
+
+
+def test_train_refuses_to_go_on_and_to_start_again_at_once(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("train", a_file(tmp_path), "--resume", "--force")
+    assert (code, out) == (2, "")
+    assert err == "--resume and --force exclude each other: one goes on with the run, the other removes it\n"
+
+
+def test_eval_prints_a_table_and_its_progress_elsewhere(call: Call) -> None:
+    code, out, err = call("eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "20", "--option", "size=3")
+    assert code == 0
+    head, columns, success, *_ = out.splitlines()
+    assert head.startswith("expert on FrozenLake-v0: 20 episodes in ")
+    assert columns.split() == ["mean", "95", "%", "interval"]
+    assert success.split() == ["success", "100.0%", "83.9%", "–", "100.0%"]
+    assert err.startswith("expert 20/20")
+
+
+def test_eval_prints_one_json_object_and_nothing_else(call: Call) -> None:
+    words = ["eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "5", "--split", "any", "--json"]
+    code, out, _ = call(*words)
+    found = orjson.loads(out)
+    assert (code, out.count("\n")) == (0, 1)
+    assert found["metrics"]["success"]["mean"] == 1.0
+    assert (found["episodes"], found["options"]) == (5, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["Sokobn-v0"], "no environment is called 'Sokobn-v0'; did you mean 'Sokoban-v0'?"),
+        (["FrozenLake-v0", "--option", "slip"], "--option slip: must read key=value, such as size=6"),
+        (["FrozenLake-v0", "--option", "slip=[1"], "--option slip=[1: '[1' is not YAML"),
+        (["FrozenLake-v0", "--option", "slip=2"], "slip: must be a number from 0 to 1, got 2"),
+    ],
+)
+def test_eval_refuses_in_one_line(call: Call, words: list[str], line: str) -> None:
+    assert call("eval", *words, "--policy", "random") == (2, "", f"{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "lines"),
+    [
+        (ConfigError(["a: one", "b: two"]), 2, ["a: one", "b: two"]),
+        (OptionError("slip", "too much"), 2, ["slip: too much"]),
+        (UnreachableError("nothing answers\nat all"), 1, ["nothing answers at all"]),
+        (ExceptionGroup("", [ExceptionGroup("", [UsageError("no")]), UsageError("no")]), 2, ["no"]),
+        (ExceptionGroup("", [UsageError("no"), EnvError("A-v0", "x")]), 1, ["no", "A-v0 raised x"]),
+        (ModuleNotFoundError(name="torch.nn"), 2, ["this needs envkit[train]: pip install 'envkit[train]'"]),
+        (ModuleNotFoundError(name="uvicorn"), 2, ["this needs envkit[serve]: pip install 'envkit[serve]'"]),
+        (BaseExceptionGroup("", [KeyboardInterrupt()]), 130, []),
+    ],
+)
+def test_errors_become_lines_and_exit_codes_in_one_place(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, lines: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, as_exit_code():
+        raise error
+    assert ended.value.code == code
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize("error", [ValueError("a fault"), ModuleNotFoundError(name="envkit.nowhere")])
+def test_a_fault_of_the_program_keeps_its_traceback(error: Exception) -> None:
+    with pytest.raises(type(error)), as_exit_code():
+        raise error
