@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -117,12 +118,12 @@ def test_a_file_that_can_be_trained_with_is_ok(tmp_path: Path) -> None:
 
 
 def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Path) -> None:
-    file = a_file(tmp_path, "env: {id: FrozenLake-v0, num_env: 4}\ntrainer: {steps: 0}\nseeds: 3\n")
+    file = a_file(tmp_path, "env: {id: FrozenLake-v0, num_env: 4}\nrollout: {group_size: 0}\nseeds: 3\n")
     code, out, err = script("check", file)
     assert (code, out) == (2, "")
     assert err.splitlines() == [
         "env.num_env: no such key; did you mean 'num_envs'?",
-        "trainer.steps: Input should be greater than or equal to 1, got 0",
+        "rollout.group_size: Input should be greater than or equal to 1, got 0",
         "seeds: no such key; did you mean 'seed'?",
     ]
 
@@ -183,6 +184,35 @@ def test_eval_prints_one_json_object_and_nothing_else(call: Call) -> None:
 )
 def test_eval_refuses_in_one_line(call: Call, words: list[str], line: str) -> None:
     assert call("eval", *words, "--policy", "random") == (2, "", f"{line}\n")
+
+
+def test_serve_says_when_it_is_ready_plays_for_others_and_ends_with_a_signal(call: Call) -> None:
+    with subprocess.Popen(
+        [SCRIPT, "serve", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            ready, url = server.stdout.readline().split()
+            words = ["eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "5", "--json"]
+            here, there = call(*words), call(*words, "--url", url)
+            taken = call("serve", "--port", url.rpartition(":")[2])
+        finally:
+            server.send_signal(signal.SIGINT)
+            rest, errors = server.communicate(timeout=30)
+
+    assert (ready, server.returncode, rest, errors) == ("ready", 0, "", "")
+    assert orjson.loads(here[1])["metrics"] == orjson.loads(there[1])["metrics"]
+    assert (taken[0], taken[2].count("\n")) == (2, 1)
+
+
+def test_eval_says_in_one_line_that_nobody_answers(call: Call) -> None:
+    code, out, err = call("eval", "FrozenLake-v0", "--policy", "random", "--url", "http://127.0.0.1:1")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("http://127.0.0.1:1 does not answer")
+
+
+def test_inside_a_sandbox_a_socket_is_needed(call: Call) -> None:
+    assert call("serve", "--inside") == (2, "", "--inside needs --socket: a sandbox has no network\n")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import anyio
 import anyio.lowlevel
@@ -22,12 +23,10 @@ from envkit.trainer_bridge.display import Display
 from envkit.types import JSON, Info, Observation, Options, Task, Trajectory, stable_hash
 from envkit.wiring.envs import find, open_expert, registered, slots
 
-SLOTS = 16
+SLOTS = 256
 """Episodes at once in this process."""
-MAX_SESSIONS = 64
+MAX_SESSIONS = 256
 """Episodes at once on a server, if it has room for so many."""
-CHUNK = 64
-"""Episodes that a checkpoint plays between two looks at the display."""
 MAX_TURNS = 10_000
 """Turns after which an episode is cut off, for worlds that have no limit of their own."""
 
@@ -36,6 +35,8 @@ ANY_SPLIT = "any"
 
 _Z95 = 1.959964
 _POLICIES = ("random", "expert", "checkpoint:DIR")
+
+_PlayAll: TypeAlias = Callable[[EnvHost, Sequence[Task], int], Awaitable["list[Outcome]"]]
 
 
 class Estimate(NamedTuple):
@@ -168,17 +169,14 @@ async def evaluate(
         UnreachableError: The server does not answer.
     """
     spec = None if url is not None and all(one.id != env_id for one in registered()) else find(env_id)
-    kind, _, folder = policy.partition(":")
-    player = None if kind == "checkpoint" and folder else _player(env_id, policy, spec)
-    tasks = list(evaluation_tasks(env_id, options, split, seed, episodes, () if spec is None else spec.splits))
+    splits = () if spec is None else spec.splits
     began = clock.now()
-    async with _host(url, episodes) as host:
-        display.phase(policy, episodes)
-        if player is None:
-            outcomes = await _play_checkpoint(folder, host, tasks, greedy, display)
-        else:
-            outcomes = await play(player, host, tasks, seed=seed, display=display)
-        display.close()
+    async with _opened(policy, env_id, spec, greedy=greedy, display=display) as (defaults, play_all):
+        tasks = list(evaluation_tasks(env_id, {**defaults, **options}, split, seed, episodes, splits))
+        async with _host(url, episodes) as host:
+            display.phase(policy, episodes)
+            outcomes = await play_all(host, tasks, seed)
+            display.close()
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     finished = [outcome.metrics for outcome in outcomes if outcome.error is None]
     return Evaluation(
@@ -231,6 +229,31 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
+@asynccontextmanager
+async def _opened(
+    policy: str, env_id: str, spec: EnvSpec | None, *, greedy: bool, display: Display
+) -> AsyncIterator[tuple[Options, _PlayAll]]:
+    """Give the options that a policy was made for, and what plays tasks with it."""
+    kind, _, folder = policy.partition(":")
+    if kind != "checkpoint" or not folder:
+        yield {}, partial(play, _player(env_id, policy, spec), display=display)
+        return
+    from envkit.wiring.training import open_checkpoint_player
+
+    async with open_checkpoint_player(Path(folder)) as player:
+
+        async def play_all(host: EnvHost, tasks: Sequence[Task], seed: int) -> list[Outcome]:
+            running = _Running(display)
+
+            def count(trajectory: Trajectory) -> None:
+                if not trajectory.stop.is_void:  # a void one is played again
+                    running.add(_outcome(trajectory))
+
+            return [_outcome(one) for one in await player.play(host, tasks, greedy=greedy, on_episode=count)]
+
+        yield player.options_for(env_id), play_all
+
+
 def _player(env_id: str, policy: str, spec: EnvSpec | None) -> Player:
     """Return who plays; `spec` is None for a world that only the server knows."""
     if policy not in ("random", "expert"):
@@ -255,7 +278,7 @@ async def _host(url: str | None, episodes: int) -> AsyncIterator[EnvHost]:
             yield client
 
 
-async def play(player: Player, host: EnvHost, tasks: Sequence[Task], *, seed: int, display: Display) -> list[Outcome]:
+async def play(player: Player, host: EnvHost, tasks: Sequence[Task], seed: int, *, display: Display) -> list[Outcome]:
     """Play every task once, as many at a time as there is room for; outcomes in the order of the tasks."""
     outcomes: list[Outcome | None] = [None] * len(tasks)
     waiting = iter(enumerate(tasks))
@@ -304,21 +327,6 @@ async def _turns(player: Player, episode: Episode, rng: random.Random) -> Outcom
         observation = step.observation
     measured = fold_infos(infos, cast("Mapping[str, Fold]", folds)) if isinstance(folds, dict) else {}
     return Outcome({**measured, "return": math.fsum(rewards), "turns": float(len(infos))})
-
-
-async def _play_checkpoint(
-    folder: str, host: EnvHost, tasks: Sequence[Task], greedy: bool, display: Display
-) -> list[Outcome]:
-    from envkit.wiring.training import open_checkpoint_player
-
-    outcomes: list[Outcome] = []
-    running = _Running(display)
-    async with open_checkpoint_player(Path(folder)) as player:
-        for begin in range(0, len(tasks), CHUNK):
-            for trajectory in await player.play(host, tasks[begin : begin + CHUNK], greedy=greedy):
-                outcomes.append(_outcome(trajectory))
-                running.add(outcomes[-1])
-    return outcomes
 
 
 def _outcome(trajectory: Trajectory) -> Outcome:

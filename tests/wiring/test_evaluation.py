@@ -123,7 +123,7 @@ def test_an_episode_whose_world_breaks_is_void_and_the_others_count() -> None:
     async def main() -> list[Outcome]:
         async with SlotHost(lambda env_id: Brittle(), 2) as host:
             tasks = [Task("Brittle-v0", seed) for seed in range(5)]
-            return await play(RandomPlayer("Brittle-v0", None), host, tasks, seed=0, display=SilentDisplay())
+            return await play(RandomPlayer("Brittle-v0", None), host, tasks, 0, display=SilentDisplay())
 
     outcomes = clock.run(main)
     assert [outcome.error for outcome in outcomes] == [
