@@ -70,6 +70,10 @@ class GymEpisode:
         return Reset(_observation(text, info), {**info, "metrics": dict(folds)})
 
     async def step(self, action: str) -> Step:
+        return self.step_now(action)
+
+    def step_now(self, action: str) -> Step:
+        """`step` for callers that save themselves the waiting; see `envkit.http.sessions`."""
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
         try:

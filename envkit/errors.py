@@ -283,6 +283,6 @@ def from_problem(problem: Mapping[str, object]) -> EnvkitError:
     if isinstance(fields, Mapping):
         try:
             return found(*(fields[name] for name in found.fields))
-        except (KeyError, TypeError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             pass
     return EnvkitError(detail)

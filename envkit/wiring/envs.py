@@ -34,7 +34,7 @@ def find(env_id: str) -> EnvSpec:
     return registry.find(env_id)
 
 
-def make(env_id: str, *, url: str | None = None, token: str | None = None, **options: Any) -> gymnasium.Env[str, str]:
+def make(env_id: str, *, url: str | None = None, **options: Any) -> gymnasium.Env[str, str]:
     """Make an environment: text in, text out.
 
     Args:

@@ -1,0 +1,127 @@
+"""The application: the native protocol over any `EnvHost`, as plain ASGI.
+
+Two things are answered without a framework: a step, because it is the hot path, and the WebSocket. Everything else
+goes to the described API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import anyio
+import msgspec
+
+from envkit.errors import TooLargeError
+from envkit.http import wire
+from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
+from envkit.http.calls import Calls
+from envkit.http.frames import Sockets
+from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
+from envkit.protocols import EnvHost
+from envkit.registry import EnvSpec
+
+SLOW_RESET_S = 5.0
+"""Seconds after which a reset that goes on is answered with 202."""
+
+_STEP = msgspec.json.Decoder(wire.StepBody)
+_BEFORE_ID = f"/v{wire.PROTOCOL}/sessions/"
+_AFTER_ID = "/step"
+
+
+def create_app(
+    host: EnvHost,
+    *,
+    envs: Callable[[], Iterable[EnvSpec]] = tuple,
+    ttl_s: float = TTL_S,
+    step_timeout_s: float = STEP_TIMEOUT_S,
+    slow_reset_s: float = SLOW_RESET_S,
+    max_request_bytes: int = wire.MAX_REQUEST_BYTES,
+    lazy: bool = False,
+) -> App:
+    """Return the application that serves `host`, which the caller has entered and leaves afterwards.
+
+    Args:
+        host: Where episodes are played.
+        envs: Gives what ``GET /v1/envs`` lists; asked anew each time.
+        ttl_s: Seconds without a call after which a session expires.
+        step_timeout_s: Seconds after which a step is cancelled and its session is broken.
+        slow_reset_s: Seconds after which a reset that goes on is answered with 202 over HTTP.
+        max_request_bytes: Size above which a body, or one frame of a socket, is refused.
+        lazy: Prepare the described API when it is first asked for, instead of at start.
+    """
+    sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s)
+    return App(Calls(sessions, envs), slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
+
+
+class App:
+    """The ASGI application; see `create_app`. Its sessions live from the lifespan's startup to its shutdown."""
+
+    def __init__(self, calls: Calls, *, slow_reset_s: float, max_request_bytes: int, lazy: bool) -> None:
+        self._calls = calls
+        self._slow_reset_s = slow_reset_s
+        self._max_request_bytes = max_request_bytes
+        self._lazy = lazy
+        self._described: ASGIApp | None = None
+        self._sockets: Sockets | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST":
+                await self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
+            else:
+                await self._any(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        else:
+            await self._live(receive, send)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Begin nothing new, and wait until the calls that came over sockets are answered."""
+        self._calls.is_closing = True
+        if self._sockets is not None:
+            with anyio.move_on_after(timeout_s):
+                await self._sockets.answered()
+
+    async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            step = wire.read(await read_body(scope, receive, self._max_request_bytes), _STEP)
+            body = wire.SessionStepBody(step.turn, step.action, session_id=id)
+            reply = self._calls.encode(await self._calls.step(body), id)
+        except Exception as error:
+            await respond_problem(send, self._calls.problem(error, id))
+        else:
+            await respond(send, reply)
+
+    async def _any(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(scope, receive, self._max_request_bytes)
+        except TooLargeError as error:
+            await respond_problem(send, self._calls.problem(error))
+        else:
+            await self._describe()(scope, replay(body, receive), send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._sockets is None or scope["path"] != wire.SOCKET_PATH:
+            await receive()
+            await send({"type": "websocket.close"})
+        else:
+            await self._sockets.serve(receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        if not self._lazy:
+            self._describe()
+        async with self._calls.sessions, anyio.create_task_group() as tasks:
+            self._sockets = Sockets(self._calls, tasks, self._max_request_bytes)
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            tasks.cancel_scope.cancel()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _describe(self) -> ASGIApp:
+        if self._described is None:
+            from envkit.http.described import describe
+
+            self._described = describe(self._calls, self._slow_reset_s)
+        return self._described

@@ -1,0 +1,77 @@
+"""The little that is needed of ASGI where a framework would cost more than the work."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, TypeAlias
+
+from envkit.errors import TooLargeError
+from envkit.http.wire import Problem, write
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header: TypeAlias = tuple[bytes, bytes]
+
+RETRY_AFTER_S = 1
+"""Seconds that a caller is told to wait before it asks again."""
+
+JSON = b"application/json"
+PROBLEM = b"application/problem+json"
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """Return the body of a request; what has come of it, if the client goes away meanwhile.
+
+    Raises:
+        TooLargeError: It has, or announces, more than `limit` bytes.
+    """
+    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    too_large = TooLargeError(f"a request may have {limit} bytes")
+    if announced.isdigit() and int(announced) > limit:
+        raise too_large
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    while message.get("more_body", False) and len(body) <= limit:
+        message = await receive()
+        body += message.get("body", b"")
+    if len(body) > limit:
+        raise too_large
+    return body
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives `body`, which was read already, and then goes on with the old one."""
+    is_given = False
+
+    async def again() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def respond(
+    send: Send, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Iterable[Header] = ()
+) -> None:
+    """Send a whole response."""
+    length = str(len(body)).encode()
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", content_type), (b"content-length", length), *headers],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_problem(send: Send, problem: Problem) -> None:
+    """Send a problem as a whole response."""
+    headers = [(b"retry-after", str(RETRY_AFTER_S).encode())] if problem.retry else []
+    await respond(send, write(problem), status=problem.status, content_type=PROBLEM, headers=headers)

@@ -1,0 +1,248 @@
+"""What can be asked of a server: the calls by name, whatever they came over, and the one place where errors become
+problems.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+
+from envkit import __version__
+from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError, did_you_mean, to_problem
+from envkit.http.session import SessionView
+from envkit.http.sessions import SessionTable
+from envkit.http.wire import (
+    CreateBody,
+    DoneReply,
+    EnvReply,
+    EnvsReply,
+    Frame,
+    HealthReply,
+    NoBody,
+    Problem,
+    ReadyReply,
+    ResetReply,
+    SessionBody,
+    SessionReply,
+    SessionsReply,
+    SessionStepBody,
+    StepReply,
+    read,
+    write,
+)
+from envkit.registry import EnvSpec
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Body = TypeVar("Body")
+
+_STEP = msgspec.json.Decoder(SessionStepBody)
+_STEPS = msgspec.json.Decoder(list[SessionStepBody])
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class Calls:
+    """The calls of protocol version 1.
+
+    Args:
+        sessions: What they act on.
+        envs: Gives the environments that can be played.
+
+    Attributes:
+        is_closing: Set while the server shuts down: what runs is finished, nothing new is begun.
+    """
+
+    def __init__(self, sessions: SessionTable, envs: Callable[[], Iterable[EnvSpec]]) -> None:
+        self.sessions = sessions
+        self.is_closing = False
+        self._envs = envs
+        self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Callable[[Any], Awaitable[object]]]] = {
+            "create": (msgspec.json.Decoder(CreateBody), self.create),
+            "step": (_STEP, self.step),
+            "delete": (msgspec.json.Decoder(SessionBody), self.delete),
+            "session": (msgspec.json.Decoder(SessionBody), self.session),
+            "sessions": (msgspec.json.Decoder(NoBody), self.list_sessions),
+            "envs": (msgspec.json.Decoder(NoBody), self.list_envs),
+            "health": (msgspec.json.Decoder(NoBody), self.health),
+            "ready": (msgspec.json.Decoder(NoBody), self.ready),
+        }
+
+    async def create(self, body: CreateBody) -> ResetReply:
+        self._refuse_when_closing()
+        turn, start = await self.sessions.create(body.session_id, body.task())
+        return ResetReply.of(turn, start)
+
+    async def step(self, body: SessionStepBody) -> StepReply:
+        self._refuse_when_closing()
+        turn, step = await self.sessions.step(body.session_id, body.turn, body.action)
+        return StepReply.of(turn, step)
+
+    async def delete(self, body: SessionBody) -> DoneReply:
+        await self.sessions.delete(body.session_id)
+        return DoneReply()
+
+    async def session(self, body: SessionBody) -> SessionReply:
+        return _session_reply(self.sessions.get(body.session_id))
+
+    async def list_sessions(self, body: NoBody) -> SessionsReply:
+        return SessionsReply([_session_reply(view) for view in self.sessions.views()])
+
+    async def list_envs(self, body: NoBody) -> EnvsReply:
+        return EnvsReply(
+            [EnvReply(spec.id, spec.summary, dict(spec.options), spec.replayable) for spec in self._envs()]
+        )
+
+    async def health(self, body: NoBody) -> HealthReply:
+        return HealthReply(__version__)
+
+    async def ready(self, body: NoBody) -> ReadyReply:
+        capacity, leased = self.sessions.capacity, self.sessions.leased
+        return ReadyReply(leased < capacity and not self.is_closing, capacity, leased)
+
+    async def steps(self, data: bytes) -> bytes:
+        """Play a JSON list of steps: of different sessions at once, of the same session one after another.
+
+        Returns:
+            A JSON list of what came of each, in the same order: ``{"result": ...}`` or ``{"error": ...}``.
+
+        Raises:
+            RequestError: It is not a list.
+        """
+        bodies = read_each(data, _STEPS, _STEP)
+        outcomes: list[bytes] = [b""] * len(bodies)
+        waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
+        for index, body in enumerate(bodies):
+            if isinstance(body, RequestError):
+                outcomes[index] = self.failure(body)
+            elif body.session_id in waiting or (outcome := self.step_now(body)) is None:
+                waiting[body.session_id].append((index, body))
+            else:
+                outcomes[index] = outcome
+
+        async def play(queue: list[tuple[int, SessionStepBody]]) -> None:
+            for index, body in queue:
+                outcomes[index] = await self.outcome(body, self.step, body.session_id)
+
+        if waiting:
+            async with anyio.create_task_group() as tasks:
+                for queue in waiting.values():
+                    tasks.start_soon(play, queue)
+        return b"[%b]" % b",".join(outcomes)
+
+    def answer_now(self, frame: Frame, used: set[str]) -> bytes | None:
+        """Answer a frame if that needs no waiting, else return None and do nothing; see `answer`."""
+        if frame.method != "step":
+            return None
+        try:
+            body = read(frame.params, _STEP)
+        except RequestError as error:
+            return self.refusal(frame.id, error)
+        outcome = self.step_now(body)
+        if outcome is None:
+            return None
+        used.add(body.session_id)
+        return _addressed(frame.id, outcome)
+
+    async def answer(self, frame: Frame, used: set[str]) -> bytes:
+        """Answer a frame; an error is an answer too. The session that it names is added to `used`."""
+        try:
+            decoder, method = self._methods[frame.method]
+            body = read(frame.params, decoder)
+        except KeyError:
+            hint = did_you_mean(frame.method, self._methods)
+            return self.refusal(frame.id, RequestError(f"there is no method {frame.method!r}{hint}"))
+        except RequestError as error:
+            return self.refusal(frame.id, error)
+        id: str | None = getattr(body, "session_id", None)
+        if id is not None:
+            used.add(id)
+        return _addressed(frame.id, await self.outcome(body, method, id))
+
+    def refusal(self, frame_id: int | str | None, error: RequestError) -> bytes:
+        """Return the answer to a frame that cannot be understood; the id is None if not even that is known."""
+        return _addressed(frame_id, self.failure(error))
+
+    def step_now(self, body: SessionStepBody) -> bytes | None:
+        """Return what comes of a step if that needs no waiting, else return None and do nothing."""
+        try:
+            self._refuse_when_closing()
+            played = self.sessions.step_now(body.session_id, body.turn, body.action)
+            if played is None:
+                return None
+            return b'{"result":%b}' % self.encode(StepReply.of(*played), body.session_id)
+        except Exception as error:
+            return self.failure(error, body.session_id)
+
+    async def outcome(
+        self, body: Body, method: Callable[[Body], Awaitable[object]], session_id: str | None = None
+    ) -> bytes:
+        """Return what comes of a call, be it a result or an error."""
+        try:
+            return b'{"result":%b}' % self.encode(await method(body), session_id)
+        except Exception as error:
+            return self.failure(error, session_id)
+
+    def failure(self, error: Exception, session_id: str | None = None) -> bytes:
+        """Return the outcome that tells of `error`."""
+        return b'{"error":%b}' % write(self.problem(error, session_id))
+
+    def problem(self, error: Exception, session_id: str | None = None) -> Problem:
+        """Return what the caller is told about `error`, and count it. Only here errors become problems."""
+        if not isinstance(error, EnvkitError):
+            _log.error("a call failed in a way that nobody foresaw", exc_info=error)
+            error = EnvkitError("the server made a mistake; its log says which")
+        self.sessions.tally.errors[error.code] += 1
+        turn = None if session_id is None else self.sessions.turn(session_id)
+        return msgspec.convert({**to_problem(error), "turn": turn}, Problem)
+
+    def encode(self, reply: object, session_id: str | None = None) -> bytes:
+        """Encode an answer.
+
+        Raises:
+            EnvError: The world put something into it that JSON cannot say.
+        """
+        try:
+            return write(reply)
+        except RequestError as error:
+            env_id = "the world" if session_id is None else self.sessions.get(session_id).task.env_id
+            raise EnvError(env_id, f"an answer that {error}") from None
+
+    def _refuse_when_closing(self) -> None:
+        if self.is_closing:
+            raise UnreachableError("the server is shutting down")
+
+
+def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
+    """Decode a list whose elements may be wrong one by one.
+
+    Raises:
+        RequestError: It is not a list.
+    """
+    try:
+        return [*read(data, many)]
+    except RequestError:
+        pass
+    each: list[T | RequestError] = []
+    for raw in read(data, _RAWS):
+        try:
+            each.append(read(raw, one))
+        except RequestError as error:
+            each.append(error)
+    return each
+
+
+def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
+    return b'{"id":%b,%b' % (write(frame_id), outcome[1:])
+
+
+def _session_reply(view: SessionView) -> SessionReply:
+    task = view.task
+    return SessionReply(
+        view.id, task.env_id, task.seed, dict(task.options), view.state.value, view.turn, round(view.idle_s, 3)
+    )

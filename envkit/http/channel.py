@@ -1,0 +1,204 @@
+"""The client's side of a WebSocket: one, shared by many calls, and made again when it breaks.
+
+Calls that are made in one turn of the event loop travel in one message. When the socket breaks, calls without an answer
+are sent once more over a new one, which is safe because every call may be repeated. A call that broke two sockets, or
+whose server cannot be reached again, fails. One sweeper looks after the deadlines of all calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+
+import anyio
+import msgspec
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from envkit import clock
+from envkit.errors import DeadlineError, EnvkitError, UnreachableError, from_problem
+from envkit.http.dial import Dial
+from envkit.http.wire import Answer, batches, write
+
+RETRY_DELAYS_S = (0.05, 0.5)
+"""Seconds before each attempt to connect again, in a row, after a socket broke."""
+
+_MAX_SENDS = 2
+_MAX_SWEEP_S = 0.5
+_BATCH_BYTES = 1 << 20
+_CLOSING_S = 1.0
+
+_ANSWERS = msgspec.json.Decoder(list[Answer])
+_ANSWER = msgspec.json.Decoder(Answer)
+
+
+class _Call:
+    __slots__ = ("deadline", "frame", "method", "outcome", "sends", "timeout_s")
+
+    def __init__(self, method: str, frame: bytes, timeout_s: float) -> None:
+        self.method = method
+        self.frame = frame
+        self.timeout_s = timeout_s
+        self.deadline = clock.now() + timeout_s
+        self.sends = 0
+        # The socket's library is asyncio's, and a future is the cheapest thing to wait for there.
+        self.outcome: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: EnvkitError) -> None:
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+
+class Channel:
+    """Carries calls to one server.
+
+    Args:
+        address: How errors name the server.
+        connect: Gives a new, open WebSocket.
+    """
+
+    def __init__(self, address: str, connect: Dial) -> None:
+        self._address = address
+        self._connect = connect
+        self._number = 0
+        self._calls: dict[int, _Call] = {}
+        self._unsent: list[int] = []
+        self._filled = anyio.Event()
+        self._shortest_s = _MAX_SWEEP_S
+        self._is_closed = False
+
+    async def call(self, method: str, params: msgspec.Struct, timeout_s: float) -> msgspec.Raw:
+        """Make a call and return its result, as JSON.
+
+        Raises:
+            DeadlineError: There was no answer within `timeout_s`.
+            UnreachableError: The server is gone.
+            RequestError: `params` cannot be said in JSON.
+            EnvkitError: Whatever the server answered.
+        """
+        if self._is_closed:
+            raise self._closed()
+        self._number = number = self._number + 1
+        frame = b'{"id":%d,"method":"%b","params":%b}' % (number, method.encode(), write(params))
+        self._calls[number] = call = _Call(method, frame, timeout_s)
+        self._shortest_s = min(self._shortest_s, timeout_s / 4)
+        self._unsent.append(number)
+        if not self._filled.is_set():
+            self._filled.set()
+        try:
+            return await call.outcome
+        finally:
+            del self._calls[number]
+            if call.outcome.done() and not call.outcome.cancelled():
+                call.outcome.exception()  # seen, even if we were cancelled in the same moment
+
+    async def open(self) -> ClientConnection:
+        """Connect once.
+
+        Raises:
+            UnreachableError: Nothing answers, or not what is expected.
+        """
+        try:
+            return await self._connect()
+        except InvalidStatus as error:
+            status = error.response.status_code
+            raise UnreachableError(f"{self._address} answers with status {status}; is it an `envkit serve`?") from None
+        except ssl.SSLError as error:
+            raise UnreachableError(f"{self._address}: {error.reason or error}") from None
+        except (OSError, EOFError, WebSocketException) as error:
+            cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise UnreachableError(f"{self._address} does not answer: {cause}") from None
+
+    async def run(self, socket: ClientConnection) -> None:
+        """Carry calls over `socket`, and over others after it, until cancelled."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._sweep)
+                while True:
+                    await self._talk(socket)
+                    socket = await self._reopen()
+        finally:
+            self._is_closed = True
+            self._fail_all(self._closed())
+
+    async def _talk(self, socket: ClientConnection) -> None:
+        """Carry calls until `socket` breaks, and close it."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._send, socket)
+                with suppress(ConnectionClosed):
+                    while True:
+                        self._take(await socket.recv(decode=False))
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.move_on_after(_CLOSING_S, shield=True):
+                await socket.close()
+
+    async def _send(self, socket: ClientConnection) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled = anyio.Event()
+            numbers, self._unsent = self._unsent, []
+            calls = [call for number in numbers if (call := self._calls.get(number)) is not None]
+            for call in calls:
+                call.sends += 1
+            try:
+                for message in batches([call.frame for call in calls], _BATCH_BYTES):
+                    await socket.send(message)
+            except ConnectionClosed:  # `recv` says so too
+                return
+
+    def _take(self, message: bytes) -> None:
+        try:
+            answers = _ANSWERS.decode(message) if message[:1] == b"[" else [_ANSWER.decode(message)]
+        except (ValueError, RecursionError) as error:
+            self._fail_all(UnreachableError(f"{self._address} answers what is no answer: {error}"))
+            return
+        for answer in answers:
+            call = self._calls.get(answer.id) if isinstance(answer.id, int) else None
+            if call is None or call.outcome.done():
+                continue  # nobody waits for it any more
+            if answer.error is not None:
+                call.fail(from_problem(answer.error))
+            else:
+                call.outcome.set_result(answer.result)
+
+    async def _reopen(self) -> ClientConnection:
+        """Connect again, as soon as that succeeds, and see to it that calls without an answer are sent again."""
+        while True:
+            for call in list(self._calls.values()):
+                if call.sends >= _MAX_SENDS:
+                    call.fail(UnreachableError(f"{self._address} broke the connection during {call.method!r}, twice"))
+            failure: EnvkitError = UnreachableError(f"{self._address} does not answer")
+            for delay_s in RETRY_DELAYS_S:
+                await anyio.sleep(delay_s)
+                try:
+                    socket = await self.open()
+                except EnvkitError as error:
+                    failure = error
+                else:
+                    self._unsent = sorted(self._calls)
+                    self._filled.set()
+                    return socket
+            self._fail_all(failure)
+            self._filled = anyio.Event()
+            await self._filled.wait()
+
+    async def _sweep(self) -> None:
+        while True:
+            await anyio.sleep(self._shortest_s)
+            now = clock.now()
+            for call in list(self._calls.values()):
+                if now >= call.deadline:
+                    call.fail(
+                        DeadlineError(f"{self._address} did not answer {call.method!r} within {call.timeout_s:g} s")
+                    )
+
+    def _closed(self) -> UnreachableError:
+        return UnreachableError(f"the connection to {self._address} was closed")
+
+    def _fail_all(self, error: EnvkitError) -> None:
+        for call in self._calls.values():
+            call.fail(error)
+        self._unsent = []

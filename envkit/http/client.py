@@ -1,0 +1,208 @@
+"""The client of a server: episodes played elsewhere, over one socket, behind the same protocol as any other host."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from types import TracebackType
+from typing import Self, TypeAlias, TypeVar
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from envkit.errors import (
+    CapacityError,
+    EnvError,
+    EnvkitError,
+    OptionError,
+    RequestError,
+    SandboxError,
+    StepOrderError,
+    UnreachableError,
+    UsageError,
+)
+from envkit.http import wire
+from envkit.http.channel import Channel
+from envkit.http.dial import OpenSocket, dial_socket, dial_url
+from envkit.protocols import Episode
+from envkit.types import Reset, Step, Task
+
+TIMEOUT_S = 60.0
+"""Seconds that a call may take, unless the caller says otherwise."""
+
+_DELETE_TIMEOUT_S = 5.0
+_FULL_DELAYS_S = (0.01, 1.0)
+"""Seconds between looking whether a full server has room again: at first, and at most."""
+
+T = TypeVar("T")
+StepCall: TypeAlias = Callable[[wire.SessionStepBody], Awaitable[wire.StepReply]]
+
+
+class EnvClient:
+    """Plays episodes on a server; satisfies `envkit.protocols.EnvHost`. Enter it to connect.
+
+    Everything goes over one socket. If that breaks, it is made again and what had no answer is asked again. A server
+    that cannot be reached again fails the calls that wait for it; later calls try anew.
+
+    Args:
+        url: Where the server is: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
+        connect: Instead of `url`: gives a connected stream socket, once for each time that one is needed.
+        name: How errors name a server that has no `url`.
+        timeout_s: Seconds that a call may take.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        connect: OpenSocket | None = None,
+        name: str = "the server behind a socket",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if (url is None) == (connect is None):
+            raise UsageError("a client needs a url or a way to connect, not both")
+        if timeout_s <= 0:
+            raise UsageError(f"timeout_s must be above 0, got {timeout_s}")
+        self._address = name if url is None else url.rstrip("/")
+        self._timeout_s = timeout_s
+        dial = dial_url(self._address, timeout_s) if connect is None else dial_socket(connect, timeout_s)
+        self._channel = Channel(self._address, dial)
+        self._rng = random.Random()
+        self._tasks: TaskGroup  # made on entering, since only then there is a loop
+        self._capacity = 0
+        self._door: anyio.Lock
+        self._left: anyio.Event
+
+    @property
+    def capacity(self) -> int:
+        """Number of episodes at once, as the server said when it was connected to or last asked."""
+        return self._capacity
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+        """Give an episode, waiting while the server is full; see `envkit.protocols.EnvHost.lease`.
+
+        The episode's world is reset on the way in, so that a missing world is known here; what else a reset raises is
+        raised by `Episode.reset`.
+
+        Raises:
+            UnknownEnvError: No environment has the task's id.
+            DeadlineError: The server did not answer in time.
+            UnreachableError: The server is gone.
+        """
+        id = uuid.uuid4().hex
+        is_reachable = True
+        try:
+            yield await self._create(id, task)
+        except UnreachableError:
+            is_reachable = False
+            raise
+        finally:
+            if is_reachable:
+                await self._delete(id)
+            left, self._left = self._left, anyio.Event()
+            left.set()
+
+    async def health(self) -> wire.HealthReply:
+        """Ask for a sign of life."""
+        return await self._call("health", wire.NoBody(), wire.HealthReply)
+
+    async def ready(self) -> wire.ReadyReply:
+        """Ask whether an episode could be leased now."""
+        ready = await self._call("ready", wire.NoBody(), wire.ReadyReply)
+        self._capacity = ready.capacity
+        return ready
+
+    async def envs(self) -> list[wire.EnvReply]:
+        """Ask which environments can be played."""
+        return (await self._call("envs", wire.NoBody(), wire.EnvsReply)).envs
+
+    async def __aenter__(self) -> Self:
+        socket = await self._channel.open()
+        self._door, self._left = anyio.Lock(), anyio.Event()
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self._channel.run, socket)
+        try:
+            await self.ready()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def _stop(self) -> None:
+        self._tasks.cancel_scope.cancel()
+        # Not told of the block's own error, which it would wrap in a group.
+        await self._tasks.__aexit__(None, None, None)
+
+    async def _create(self, id: str, task: Task) -> Episode:
+        """Make a session as soon as there is room."""
+        body = wire.CreateBody(task.env_id, task.seed, dict(task.options), session_id=id)
+
+        async def step(body: wire.SessionStepBody) -> wire.StepReply:
+            return await self._call("step", body, wire.StepReply)
+
+        if self._door.locked():  # others were here before
+            await self._room()
+        while True:
+            try:
+                start = (await self._call("create", body, wire.ResetReply)).reset()
+            except CapacityError:
+                await self._room()
+            except (OptionError, EnvError, SandboxError) as error:
+                return _Episode(id, error, step)
+            else:
+                return _Episode(id, start, step)
+
+    async def _delete(self, id: str) -> None:
+        """Give an episode's place back; if that fails, the session expires."""
+        with anyio.CancelScope(shield=True), suppress(EnvkitError):
+            await self._call("delete", wire.SessionBody(id), wire.DoneReply, timeout_s=_DELETE_TIMEOUT_S)
+
+    async def _room(self) -> None:
+        """Wait until the server has room; one asks at a time, however many wait."""
+        first_s, most_s = _FULL_DELAYS_S
+        delay_s = first_s
+        async with self._door:
+            while not (await self.ready()).ready:
+                with anyio.move_on_after(delay_s * self._rng.uniform(0.5, 1.0)):  # not all clients in step
+                    await self._left.wait()
+                delay_s = min(2 * delay_s, most_s)
+
+    async def _call(self, method: str, body: msgspec.Struct, reply: type[T], *, timeout_s: float | None = None) -> T:
+        result = await self._channel.call(method, body, self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            return msgspec.json.decode(result, type=reply)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{self._address} answers {method!r} in a way that cannot be read: {error}") from None
+
+
+class _Episode:
+    """An episode that is played on a server."""
+
+    def __init__(self, id: str, start: Reset | EnvkitError, call: StepCall) -> None:
+        self._id = id
+        self._start = start
+        self._call = call
+        self._turn: int | None = None
+
+    async def reset(self) -> Reset:
+        if isinstance(self._start, EnvkitError):
+            raise self._start
+        self._turn = 0
+        return self._start
+
+    async def step(self, action: str) -> Step:
+        if self._turn is None:
+            raise StepOrderError("step before reset")
+        sayable = action.encode(errors="replace").decode()  # a lone surrogate is no text, yet an action like any other
+        reply = await self._call(wire.SessionStepBody(self._turn, sayable, session_id=self._id))
+        self._turn = reply.turn
+        return reply.step()

@@ -1,0 +1,185 @@
+"""The described API: every call as an HTTP route, with an OpenAPI document and a page to try them at ``/docs``.
+
+The document's schemas are those of the very types that decode the messages, so FastAPI routes and describes here but
+does not validate. This module is imported when the first of its routes is asked for: FastAPI takes longer to import
+than a sandbox takes to start, and a server in a sandbox is only ever reached over its socket.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+
+from envkit import __version__
+from envkit.errors import EnvkitError, RequestError, to_problem
+from envkit.http import wire
+from envkit.http.asgi import RETRY_AFTER_S
+from envkit.http.calls import Calls
+from envkit.http.tally import exposition
+
+_V1 = f"/v{wire.PROTOCOL}"
+_NOTHING = wire.NoBody()
+_TASK = msgspec.json.Decoder(wire.TaskBody)
+_STEP = msgspec.json.Decoder(wire.StepBody)
+_REF = "#/components/schemas/{name}"
+_TYPES = (
+    wire.TaskBody,
+    wire.StepBody,
+    list[wire.SessionStepBody],
+    wire.ResetReply,
+    wire.OpeningReply,
+    wire.StepReply,
+    list[wire.Outcome],
+    wire.SessionReply,
+    wire.SessionsReply,
+    wire.EnvsReply,
+    wire.HealthReply,
+    wire.ReadyReply,
+    wire.DoneReply,
+    wire.Problem,
+)
+
+
+def describe(calls: Calls, slow_reset_s: float) -> FastAPI:
+    """Return the application that answers every route.
+
+    Args:
+        calls: What the routes call.
+        slow_reset_s: Seconds after which a reset that goes on is answered with 202.
+    """
+    routes = _Routes(calls, slow_reset_s)
+    api = FastAPI(
+        title="envkit",
+        version=__version__,
+        redoc_url=None,
+        exception_handlers={EnvkitError: routes.failed, HTTPException: routes.lost, Exception: routes.failed},
+    )
+    schemas, components = msgspec.json.schema_components(_TYPES, ref_template=_REF)
+    schema_of = dict(zip(map(str, _TYPES), schemas, strict=True))
+
+    def add(verb: str, path: str, route: Any, reply: Any = None, body: Any = None, opening: Any = None) -> None:
+        replies: dict[int | str, Any] = {200: reply, 202: opening, "default": wire.Problem}
+        responses: dict[int | str, dict[str, Any]] = {
+            status: {"description": _first_line(type), "content": _content(schema_of[str(type)])}
+            for status, type in replies.items()
+            if type is not None
+        }
+        takes = None if body is None else {"requestBody": {"required": True, "content": _content(schema_of[str(body)])}}
+        api.add_api_route(
+            path, route, methods=[verb], responses=responses, openapi_extra=takes, response_class=Response
+        )
+
+    session = f"{_V1}/sessions/{{session_id}}"
+    add("PUT", session, routes.create, wire.ResetReply, wire.TaskBody, wire.OpeningReply)
+    add("POST", f"{session}/step", routes.step, wire.StepReply, wire.StepBody)
+    add("POST", f"{_V1}/sessions:step", routes.steps, list[wire.Outcome], list[wire.SessionStepBody])
+    add("GET", f"{_V1}/sessions", routes.sessions, wire.SessionsReply)
+    add("GET", session, routes.session, wire.SessionReply)
+    add("DELETE", session, routes.delete, wire.DoneReply)
+    add("GET", f"{_V1}/envs", routes.envs, wire.EnvsReply)
+    add("GET", f"{_V1}/health", routes.health, wire.HealthReply)
+    add("GET", f"{_V1}/ready", routes.ready, wire.ReadyReply)
+    add("GET", "/metrics", routes.metrics)
+
+    def document() -> dict[str, Any]:
+        if api.openapi_schema is None:
+            api.openapi_schema = get_openapi(title=api.title, version=api.version, routes=api.routes)
+            api.openapi_schema["components"] = {"schemas": components}
+        return api.openapi_schema
+
+    api.openapi = document  # type: ignore[method-assign]
+    return api
+
+
+class _Routes:
+    """One method a route: decode, one call, encode."""
+
+    def __init__(self, calls: Calls, slow_reset_s: float) -> None:
+        self._calls = calls
+        self._slow_reset_s = slow_reset_s
+
+    async def create(self, session_id: str, request: Request) -> Response:
+        """Start a session: the task in, the first observation out. Repeating the call is safe.
+
+        202 means that the reset takes its time: repeat the call until it gives the observation.
+        """
+        task = wire.read(await request.body(), _TASK)
+        body = wire.CreateBody(task.env_id, task.seed, task.options, session_id=wire.read_id(session_id))
+        with anyio.move_on_after(self._slow_reset_s):
+            return self._reply(await self._calls.create(body), session_id)
+        opening = wire.OpeningReply(turn=0, state=self._calls.sessions.get(session_id).state.value)
+        return _json(wire.write(opening), status=202, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+    async def step(self, session_id: str, request: Request) -> Response:
+        """Play one move. Repeating the call with the same `turn` and `action` is safe."""
+        step = wire.read(await request.body(), _STEP)
+        body = wire.SessionStepBody(step.turn, step.action, session_id=session_id)
+        return self._reply(await self._calls.step(body), session_id)
+
+    async def steps(self, request: Request) -> Response:
+        """Play moves of many sessions: a list in, and a list of results or errors out, in the same order."""
+        return _json(await self._calls.steps(await request.body()))
+
+    async def sessions(self) -> Response:
+        """Look at all sessions."""
+        return self._reply(await self._calls.list_sessions(_NOTHING))
+
+    async def session(self, session_id: str) -> Response:
+        """Look at a session, without keeping it from expiring."""
+        return self._reply(await self._calls.session(wire.SessionBody(session_id)))
+
+    async def delete(self, session_id: str) -> Response:
+        """End a session. Repeating the call is safe, as is ending one that does not exist."""
+        return self._reply(await self._calls.delete(wire.SessionBody(session_id)))
+
+    async def envs(self) -> Response:
+        """List the environments that can be played."""
+        return self._reply(await self._calls.list_envs(_NOTHING))
+
+    async def health(self) -> Response:
+        """Say that the server is alive."""
+        return self._reply(await self._calls.health(_NOTHING))
+
+    async def ready(self) -> Response:
+        """Say whether a session can be made now; if not, with status 503."""
+        ready = await self._calls.ready(_NOTHING)
+        return _json(wire.write(ready), status=200 if ready.ready else 503)
+
+    async def metrics(self) -> Response:
+        """Metrics in Prometheus's text format."""
+        return Response(exposition(self._calls.sessions), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        return _problem(self._calls.problem(error, request.path_params.get("session_id")))
+
+    async def lost(self, request: Request, error: Exception) -> Response:
+        """Answer what no route takes, keeping the status that says why (404, 405)."""
+        assert isinstance(error, HTTPException)
+        what = RequestError(f"{request.method} {request.url.path}: {error.detail}")
+        problem = msgspec.convert({**to_problem(what), "status": error.status_code}, wire.Problem)
+        return _problem(problem, dict(error.headers or {}))
+
+    def _reply(self, reply: object, session_id: str | None = None) -> Response:
+        return _json(self._calls.encode(reply, session_id))
+
+
+def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, headers, "application/json")
+
+
+def _problem(problem: wire.Problem, headers: dict[str, str] | None = None) -> Response:
+    again = {"Retry-After": str(RETRY_AFTER_S)} if problem.retry else {}
+    return Response(wire.write(problem), problem.status, {**(headers or {}), **again}, "application/problem+json")
+
+
+def _content(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _first_line(type: Any) -> str:
+    return (type.__doc__ or "").partition("\n")[0] if isinstance(type, msgspec.StructMeta) else "One for each step."

@@ -1,0 +1,123 @@
+"""The server's side of a WebSocket: frames in, answers out, many sessions on one socket.
+
+A call goes on when its socket breaks, so that the caller can come back over another one and ask again. While a socket
+is open, the sessions that were used over it do not expire. All answers that are ready in one turn of the event loop
+travel in one message.
+"""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from envkit.errors import RequestError, TooLargeError
+from envkit.http.asgi import Receive, Send
+from envkit.http.calls import Calls, read_each
+from envkit.http.wire import Frame, batches, read
+
+MAX_OWED = 10_000
+"""Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
+
+_BATCH_BYTES = 1 << 20
+
+_FRAME = msgspec.json.Decoder(Frame)
+_FRAMES = msgspec.json.Decoder(list[Frame])
+
+
+class Sockets:
+    """All sockets of a server.
+
+    Args:
+        calls: What they act on.
+        tasks: Where calls run, since they outlive their socket.
+        max_frame_bytes: Size of a frame's parameters above which it is refused.
+    """
+
+    def __init__(self, calls: Calls, tasks: TaskGroup, max_frame_bytes: int) -> None:
+        self._calls = calls
+        self._tasks = tasks
+        self._max_frame_bytes = max_frame_bytes
+        self._open: set[_Outbox] = set()
+
+    async def serve(self, receive: Receive, send: Send) -> None:
+        """Serve one socket until it closes."""
+        outbox = _Outbox()
+        used: set[str] = set()
+        await receive()
+        await send({"type": "websocket.accept"})
+        self._open.add(outbox)
+        try:
+            with self._calls.sessions.keeping(used):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(outbox.run, send)
+                    while (message := await receive())["type"] == "websocket.receive":
+                        self._take(message.get("bytes") or (message.get("text") or "").encode(), outbox, used)
+                        await outbox.wait_for_room()
+                    tasks.cancel_scope.cancel()
+        finally:
+            self._open.discard(outbox)
+
+    async def answered(self) -> None:
+        """Wait until no open socket is owed an answer."""
+        while owed := [outbox for outbox in self._open if outbox.owed]:
+            await owed[0].wait_for_room(0)
+
+    def _take(self, data: bytes, outbox: _Outbox, used: set[str]) -> None:
+        frames = self._read(data)
+        outbox.owed += len(frames)
+        for frame in frames:
+            if isinstance(frame, RequestError):
+                outbox.put(self._calls.refusal(None, frame))
+            elif len(memoryview(frame.params)) > self._max_frame_bytes:
+                too_large = TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
+                outbox.put(self._calls.refusal(frame.id, too_large))
+            elif (answer := self._calls.answer_now(frame, used)) is not None:
+                outbox.put(answer)
+            else:
+                self._tasks.start_soon(self._answer, frame, outbox, used)
+
+    def _read(self, data: bytes) -> list[Frame | RequestError]:
+        try:
+            return read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
+        except RequestError as error:
+            return [error]
+
+    async def _answer(self, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
+        outbox.put(await self._calls.answer(frame, used))
+
+
+class _Outbox:
+    """Answers of one socket that wait for being sent."""
+
+    def __init__(self) -> None:
+        self.owed = 0
+        """Frames that came and whose answers were not sent."""
+        self._answers: list[bytes] = []
+        self._filled = anyio.Event()
+        self._emptied = anyio.Event()
+
+    def put(self, answer: bytes) -> None:
+        self._answers.append(answer)
+        if not self._filled.is_set():
+            self._filled.set()
+
+    async def wait_for_room(self, most: int = MAX_OWED) -> None:
+        """Wait until at most `most` answers are owed."""
+        while self.owed > most:
+            await self._emptied.wait()
+
+    async def run(self, send: Send) -> None:
+        """Send what is put in, until cancelled or the socket is closed."""
+        while True:
+            await self._filled.wait()
+            self._filled = anyio.Event()
+            answers, self._answers = self._answers, []
+            for batch in batches(answers, _BATCH_BYTES):
+                try:
+                    await send({"type": "websocket.send", "bytes": batch})
+                except OSError:  # closed meanwhile, which `receive` reports too
+                    return
+            self.owed -= len(answers)
+            emptied, self._emptied = self._emptied, anyio.Event()
+            emptied.set()

@@ -1,0 +1,186 @@
+"""Serving an `App` with uvicorn, on TCP or on a Unix socket, inside the caller's event loop."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from errno import EADDRINUSE
+from pathlib import Path
+
+import anyio
+import uvicorn
+from anyio.abc import TaskStatus
+
+from envkit.errors import UsageError
+from envkit.http.app import App
+from envkit.http.wire import MAX_MESSAGE_BYTES
+
+DRAIN_S = 10.0
+"""Seconds that calls which run at shutdown are given, unless the caller says otherwise."""
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+_PING_S = 20.0
+_PONG_S = 120.0
+"""A client that trains in the loop's own thread is deaf for a while."""
+_LEAVE_S = 3
+
+
+async def serve(
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    uds: str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    handle_signals: bool = True,
+    drain_s: float = DRAIN_S,
+) -> None:
+    """Serve `app` until SIGTERM, SIGINT or cancellation; then finish what runs and give back every lease.
+
+    Args:
+        app: What `envkit.http.app.create_app` returned.
+        host: Name or address to listen on.
+        port: TCP port; 0 takes a free one.
+        uds: Path of a Unix socket to listen on instead. One that nobody listens on any more is replaced.
+        on_ready: Called once with the address, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``, as soon
+            as requests are answered.
+        handle_signals: Whether SIGTERM and SIGINT end the server; only possible in the main thread.
+        drain_s: Seconds that running calls are given at shutdown.
+
+    Raises:
+        UsageError: The port or the path cannot be used; the message says what to do.
+    """
+    listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
+    address = _address(listener)
+    try:
+        server = _Server(_config(app), lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
+        async with anyio.create_task_group() as tasks:
+            if handle_signals:
+                await tasks.start(_stop_on_signal, server.stopping)
+            tasks.start_soon(server.run_to_the_end, listener)
+            try:
+                await server.stopping.wait()
+            finally:
+                server.stopping.set()
+            await server.ended.wait()
+            tasks.cancel_scope.cancel()
+    finally:
+        _stop_listening(listener, uds)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signals, and told when to stop instead of asking ten times a second."""
+
+    def __init__(
+        self, config: uvicorn.Config, on_ready: Callable[[], None], drain: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(config)
+        self.stopping = anyio.Event()
+        self.ended = anyio.Event()
+        self._on_ready = on_ready
+        self._drain = drain
+
+    async def run_to_the_end(self, listener: socket.socket) -> None:
+        """Serve; a cancelled caller has to wait for the shutdown, which is short."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.serve(sockets=[listener])
+            finally:
+                self.ended.set()
+
+    async def main_loop(self) -> None:
+        self._on_ready()
+        await self.stopping.wait()
+        await self._drain()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _stop_on_signal(stopping: anyio.Event, *, task_status: TaskStatus[None]) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for _ in signals:
+            stopping.set()
+
+
+def _config(app: App) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_ping_interval=_PING_S,
+        ws_ping_timeout=_PONG_S,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_LEAVE_S,
+        backlog=_BACKLOG,
+    )
+
+
+def _listen_tcp(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno == EADDRINUSE:
+            remedy = "is in use; choose another one, or 0 for any that is free"
+        else:
+            remedy = f"cannot be used: {error.strerror or error}"
+        raise UsageError(f"port {port} on {host} {remedy}") from None
+    except (OverflowError, UnicodeError):
+        raise UsageError(f"port {port} on {host[:80]} cannot be used: a port lies in 0 to 65535") from None
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    if path.is_socket():
+        _remove_stale(path)
+    elif path.exists():
+        raise UsageError(f"{path} is there and is not a socket; choose another path")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"no socket can be made at {path}: {error.strerror or error}") from None
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _stop_listening(listener: socket.socket, uds: str | None) -> None:
+    listener.close()
+    if uds is not None:
+        Path(uds).unlink(missing_ok=True)
+
+
+def _remove_stale(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise UsageError(f"{path} cannot be used: {error.strerror or error}") from None
+    raise UsageError(f"a server listens at {path} already; stop it or choose another path")
+
+
+def _address(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host, port = name[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

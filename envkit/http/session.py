@@ -1,0 +1,208 @@
+"""One session: its states, its turns, and what a repeated step is told. `envkit.http.sessions` owns them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import anyio
+
+from envkit import clock
+from envkit.errors import EnvkitError, SessionBrokenError, SessionConflictError, StepOrderError
+from envkit.protocols import Episode
+from envkit.types import Reset, Step, Task
+
+
+class SessionState(StrEnum):
+    """Where a session is in its life."""
+
+    OPENING = "opening"
+    """Its place is being leased and its world reset."""
+    READY = "ready"
+    """It waits for the next action."""
+    STEPPING = "stepping"
+    """The world is playing an action."""
+    FINISHED = "finished"
+    """The episode has ended; its last answer can still be asked for."""
+    BROKEN = "broken"
+    """Something failed half way; the episode is void."""
+
+
+class SessionEvent(StrEnum):
+    """What happens to a session."""
+
+    OPENED = "opened"
+    STEP = "step"
+    ANSWERED = "answered"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+_NEXT: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
+    (SessionState.OPENING, SessionEvent.OPENED): SessionState.READY,
+    (SessionState.OPENING, SessionEvent.FAILED): SessionState.BROKEN,
+    (SessionState.READY, SessionEvent.STEP): SessionState.STEPPING,
+    (SessionState.READY, SessionEvent.FAILED): SessionState.BROKEN,
+    (SessionState.STEPPING, SessionEvent.ANSWERED): SessionState.READY,
+    (SessionState.STEPPING, SessionEvent.ENDED): SessionState.FINISHED,
+    (SessionState.STEPPING, SessionEvent.FAILED): SessionState.BROKEN,
+}
+
+
+def after(state: SessionState, event: SessionEvent) -> SessionState:
+    """Return the state that `event` leads to.
+
+    Raises:
+        ValueError: It cannot happen in `state`.
+    """
+    try:
+        return _NEXT[state, event]
+    except KeyError:
+        raise ValueError(f"a session that is {state} cannot be {event}") from None
+
+
+class Opened(NamedTuple):
+    """The start of a session's episode, and the session's turn now."""
+
+    turn: int
+    start: Reset
+
+
+class Played(NamedTuple):
+    """The answer to a step, and the session's turn after it."""
+
+    turn: int
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """A session from outside; `idle_s` are the seconds since anyone used it."""
+
+    id: str
+    task: Task
+    state: SessionState
+    turn: int
+    idle_s: float
+
+
+@runtime_checkable
+class ComputingEpisode(Protocol):
+    """An episode whose steps only compute: they cannot be waited for, cancelled or overtaken."""
+
+    def step_now(self, action: str) -> Step: ...
+
+
+class Move:
+    """A step that was begun; `answer` is None while the world plays it."""
+
+    __slots__ = ("action", "answer", "settled", "turn")
+
+    def __init__(self, turn: int, action: str) -> None:
+        self.turn = turn
+        self.action = action
+        self.answer: Step | EnvkitError | None = None
+        self.settled: anyio.Event | None = None
+
+    async def wait(self) -> None:
+        if self.answer is None:
+            if self.settled is None:
+                self.settled = anyio.Event()
+            await self.settled.wait()
+
+    def settle(self, answer: Step | EnvkitError) -> None:
+        self.answer = answer
+        if self.settled is not None:
+            self.settled.set()
+
+    def result(self) -> Played:
+        if isinstance(self.answer, EnvkitError):
+            raise self.answer.with_traceback(None)
+        assert self.answer is not None
+        return Played(self.turn + 1, self.answer)
+
+
+class Session:
+    """One session. The task that holds its lease owns it; callers move it."""
+
+    def __init__(self, id: str, task: Task) -> None:
+        self.id = id
+        self.task = task
+        self.state = SessionState.OPENING
+        self.turn = 0
+        self.used_at = self.step_began_at = clock.now()
+        self.start: Reset | None = None
+        self.episode: Episode | None = None
+        self.computing: ComputingEpisode | None = None
+        self.move: Move | None = None
+        self.error: EnvkitError | None = None
+        """What a step in a broken session is told."""
+        self.why_interrupted: EnvkitError = SessionBrokenError(f"session {id}: cancelled")
+        self.holding = anyio.CancelScope()
+        self.stepping: anyio.CancelScope | None = None
+        self.opened = anyio.Event()
+        self.released = anyio.Event()
+        self.closed = anyio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (SessionState.FINISHED, SessionState.BROKEN)
+
+    def happens(self, event: SessionEvent) -> None:
+        self.state = after(self.state, event)
+
+    def repeated(self, turn: int, action: str) -> Move | None:
+        """Return the step that this is a repeat of; None if it is a new one.
+
+        Raises:
+            SessionConflictError: The turn was played with another action.
+            SessionBrokenError: The session is broken.
+            StepOrderError: It is neither the last step nor the next one.
+        """
+        move = self.move
+        if move is not None and turn == move.turn and action == move.action:
+            return move
+        if self.state is SessionState.BROKEN:
+            assert self.error is not None
+            raise self.error.with_traceback(None)
+        if move is not None and turn == move.turn:
+            raise SessionConflictError(f"session {self.id}: turn {turn} was played with another action")
+        if turn != self.turn or self.state is SessionState.STEPPING:
+            raise StepOrderError(f"session {self.id}: expected turn {self.turn}, got {turn}")
+        if self.state is SessionState.OPENING:
+            raise StepOrderError(f"session {self.id}: a step before the answer to create")
+        if self.state is SessionState.FINISHED:
+            raise StepOrderError(f"session {self.id}: a step after the end of the episode")
+        return None
+
+    def begin(self, turn: int, action: str) -> Move:
+        self.move = move = Move(turn, action)
+        self.step_began_at = self.used_at
+        self.happens(SessionEvent.STEP)
+        return move
+
+    def settle(self, move: Move, answer: Step | EnvkitError) -> None:
+        if isinstance(answer, EnvkitError):
+            self.happens(SessionEvent.FAILED)
+            self.error = SessionBrokenError(f"session {self.id} broke at turn {move.turn}: {answer}")
+        else:
+            self.turn += 1
+            self.happens(SessionEvent.ENDED if answer.ended else SessionEvent.ANSWERED)
+        if self.state is not SessionState.READY:
+            self.released.set()
+        move.settle(answer)
+
+    def end(self, why: EnvkitError) -> None:
+        """Let go of the place, stopping what goes on in it."""
+        self.why_interrupted = why
+        if self.state is SessionState.OPENING:
+            self.holding.cancel()
+        elif self.state is SessionState.STEPPING and self.stepping is not None:
+            self.stepping.cancel()
+        else:
+            self.released.set()
+
+    def view(self, now: float) -> SessionView:
+        return SessionView(self.id, self.task, self.state, self.turn, max(0.0, now - self.used_at))

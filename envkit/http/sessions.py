@@ -1,0 +1,322 @@
+"""Sessions: episodes that are played by name, by a caller whose connection may break at any time.
+
+The caller chooses a session's id and numbers its steps, so every call can be repeated. What `SessionTable` promises:
+
+* `create` with the same id and task gives the same start; a session with another task is refused.
+* `step` with the same turn and action gives the same answer, or the same error, and the world moves once. A repeat that
+  comes while the first is being played waits for it. The same turn with another action, and any other turn, is refused.
+* A step that is cancelled in the world, runs out of time or fails breaks its session: nobody knows what the world did.
+* Nothing is queued: where the host is full, `create` says so at once.
+* A lease is held by one task from reset to the end of the episode, and by nothing else; an episode that has ended gives
+  its place back at once, while its last answer stays until the session is deleted or expires.
+
+One sweeper looks at all sessions at intervals, instead of a timer for each step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from envkit import clock
+from envkit.errors import (
+    CapacityError,
+    DeadlineError,
+    EnvError,
+    EnvkitError,
+    SessionBrokenError,
+    SessionConflictError,
+    SessionNotFoundError,
+)
+from envkit.http.session import (
+    ComputingEpisode,
+    Move,
+    Opened,
+    Played,
+    Session,
+    SessionEvent,
+    SessionState,
+    SessionView,
+)
+from envkit.http.tally import Tally
+from envkit.protocols import EnvHost
+from envkit.types import Step, Task
+
+TTL_S = 600.0
+"""Seconds without a call after which a session expires, unless the caller of `SessionTable` says otherwise."""
+
+STEP_TIMEOUT_S = 300.0
+"""Seconds that a step may take, unless the caller of `SessionTable` says otherwise."""
+
+_MAX_SWEEP_S = 1.0
+_CLOSING_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class _VoidError(Exception):
+    """Leaves a lease by the way that tells the host not to use the world again."""
+
+
+class SessionTable:
+    """All sessions of a server. Enter it to start its sweeper; leaving it gives back every lease.
+
+    Args:
+        host: Where episodes are played.
+        ttl_s: Seconds without a call after which a session expires; also the most that a reset may take.
+        step_timeout_s: Seconds after which a step is cancelled with a `DeadlineError`, which breaks its session.
+
+    Attributes:
+        tally: What was counted so far.
+    """
+
+    def __init__(self, host: EnvHost, *, ttl_s: float = TTL_S, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
+        if ttl_s <= 0 or step_timeout_s <= 0:
+            raise ValueError(f"ttl_s and step_timeout_s must be above 0, got {ttl_s} and {step_timeout_s}")
+        self.tally = Tally()
+        self._host = host
+        self._ttl_s = ttl_s
+        self._step_timeout_s = step_timeout_s
+        self._sessions: dict[str, Session] = {}
+        self._leased = 0
+        self._kept: list[set[str]] = []
+        self._tasks: TaskGroup  # made on entering, since only then there is a loop
+
+    @property
+    def capacity(self) -> int:
+        return self._host.capacity
+
+    @property
+    def leased(self) -> int:
+        """Number of places that are taken; sessions whose episode has ended take none."""
+        return self._leased
+
+    async def create(self, id: str, task: Task) -> Opened:
+        """Start a session, or give its start again. A caller that is cancelled here leaves the session alone.
+
+        A reset that fails is reported to whoever waits for it, or else to the next who asks; then the id is free again.
+
+        Raises:
+            SessionConflictError: The id belongs to a session with another task.
+            CapacityError: All places are taken.
+            UnknownEnvError: From the host, as is whatever else a lease or a reset raises.
+            DeadlineError: The reset took too long.
+        """
+        session = self._sessions.get(id)
+        if session is None:
+            session = self._open(id, task)
+        elif session.task != task:
+            raise SessionConflictError(f"session {id} plays another task")
+        session.used_at = clock.now()
+        await session.opened.wait()
+        if session.start is None:
+            if self._sessions.get(id) is session:
+                del self._sessions[id]
+            assert session.error is not None
+            raise session.error.with_traceback(None)
+        return Opened(session.turn, session.start)
+
+    def step_now(self, id: str, turn: int, action: str) -> Played | None:
+        """Play or repeat a step if that needs no waiting, else return None and do nothing; see `step`."""
+        session = self._used(id)
+        move = session.repeated(turn, action)
+        if move is None:
+            if session.computing is None:
+                return None
+            move = session.begin(turn, action)
+            began = clock.stopwatch()
+            answer: Step | EnvkitError
+            try:
+                answer = session.computing.step_now(action)
+            except Exception as error:
+                answer = _attributed(error, session.task)
+            self.tally.step(clock.stopwatch() - began)
+            session.settle(move, answer)
+        return None if move.answer is None else move.result()
+
+    async def step(self, id: str, turn: int, action: str) -> Played:
+        """Play step number `turn`, or give its answer again.
+
+        Raises:
+            SessionNotFoundError: No such session.
+            SessionConflictError: The turn was played with another action.
+            StepOrderError: It is neither the last step nor the next one, or the episode is over.
+            SessionBrokenError: An earlier step failed or was cancelled, or this one was.
+            DeadlineError: The step took too long.
+            EnvError: The world raised.
+            SandboxLostError: The place it ran in is gone.
+        """
+        played = self.step_now(id, turn, action)
+        if played is not None:
+            return played
+        session = self._used(id)
+        move = session.repeated(turn, action)
+        if move is None:
+            move = session.begin(turn, action)
+            await self._play(session, move)
+        else:
+            await move.wait()
+        return move.result()
+
+    async def delete(self, id: str) -> None:
+        """End a session and wait until its place is free; safe to repeat."""
+        session = self._sessions.pop(id, None)
+        if session is not None:
+            session.end(SessionNotFoundError(f"session {id} was deleted"))
+            await session.closed.wait()
+
+    def get(self, id: str) -> SessionView:
+        """Look at a session without using it.
+
+        Raises:
+            SessionNotFoundError: No such session.
+        """
+        return self._find(id).view(clock.now())
+
+    def turn(self, id: str) -> int | None:
+        """Return a session's turn, or None where there is no such session."""
+        session = self._sessions.get(id)
+        return None if session is None else session.turn
+
+    def views(self) -> list[SessionView]:
+        """Look at all sessions, oldest first."""
+        now = clock.now()
+        return [session.view(now) for session in self._sessions.values()]
+
+    @contextmanager
+    def keeping(self, ids: set[str]) -> Iterator[None]:
+        """Inside, the sessions named in `ids` do not expire while their episode lasts.
+
+        Args:
+            ids: The caller may add names meanwhile; those of sessions that are over are taken out.
+        """
+        self._kept.append(ids)
+        try:
+            yield
+        finally:
+            self._kept = [kept for kept in self._kept if kept is not ids]
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self._sweep)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.end(SessionBrokenError(f"session {session.id}: the server stopped"))
+        with anyio.move_on_after(_CLOSING_S, shield=True):
+            for session in sessions.values():
+                await session.closed.wait()
+        self._tasks.cancel_scope.cancel()
+        # Not told of the block's own error, which it would wrap in a group.
+        await self._tasks.__aexit__(None, None, None)
+
+    def _open(self, id: str, task: Task) -> Session:
+        if self._leased >= self._host.capacity:
+            raise CapacityError(f"all {self._host.capacity} places are taken")
+        self._leased += 1
+        self.tally.sessions += 1
+        session = self._sessions[id] = Session(id, task)
+        self._tasks.start_soon(self._hold, session)
+        return session
+
+    def _find(self, id: str) -> Session:
+        try:
+            return self._sessions[id]
+        except KeyError:
+            raise SessionNotFoundError(f"no session {id}: it was never made, was deleted or has expired") from None
+
+    def _used(self, id: str) -> Session:
+        session = self._find(id)
+        session.used_at = clock.now()
+        return session
+
+    async def _hold(self, session: Session) -> None:
+        """Own the session's lease from reset to the end."""
+        failure: EnvkitError = session.why_interrupted
+        try:
+            with session.holding:
+                async with self._host.lease(session.task) as episode:
+                    session.start = await episode.reset()
+                    session.episode = episode
+                    session.computing = episode if isinstance(episode, ComputingEpisode) else None
+                    session.happens(SessionEvent.OPENED)
+                    session.opened.set()
+                    await session.released.wait()
+                    if session.state is SessionState.BROKEN:
+                        raise _VoidError
+            if session.holding.cancelled_caught:
+                failure = session.why_interrupted
+        except Exception as error:
+            failure = _attributed(error, session.task)
+            if session.is_over and not isinstance(error, _VoidError):
+                _log.warning("session %s: its place was given back with an error: %s", session.id, failure)
+        finally:
+            self._leased -= 1
+            self._lost(session, failure)
+            session.opened.set()
+            session.closed.set()
+
+    def _lost(self, session: Session, failure: EnvkitError) -> None:
+        """Break a session whose lease ended before its episode did."""
+        if session.state is SessionState.STEPPING and session.stepping is not None:
+            session.why_interrupted = failure
+            session.stepping.cancel()
+        elif session.state in (SessionState.OPENING, SessionState.READY):
+            session.error = failure
+            session.happens(SessionEvent.FAILED)
+
+    async def _play(self, session: Session, move: Move) -> None:
+        """Let the world play `move`; whatever happens, the move is settled afterwards."""
+        assert session.episode is not None
+        began = clock.now()
+        answer: Step | EnvkitError = SessionBrokenError(
+            f"session {session.id}: turn {move.turn} was cancelled half way"
+        )
+        try:
+            with anyio.CancelScope() as session.stepping:
+                answer = await session.episode.step(move.action)
+            if session.stepping.cancelled_caught:
+                answer = session.why_interrupted
+        except Exception as error:
+            answer = _attributed(error, session.task)
+        finally:
+            self.tally.step(clock.now() - began)
+            session.settle(move, answer)
+
+    async def _sweep(self) -> None:
+        interval_s = min(_MAX_SWEEP_S, self._ttl_s / 4, self._step_timeout_s / 4)
+        while True:
+            await anyio.sleep(interval_s)
+            now = clock.now()
+            for ids in self._kept:
+                ids.intersection_update(id for id, session in self._sessions.items() if not session.is_over)
+                for id in ids:
+                    self._sessions[id].used_at = now
+            for session in list(self._sessions.values()):
+                if session.state is SessionState.STEPPING:
+                    if now - session.step_began_at >= self._step_timeout_s:
+                        session.end(DeadlineError(f"the step took longer than {self._step_timeout_s:g} s"))
+                elif now - session.used_at >= self._ttl_s:
+                    del self._sessions[session.id]
+                    session.end(self._expiry(session))
+
+    def _expiry(self, session: Session) -> EnvkitError:
+        if session.state is SessionState.OPENING:
+            return DeadlineError(f"the reset took longer than {self._ttl_s:g} s")
+        return SessionNotFoundError(f"session {session.id} has expired")
+
+
+def _attributed(error: Exception, task: Task) -> EnvkitError:
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # from a lease that runs tasks of its own
+        error = error.exceptions[0]
+    return error if isinstance(error, EnvkitError) else EnvError(task.env_id, f"{type(error).__name__}: {error}")

@@ -1,0 +1,66 @@
+"""The server that runs in a sandbox: ``python -m envkit.wiring.inside --socket PATH [--capacity N]``.
+
+The same application as everywhere, on a Unix socket. It ends on SIGTERM, and when its standard input does, which is a
+pipe or a socket that its parent holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+import sys
+from collections.abc import Sequence
+
+import anyio
+
+from envkit import clock
+from envkit.errors import UsageError
+from envkit.wiring.serve import serve_envs
+
+
+async def serve_inside(path: str, capacity: int) -> None:
+    """Serve on the Unix socket `path` until told to stop or left by the parent.
+
+    Raises:
+        UsageError: The path cannot be used.
+    """
+    failure: UsageError | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_without_parent, tasks.cancel_scope)
+        try:
+            await serve_envs(uds=path, capacity=capacity, lazy=True)
+        except UsageError as error:  # raised below, since the group would wrap it
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _stop_without_parent(scope: anyio.CancelScope) -> None:
+    stdin = sys.stdin.fileno()
+    mode = os.fstat(stdin).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return  # a terminal, a file or /dev/null, of which nobody holds the other end
+    while True:
+        await anyio.wait_readable(stdin)
+        if not os.read(stdin, 1 << 16):
+            scope.cancel()
+            return
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="envkit.wiring.inside", description="Serve environments on a Unix socket.")
+    parser.add_argument("--socket", required=True, metavar="PATH", help="where to listen")
+    parser.add_argument("--capacity", type=int, default=1, metavar="N", help="episodes at once (default 1)")
+    options = parser.parse_args(arguments)
+    if options.capacity < 1:
+        parser.error("--capacity must be at least 1")
+    try:
+        clock.run(serve_inside, options.socket, options.capacity)
+    except UsageError as error:
+        parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()
