@@ -126,6 +126,7 @@ class Box:
             UnsupportedError: There is no way into this box on this machine.
         """
         self._check_alive()
+        order = keeper_order(self._place.work, argv, {**self._place.env, **(env or {})})
         with self._place.enter() as entry:
             command = Child(entry.argv, env={}, keep_bytes=EXEC_KEPT_BYTES, life_line=True, pass_fds=entry.pass_fds)
         began = clock.now()
@@ -133,7 +134,7 @@ class Box:
             with anyio.move_on_after(timeout_s) as limit:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._end_with_box, command)
-                    await command.order(keeper_order(self._place.work, argv, {**self._place.env, **(env or {})}))
+                    await command.order(order)
                     await command.wait()
                     tasks.cancel_scope.cancel()
         finally:

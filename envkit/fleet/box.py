@@ -1,0 +1,183 @@
+"""One box of a fleet: its states, its watchers, and the calls that end with it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from enum import StrEnum
+from types import TracebackType
+from typing import ParamSpec, Protocol, TypeVar
+
+import anyio
+
+from envkit.errors import SandboxLostError, UnreachableError
+from envkit.protocols import EnvHost, Episode, Sandbox
+from envkit.types import Reset, SandboxState, Step, Task
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_CAUSE_S = 1.0
+"""Seconds that a sandbox which cannot be reached has to say what became of it."""
+
+
+class BoxClient(EnvHost, Protocol):
+    """Plays episodes on the server in one box."""
+
+    async def health(self) -> object:
+        """Return once the server has answered.
+
+        Raises:
+            UnreachableError: It does not answer.
+        """
+        ...
+
+
+class BoxEvent(StrEnum):
+    """What happens to a box."""
+
+    ANSWERED = "answered"
+    """Its server answered for the first time."""
+    GONE = "gone"
+    """It ended, or cannot be reached any more."""
+    CLOSED = "closed"
+    """The fleet needs it no longer."""
+
+
+_NEXT: Mapping[tuple[SandboxState, BoxEvent], SandboxState] = {
+    (SandboxState.STARTING, BoxEvent.ANSWERED): SandboxState.READY,
+    (SandboxState.STARTING, BoxEvent.GONE): SandboxState.STOPPED,
+    (SandboxState.STARTING, BoxEvent.CLOSED): SandboxState.STOPPED,
+    (SandboxState.READY, BoxEvent.GONE): SandboxState.LOST,
+    (SandboxState.READY, BoxEvent.CLOSED): SandboxState.STOPPED,
+    # Several watchers may see the same end.
+    (SandboxState.LOST, BoxEvent.GONE): SandboxState.LOST,
+    (SandboxState.LOST, BoxEvent.CLOSED): SandboxState.LOST,
+    (SandboxState.STOPPED, BoxEvent.GONE): SandboxState.STOPPED,
+    (SandboxState.STOPPED, BoxEvent.CLOSED): SandboxState.STOPPED,
+}
+
+
+def after(state: SandboxState, event: BoxEvent) -> SandboxState:
+    """Return the state that `event` leads to; only a box that was ready can be lost.
+
+    Raises:
+        ValueError: It cannot happen in `state`.
+    """
+    try:
+        return _NEXT[state, event]
+    except KeyError:
+        raise ValueError(f"a box that is {state} cannot have {event}") from None
+
+
+class Box:
+    """One box of a fleet, from its start to its end.
+
+    Attributes:
+        sandbox: Where its server runs.
+        state: Where it is in its life.
+        cause: Why it ended, once it has.
+        gone: Set when it has ended.
+        load: Number of episodes that have a place in it.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.state = SandboxState.STARTING
+        self.cause = ""
+        self.gone = anyio.Event()
+        self.load = 0
+        self._client: BoxClient | None = None
+        self._calls: set[anyio.CancelScope] = set()
+        self._silence = anyio.Event()
+        self._silence_cause = ""
+
+    def open(self, client: BoxClient) -> None:
+        """Take episodes from now on."""
+        self.state = after(self.state, BoxEvent.ANSWERED)
+        self._client = client
+
+    def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
+        if self._client is None:
+            raise SandboxLostError(self.sandbox.id, self.cause)
+        return self._client.lease(task)
+
+    def end(self, event: BoxEvent, cause: str) -> None:
+        """End all calls that are under way in it; only the first cause counts."""
+        self.state = after(self.state, event)
+        if not self.gone.is_set():
+            self.cause = cause
+            self.gone.set()
+            for call in self._calls:
+                call.cancel()
+
+    async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something that talks to the box.
+
+        Raises:
+            SandboxLostError: The box is gone, or goes while the call is under way.
+        """
+        if self.gone.is_set():
+            raise SandboxLostError(self.sandbox.id, self.cause)
+        with self.within_reach():
+            try:
+                return await function(*args, **kwargs)
+            except UnreachableError as error:
+                self._silence_cause = f"cannot be reached: {error}"
+                self._silence.set()
+                await self.gone.wait()  # its watchers find out why, and end this call
+        raise SandboxLostError(self.sandbox.id, self.cause)
+
+    @contextmanager
+    def within_reach(self) -> Iterator[None]:
+        """Let the end of the box end the block too, quietly."""
+        with anyio.CancelScope() as scope:
+            if self.gone.is_set():
+                scope.cancel()
+            self._calls.add(scope)
+            try:
+                yield
+            finally:
+                self._calls.discard(scope)
+
+    async def watch_sandbox(self) -> None:
+        """Return when the sandbox has said that it is gone."""
+        self.end(BoxEvent.GONE, await self.sandbox.wait())
+
+    async def watch_calls(self) -> None:
+        """Return when a call did not get through; the sandbox has a moment to say the true cause first."""
+        await self._silence.wait()
+        await anyio.sleep(_CAUSE_S)
+        self.end(BoxEvent.GONE, self._silence_cause)
+
+
+class Held:
+    """A lease of the box's own server, taken and given back within reach of the box's watchers."""
+
+    def __init__(self, box: Box, task: Task) -> None:
+        self._box = box
+        self._lease = box.lease(task)
+
+    async def __aenter__(self) -> WatchedEpisode:
+        return WatchedEpisode(self._box, await self._box.call(self._lease.__aenter__))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # What was played is played: a box that goes now takes nothing with it.
+        with self._box.within_reach(), suppress(UnreachableError):
+            await self._lease.__aexit__(kind, error, trace)
+
+
+class WatchedEpisode:
+    """An episode in a box."""
+
+    def __init__(self, box: Box, episode: Episode) -> None:
+        self._box = box
+        self._episode = episode
+
+    async def reset(self) -> Reset:
+        return await self._box.call(self._episode.reset)
+
+    async def step(self, action: str) -> Step:
+        return await self._box.call(self._episode.step, action)

@@ -1,0 +1,302 @@
+"""The fleet itself: who gets a place in which box, and what fills the places."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import anyio
+
+from envkit import clock
+from envkit.errors import DeadlineError, EnvkitError, SandboxError, SandboxLostError, SandboxStartError
+from envkit.fleet.box import Box, BoxClient, BoxEvent, Held
+from envkit.fleet.restarts import RestartBudget, restart_delay
+from envkit.protocols import Episode, Sandbox
+from envkit.types import SandboxState, Task
+
+StartBox: TypeAlias = Callable[[], Awaitable[Sandbox]]
+ConnectBox: TypeAlias = Callable[[Sandbox], AbstractAsyncContextManager[BoxClient]]
+
+_RETRY_S = 0.02
+"""Seconds between two attempts to reach a server that does not listen yet."""
+_STOP_S = 15.0
+"""Seconds until a sandbox that does not stop is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """When a box that does not answer counts as lost: `interval_s` * `misses` + `timeout_s` after it fell silent.
+
+    Attributes:
+        interval_s: Seconds from one probe to the next.
+        timeout_s: Seconds until a probe counts as missed.
+        misses: Missed probes in a row until the box is lost.
+    """
+
+    interval_s: float = 5.0
+    timeout_s: float = 2.0
+    misses: int = 3
+
+
+class FleetHost:
+    """Plays episodes in boxes; satisfies `envkit.protocols.EnvHost`. Used as ``async with``.
+
+    Entering waits until every box has been tried once; leaving stops them all.
+
+    Args:
+        start_box: Starts a sandbox with an env server in it.
+        connect: Opens a client of the server in a sandbox; may raise `UnreachableError` while that does not listen yet.
+        boxes: Number of boxes.
+        slots_per_box: Episodes that one box plays at once.
+        restarts: How often boxes may be replaced. When the budget is spent, a box that is lost stays lost.
+        probing: When a box that does not answer counts as lost.
+        start_timeout_s: Seconds until a server that has not answered since its box was started counts as failed.
+        wait_timeout_s: Seconds that a lease waits while no box is healthy. It waits without bound while all are busy.
+
+    Attributes:
+        lost: Number of boxes that were healthy and are gone.
+        restarts: Number of replacements that were started.
+    """
+
+    def __init__(
+        self,
+        start_box: StartBox,
+        connect: ConnectBox,
+        *,
+        boxes: int,
+        slots_per_box: int,
+        restarts: RestartBudget | None = None,
+        probing: Probing | None = None,
+        start_timeout_s: float = 60.0,
+        wait_timeout_s: float = 120.0,
+    ) -> None:
+        if boxes < 1 or slots_per_box < 1:
+            raise ValueError(f"boxes and slots_per_box must be at least 1, got {boxes} and {slots_per_box}")
+        self._start_box = start_box
+        self._connect = connect
+        self._slots_per_box = slots_per_box
+        self._budget = restarts or RestartBudget()
+        self._probing = probing or Probing()
+        self._start_timeout_s = start_timeout_s
+        self._wait_timeout_s = wait_timeout_s
+        self._boxes = boxes
+        self._places = 0
+        self._untried: set[int] = set()
+        self._all_tried = anyio.Event()
+        self._history: list[float] = []
+        self._ready: list[Box] = []
+        self._waiting: deque[_Waiter] = deque()
+        self._dark_since = 0.0
+        self._failure: SandboxError = SandboxStartError("fleet", "it is not open")
+        self.lost = 0
+        self.restarts = 0
+
+    @property
+    def capacity(self) -> int:
+        """Episodes at once in the boxes that are there or will be replaced."""
+        return self._places * self._slots_per_box
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+        """Play `task` in the healthy box that plays the fewest episodes, waiting while none is free.
+
+        Raises:
+            SandboxLostError: The box died; so does every call of the episode, at once.
+            SandboxStartError: No box is left and the budget of replacements is spent.
+            DeadlineError: No box became healthy in time.
+        """
+        box = await self._place()
+        try:
+            async with Held(box, task) as episode:
+                yield episode
+        finally:
+            box.load -= 1
+            self._assign()
+
+    async def __aenter__(self) -> Self:
+        """Start the boxes.
+
+        Raises:
+            SandboxError: None of them came up; this is why the last one did not.
+        """
+        self._places = self._boxes
+        self._untried = set(range(self._boxes))
+        self._dark_since = clock.now()
+        self._tasks = await anyio.create_task_group().__aenter__()
+        try:
+            for place in range(self._boxes):
+                self._tasks.start_soon(self._keep, place)
+            await self._all_tried.wait()
+            if not self._ready:
+                raise self._failure
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tasks.cancel_scope.cancel()
+        # Only a cancellation is the task group's business: any other error is to leave the block as it is, ungrouped.
+        if not isinstance(error, anyio.get_cancelled_exc_class()):
+            kind = error = trace = None
+        try:
+            await self._tasks.__aexit__(kind, error, trace)
+        finally:
+            self._places = 0
+            self._failure = SandboxStartError("fleet", "it is closed")
+            self._wake()
+
+    async def _keep(self, place: int) -> None:
+        """Keep one place filled, with one box after another, while the budget lasts."""
+        while True:
+            failure = self._failure = await self._live(place)
+            self._tried(place)
+            now = clock.now()
+            self._history = [moment for moment in self._history if now - moment < self._budget.window_s]
+            delay = restart_delay(self._history, self._budget, now=now)
+            if delay is None:
+                break
+            self._history.append(now)
+            await anyio.sleep(delay)
+            self.restarts += 1
+        spent = f"{self._budget.restarts} replacements within {self._budget.window_s:g} s are used up"
+        self._failure = SandboxStartError("fleet", f"no box is left, and {spent}; last: {failure}")
+        self._places -= 1
+        self._wake()
+
+    async def _live(self, place: int) -> SandboxError:
+        """Fill a place with a new box, and return why that is over."""
+        try:
+            sandbox = await self._start_box()
+        except SandboxError as error:
+            return error
+        except EnvkitError as error:
+            return SandboxStartError("of the fleet", str(error))
+        box = Box(sandbox)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(box.watch_sandbox)
+                tasks.start_soon(box.watch_calls)
+                tasks.start_soon(self._serve, box, place)
+                await box.gone.wait()
+                if box.state is SandboxState.LOST:
+                    self.lost += 1
+                    self._leave(box)
+                tasks.cancel_scope.cancel()
+        finally:
+            box.end(BoxEvent.CLOSED, "the fleet was closed")
+            self._leave(box)
+            with anyio.move_on_after(_STOP_S, shield=True):
+                await sandbox.stop()
+        kind = SandboxLostError if box.state is SandboxState.LOST else SandboxStartError
+        return kind(sandbox.id, box.cause)
+
+    async def _serve(self, box: Box, place: int) -> None:
+        """Connect to a box, open it for episodes, and probe it until it is gone."""
+        said = ""
+        with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
+            while box.state is SandboxState.STARTING:
+                try:
+                    async with self._connect(box.sandbox) as client:
+                        await client.health()
+                        starting.deadline = math.inf
+                        box.open(client)
+                        self._ready.append(box)
+                        self._tried(place)
+                        self._wake()
+                        await self._probe(box, client)
+                except EnvkitError as error:
+                    if not error.retry:
+                        return box.end(BoxEvent.GONE, f"its env server says: {error}")
+                    said = f" ({error})"
+                    await anyio.sleep(_RETRY_S)
+        return box.end(BoxEvent.GONE, f"its env server did not answer within {self._start_timeout_s:g} s{said}")
+
+    async def _probe(self, box: Box, client: BoxClient) -> None:
+        """Ask the server for its health at a fixed rate, and return once it was silent too often."""
+        missed = 0
+        due = clock.now()
+        while missed < self._probing.misses:
+            due = max(due + self._probing.interval_s, clock.now())
+            await anyio.sleep(due - clock.now())
+            missed += 1
+            with anyio.move_on_after(self._probing.timeout_s), suppress(EnvkitError):
+                await client.health()
+                missed = 0
+        box.end(BoxEvent.GONE, f"missed {missed} probes")
+
+    async def _place(self) -> Box:
+        """Take a place in a healthy box."""
+        waiter = _Waiter()
+        self._waiting.append(waiter)
+        try:
+            while True:
+                self._assign()
+                if waiter.box is not None and not waiter.box.gone.is_set():
+                    return waiter.box
+                if waiter.box is not None:  # it was lost before we came to it
+                    waiter.box = None
+                    self._waiting.appendleft(waiter)
+                    continue
+                if self._places == 0:
+                    raise self._failure
+                if self._ready:
+                    await waiter.woken.wait()
+                elif clock.now() < (deadline := self._dark_since + self._wait_timeout_s):
+                    with anyio.move_on_after(deadline - clock.now()):
+                        await waiter.woken.wait()
+                else:
+                    raise DeadlineError(f"no sandbox is healthy since {self._wait_timeout_s:g} s; {self._failure}")
+                waiter.woken = anyio.Event()
+        except BaseException:
+            if waiter.box is None:
+                self._waiting.remove(waiter)
+            else:  # it was given a place in the moment in which it gave up
+                waiter.box.load -= 1
+                self._assign()
+            raise
+
+    def _assign(self) -> None:
+        """Give free places to who waits longest."""
+        while self._waiting:
+            alive = (box for box in self._ready if not box.gone.is_set())
+            box = min(alive, key=lambda box: box.load, default=None)
+            if box is None or box.load >= self._slots_per_box:
+                return
+            box.load += 1
+            waiter = self._waiting.popleft()
+            waiter.box = box
+            waiter.woken.set()
+
+    def _leave(self, box: Box) -> None:
+        if box in self._ready:
+            self._ready.remove(box)
+            if not self._ready:
+                self._dark_since = clock.now()
+            self._wake()
+
+    def _tried(self, place: int) -> None:
+        self._untried.discard(place)
+        if not self._untried:
+            self._all_tried.set()
+
+    def _wake(self) -> None:
+        """Let everybody who waits look again: there is another number of boxes."""
+        self._assign()
+        for waiter in self._waiting:
+            waiter.woken.set()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """Somebody who waits for a place, and the box in which it was given one."""
+
+    woken: anyio.Event = field(default_factory=anyio.Event)
+    box: Box | None = None

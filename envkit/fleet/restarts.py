@@ -1,0 +1,37 @@
+"""When a lost box is replaced: a pure function of what happened before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBudget:
+    """How often boxes may be replaced.
+
+    Attributes:
+        restarts: Replacements in the whole fleet within one window.
+        window_s: Length of the window in seconds.
+        first_delay_s: Seconds before the first replacement in a window; each further one waits twice as long.
+        longest_delay_s: Bound on that, in seconds.
+    """
+
+    restarts: int = 5
+    window_s: float = 600.0
+    first_delay_s: float = 0.1
+    longest_delay_s: float = 30.0
+
+
+def restart_delay(history: Sequence[float], budget: RestartBudget, *, now: float) -> float | None:
+    """Return how many seconds to wait before the next replacement, or None when the budget is spent.
+
+    Args:
+        history: When boxes were replaced, on the clock of `now`.
+        budget: What is allowed.
+        now: The time, in seconds.
+    """
+    recent = sum(now - moment < budget.window_s for moment in history)
+    if recent >= budget.restarts:
+        return None
+    return float(min(budget.first_delay_s * 2**recent, budget.longest_delay_s))

@@ -1,0 +1,96 @@
+"""Folders of boxes: private, and cleared away when their owner is gone."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envkit.sandbox import folders
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = folders.new_run_folder()
+    yield made
+    folders.remove(made)
+
+
+def renamed(folder: Path, *, namespace: str | None = None, pid: int | None = None, start: int | None = None) -> Path:
+    """Make a folder like `folder` that names another owner."""
+    _, old_namespace, old_pid, old_start, rest = folder.name.split("-", 4)
+    owner = (namespace or old_namespace, pid or old_pid, old_start if start is None else start)
+    other = folder.with_name("-".join(["envkit", *map(str, owner), rest]))
+    other.mkdir(mode=0o700)
+    return other
+
+
+def test_only_its_owners_user_enters_a_run_folder(folder: Path) -> None:
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_the_path_of_a_socket_in_it_is_short_enough_for_the_kernel(folder: Path) -> None:
+    assert len(str(folder / "process-123456" / "s" / "env.sock")) < 104
+
+
+def test_a_folder_of_the_living_stays(folder: Path) -> None:
+    assert folder not in folders.reap()
+    assert folder.exists()
+
+
+def test_a_folder_whose_owner_is_gone_is_removed(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    orphan = renamed(folder, pid=process.pid)
+    (orphan / "box-1").mkdir()
+    assert orphan in folders.reap()
+    assert not orphan.exists()
+
+
+def test_a_number_that_another_process_has_now_does_not_keep_a_folder(folder: Path) -> None:
+    orphan = renamed(folder, start=1)
+    assert orphan in folders.reap()
+
+
+def test_a_folder_of_another_pid_namespace_stays(folder: Path) -> None:
+    foreign = renamed(folder, namespace="4026500000", start=1)
+    try:
+        assert foreign not in folders.reap()
+        assert foreign.exists()
+    finally:
+        foreign.rmdir()
+
+
+def test_a_link_with_such_a_name_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    link = folder.with_name(renamed(folder, start=1).name + "x")
+    link.symlink_to(tmp_path)
+    try:
+        assert link not in folders.reap()
+        assert (tmp_path / "precious").exists()
+    finally:
+        link.unlink()
+
+
+def test_removing_follows_no_link_and_is_not_stopped_by_closed_folders(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    inner = folder / "closed" / "deeper"
+    inner.mkdir(parents=True)
+    (inner / "file").touch()
+    (inner / "link").symlink_to(tmp_path)
+    inner.chmod(0)
+    inner.parent.chmod(0)
+    folders.remove(folder)
+    assert not folder.exists()
+    assert (tmp_path / "precious").exists()
+
+
+def test_folders_are_made_below_short_writable_places_only() -> None:
+    for root in folders.roots():
+        assert len(str(root)) <= 40
+        assert os.access(root, os.W_OK)

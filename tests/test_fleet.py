@@ -1,0 +1,490 @@
+"""The fleet, with scripted boxes on virtual time: nothing hangs, whatever dies."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from envkit import clock
+from envkit.errors import DeadlineError, RequestError, SandboxLostError, SandboxStartError, UnreachableError
+from envkit.fleet import FleetHost, Probing, RestartBudget, restart_delay
+from envkit.fleet.box import BoxEvent, after
+from envkit.protocols import Episode
+from envkit.types import ExecResult, Observation, Reset, SandboxState, Step, Task
+
+TASK = Task("Game-v0", 7)
+
+
+@dataclass(eq=False)
+class Box:
+    """A sandbox that dies when told to, with a server that answers when it is told to; also its client and episode."""
+
+    id: str
+    answers: bool = True
+    knows_its_cause: bool = True
+    step_s: float = 1.0
+    died: anyio.Event = field(default_factory=anyio.Event)
+    cause: str = ""
+    playing: int = 0
+    most_playing: int = 0
+    stopped_at: float | None = None
+    capacity: int = 99
+
+    def die(self, cause: str) -> None:
+        self.cause = cause
+        self.died.set()
+
+    async def wait(self) -> str:
+        await self.died.wait()
+        if not self.knows_its_cause:
+            await anyio.sleep_forever()
+        return self.cause
+
+    async def stop(self) -> None:
+        self.stopped_at = clock.now()
+        self.die("stopped")
+
+    async def exec(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> ExecResult:
+        raise NotImplementedError
+
+    async def connect(self, name: str) -> socket.socket:
+        raise NotImplementedError
+
+    async def health(self) -> None:
+        await self._talk()
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+        await self._talk()
+        self.playing += 1
+        self.most_playing = max(self.playing, self.most_playing)
+        try:
+            yield self
+        finally:
+            self.playing -= 1
+            await self._talk()
+
+    async def reset(self) -> Reset:
+        await self._talk()
+        return Reset(Observation(self.id), {})
+
+    async def step(self, action: str) -> Step:
+        await self._talk()
+        await anyio.sleep(self.step_s)
+        await self._talk()
+        return Step(Observation(f"{self.id} {action}"), 0.0, False, False, {})
+
+    async def _talk(self) -> None:
+        if self.died.is_set():
+            raise UnreachableError("connection refused")
+        if not self.answers:
+            await anyio.sleep_forever()
+        await anyio.lowlevel.checkpoint()
+
+
+class Yard:
+    """Makes boxes by a script: an entry a box, the last one again and again.
+
+    An entry is a box's maker, or an error to be raised instead.
+    """
+
+    def __init__(self, *script: Callable[[str], Box] | Exception, start_s: float = 0.5) -> None:
+        self.script = script or (Box,)
+        self.start_s = start_s
+        self.boxes: list[Box] = []
+        self.starts: list[float] = []
+
+    async def start(self) -> Box:
+        self.starts.append(clock.now())
+        entry = self.script[min(len(self.starts), len(self.script)) - 1]
+        await anyio.sleep(self.start_s)
+        if isinstance(entry, Exception):
+            raise entry
+        self.boxes.append(entry(f"box-{len(self.boxes)}"))
+        return self.boxes[-1]
+
+    def fleet(
+        self, boxes: int, slots_per_box: int, restarts: RestartBudget | None = None, probing: Probing | None = None
+    ) -> FleetHost:
+        @asynccontextmanager
+        async def connect(box: object) -> AsyncIterator[Box]:
+            assert isinstance(box, Box)
+            yield box
+
+        return FleetHost(
+            self.start,
+            connect,
+            boxes=boxes,
+            slots_per_box=slots_per_box,
+            restarts=restarts or RestartBudget(),
+            probing=probing,
+            start_timeout_s=10,
+            wait_timeout_s=30,
+        )
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    clock.run(main, virtual=True)
+
+
+def silent(name: str) -> Box:
+    return Box(name, answers=False)
+
+
+async def play(host: FleetHost, seconds: float, ends: list[str], task: Task = TASK) -> None:
+    """Play for a while; write down where it was played or how it ended."""
+    try:
+        async with host.lease(task) as episode:
+            start = await episode.reset()
+            with anyio.move_on_after(seconds):
+                while True:
+                    await episode.step("go")
+    except (SandboxLostError, SandboxStartError, DeadlineError) as error:
+        ends.append(f"{clock.now():g} {error}")
+    else:
+        ends.append(start.observation.text)
+
+
+def test_an_episode_goes_to_the_box_with_the_fewest() -> None:
+    async def main() -> None:
+        yard = Yard()
+        async with yard.fleet(boxes=3, slots_per_box=4) as host, anyio.create_task_group() as tasks:
+            ends: list[str] = []
+            for _ in range(7):
+                tasks.start_soon(play, host, 5, ends)
+            await anyio.sleep(2)
+            assert sorted(box.playing for box in yard.boxes) == [2, 2, 3]
+        assert sorted(ends) == ["box-0"] * 3 + ["box-1"] * 2 + ["box-2"] * 2
+
+    run(main)
+
+
+def test_a_lease_waits_for_its_turn_while_all_places_are_taken() -> None:
+    async def main() -> None:
+        yard = Yard()
+        async with yard.fleet(boxes=2, slots_per_box=2) as host:
+            assert host.capacity == 4
+            ends: list[str] = []
+            async with anyio.create_task_group() as tasks:
+                for _ in range(8):
+                    tasks.start_soon(play, host, 100, ends)
+            assert clock.now() == pytest.approx(0.5 + 2 * 100)
+        assert len(ends) == 8
+        assert [box.most_playing for box in yard.boxes] == [2, 2]
+
+    run(main)
+
+
+def test_a_lease_that_gives_up_waiting_leaves_its_place_to_the_next() -> None:
+    async def main() -> None:
+        yard = Yard()
+        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+            ends: list[str] = []
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(play, host, 10, ends)
+                await anyio.sleep(1)
+                with anyio.move_on_after(5):
+                    async with host.lease(TASK):
+                        pytest.fail("there is no place")
+                tasks.start_soon(play, host, 10, ends)
+            assert ends == ["box-0", "box-0"]
+
+    run(main)
+
+
+def test_every_episode_of_a_box_that_dies_raises_at_once_and_the_others_play_on() -> None:
+    async def main() -> None:
+        yard = Yard(lambda name: Box(name, step_s=50))
+        ends: list[str] = []
+        async with yard.fleet(boxes=2, slots_per_box=3) as host, anyio.create_task_group() as tasks:
+            for _ in range(6):
+                tasks.start_soon(play, host, 100, ends)
+            await anyio.sleep(10)
+            yard.boxes[0].die("killed by signal 9")
+            await anyio.sleep(1)
+            assert ends == ["10.5 sandbox box-0 lost: killed by signal 9"] * 3
+            assert host.lost == 1
+        assert ends[3:] == ["box-1"] * 3
+
+    run(main)
+
+
+def test_a_call_that_does_not_get_through_raises_what_the_sandbox_died_of() -> None:
+    async def main() -> None:
+        yard = Yard()
+
+        async def die_later(box: Box) -> None:
+            box.knows_its_cause = False  # the connection breaks before the sandbox is seen to end
+            box.die("")
+
+        async with yard.fleet(boxes=1, slots_per_box=1) as host, host.lease(TASK) as episode:
+            await die_later(yard.boxes[0])
+            with pytest.raises(SandboxLostError, match="box-0 lost: cannot be reached: connection refused"):
+                await episode.reset()
+            assert clock.now() == pytest.approx(0.5 + 1.0)
+            with pytest.raises(SandboxLostError, match="cannot be reached"):
+                await episode.step("go")
+
+    run(main)
+
+
+def test_a_box_that_is_stopped_is_noticed_after_its_probes_and_replaced() -> None:
+    async def main() -> None:
+        yard = Yard()
+        ends: list[str] = []
+        probing = Probing(interval_s=5, timeout_s=2, misses=3)
+        async with yard.fleet(boxes=1, slots_per_box=1, probing=probing) as host:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(play, host, 100, ends)
+                await anyio.sleep(5.1)  # just after a probe, the worst moment
+                yard.boxes[0].answers = False
+            assert ends == ["22.5 sandbox box-0 lost: missed 3 probes"]
+            await play(host, 1, ends)
+            assert ends[1:] == ["box-1"]
+            assert (host.lost, host.restarts) == (1, 1)
+
+    run(main)
+
+
+def test_one_missed_probe_is_forgiven() -> None:
+    async def main() -> None:
+        yard = Yard()
+        async with yard.fleet(boxes=1, slots_per_box=1, probing=Probing(interval_s=5, timeout_s=2, misses=2)) as host:
+            for _ in range(4):
+                await anyio.sleep(4.9)
+                yard.boxes[0].answers = False
+                await anyio.sleep(2.2)
+                yard.boxes[0].answers = True
+                await anyio.sleep(2.9)
+            assert host.lost == 0
+
+    run(main)
+
+
+def test_leases_wait_for_the_replacement() -> None:
+    async def main() -> None:
+        yard = Yard(start_s=3)
+        ends: list[str] = []
+        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+            yard.boxes[0].die("oom-killed")
+            await anyio.sleep(0.01)
+            await play(host, 1, ends)
+            assert ends == ["box-1"]
+            assert clock.now() == pytest.approx(3 + 0.1 + 3 + 1)
+            assert yard.boxes[0].stopped_at == 3
+
+    run(main)
+
+
+def test_replacements_wait_longer_each_time_until_the_budget_is_spent() -> None:
+    async def main() -> None:
+        yard = Yard(start_s=0)
+        budget = RestartBudget(restarts=4, window_s=100, first_delay_s=1, longest_delay_s=3)
+        async with yard.fleet(boxes=1, slots_per_box=2, restarts=budget) as host:
+            for _ in range(5):
+                yard.boxes[-1].die("killed by signal 9")
+                await anyio.sleep(10)
+            assert yard.starts == [0, 1, 12, 23, 33]
+            assert (host.lost, host.restarts, host.capacity) == (5, 4, 0)
+            with pytest.raises(SandboxStartError, match=r"4 replacements within 100 s .* box-4 lost: killed"):
+                async with host.lease(TASK):
+                    pytest.fail("no box is left")
+
+    run(main)
+
+
+def test_who_waits_is_told_when_the_last_box_is_gone_for_good() -> None:
+    async def main() -> None:
+        yard = Yard()
+        ends: list[str] = []
+        async with yard.fleet(boxes=1, slots_per_box=1, restarts=RestartBudget(restarts=1)) as host:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(play, host, 1000, ends)
+                await anyio.sleep(5)
+                yard.boxes[0].die("out of memory")
+                await anyio.sleep(5)
+                yard.boxes[1].die("out of memory")
+        lost = ["5.5 sandbox box-0 lost: out of memory", "10.5 sandbox box-1 lost: out of memory"]
+        assert ends[:2] == lost
+        assert ends[2].startswith("10.5 sandbox fleet did not start: no box is left, and 1 replacements within 600 s")
+
+    run(main)
+
+
+def test_a_fleet_goes_on_with_the_boxes_that_are_left() -> None:
+    async def main() -> None:
+        yard = Yard()
+        ends: list[str] = []
+        async with yard.fleet(boxes=2, slots_per_box=1, restarts=RestartBudget(restarts=1)) as host:
+            for box in (0, 1):
+                yard.boxes[box].die("killed")
+            await anyio.sleep(5)
+            assert host.capacity == 1
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2):
+                    tasks.start_soon(play, host, 1, ends)
+        assert ends == ["box-2", "box-2"]
+
+    run(main)
+
+
+def test_leases_do_not_wait_for_ever_for_a_box_that_never_answers() -> None:
+    async def main() -> None:
+        yard = Yard(Box, silent)
+        async with yard.fleet(boxes=1, slots_per_box=1, restarts=RestartBudget(restarts=100)) as host:
+            yard.boxes[0].die("killed")
+            await anyio.sleep(1)
+            with pytest.raises(DeadlineError, match=r"since 30 s; sandbox box-\d did not start: .* answer within 10 s"):
+                async with host.lease(TASK):
+                    pytest.fail("no box is healthy")
+            assert clock.now() == pytest.approx(0.5 + 30)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("entry", "cause"),
+    [
+        (SandboxStartError("box-x", "no such program"), "box-x did not start: no such program"),
+        (silent, r"box-\d did not start: its env server did not answer within 10 s"),
+    ],
+)
+def test_a_fleet_of_which_no_box_comes_up_says_why_at_once(entry: Callable[[str], Box] | Exception, cause: str) -> None:
+    async def main() -> None:
+        yard = Yard(entry)
+        with pytest.raises(SandboxStartError, match=cause):
+            async with yard.fleet(boxes=2, slots_per_box=1):
+                pytest.fail("there is no box")
+        assert len(yard.starts) == 2
+        assert all(box.stopped_at is not None for box in yard.boxes)
+
+    run(main)
+
+
+def test_a_box_that_dies_before_its_server_answers_did_not_start() -> None:
+    async def main() -> None:
+        def stillborn(name: str) -> Box:
+            box = Box(name)
+            box.die("exited with code 1: ImportError: no gymnasium")
+            return box
+
+        yard = Yard(Box, stillborn, Box)
+        async with yard.fleet(boxes=2, slots_per_box=1) as host:
+            await anyio.sleep(5)
+            assert (host.lost, host.restarts) == (0, 1)
+            assert [box.id for box in yard.boxes if not box.died.is_set()] == ["box-0", "box-2"]
+
+    run(main)
+
+
+def test_a_server_that_refuses_the_client_counts_as_failed_not_as_slow() -> None:
+    async def main() -> None:
+        class Foreign(Box):
+            async def health(self) -> None:
+                raise RequestError("no such protocol")
+
+        with pytest.raises(SandboxStartError, match="its env server says: no such protocol"):
+            async with Yard(Foreign).fleet(boxes=1, slots_per_box=1):
+                pytest.fail("there is no box")
+        assert clock.now() == 0.5
+
+    run(main)
+
+
+def test_leaving_the_fleet_stops_the_boxes_and_ends_what_plays_there() -> None:
+    async def main() -> None:
+        yard = Yard()
+        ends: list[str] = []
+        async with anyio.create_task_group() as tasks, yard.fleet(boxes=2, slots_per_box=1) as host:
+            for _ in range(3):
+                tasks.start_soon(play, host, 100, ends)
+            await anyio.sleep(9.5)
+        assert sorted(ends) == [
+            "10 sandbox box-0 lost: the fleet was closed",
+            "10 sandbox box-1 lost: the fleet was closed",
+            "10 sandbox fleet did not start: it is closed",
+        ]
+        assert [box.stopped_at for box in yard.boxes] == [10, 10]
+        assert (host.lost, host.capacity) == (0, 0)
+
+    run(main)
+
+
+def test_an_error_in_the_block_leaves_the_fleet_as_it_is() -> None:
+    async def main() -> None:
+        yard = Yard()
+        with pytest.raises(ZeroDivisionError):
+            async with yard.fleet(boxes=1, slots_per_box=1):
+                raise ZeroDivisionError
+        assert yard.boxes[0].stopped_at == 0.5
+
+    run(main)
+
+
+def test_a_cancelled_fleet_stops_its_boxes_also_while_they_start() -> None:
+    async def main() -> None:
+        yard = Yard(Box, silent)
+        with anyio.move_on_after(3):
+            async with yard.fleet(boxes=2, slots_per_box=1):
+                pytest.fail("the second box never answers")
+        assert [box.stopped_at for box in yard.boxes] == [3, 3]
+
+    run(main)
+
+
+def test_an_episode_that_was_finished_when_its_box_died_stays_finished() -> None:
+    async def main() -> None:
+        yard = Yard()
+        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+            async with host.lease(TASK) as episode:
+                await episode.reset()
+                step = await episode.step("go")
+                yard.boxes[0].die("killed")
+            assert step.observation.text == "box-0 go"
+
+    run(main)
+
+
+def test_a_lease_has_its_place_until_it_ends_and_the_callers_error_comes_out() -> None:
+    async def main() -> None:
+        yard = Yard()
+        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+            for _ in range(3):
+                with pytest.raises(ZeroDivisionError):
+                    async with host.lease(TASK):
+                        raise ZeroDivisionError
+            assert (yard.boxes[0].playing, yard.boxes[0].most_playing) == (0, 1)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("ages", "delay"), [([], 0.5), ([10], 1.0), ([10, 20], 2.0), ([10, 20, 30], 3.0), ([10, 20, 30, 40], None)]
+)
+def test_the_delay_doubles_to_a_bound_until_the_budget_is_spent(ages: list[float], delay: float | None) -> None:
+    budget = RestartBudget(restarts=4, window_s=60, first_delay_s=0.5, longest_delay_s=3)
+    assert restart_delay([100 - age for age in ages], budget, now=100) == delay
+
+
+def test_what_lies_before_the_window_is_forgotten() -> None:
+    budget = RestartBudget(restarts=2, window_s=60, first_delay_s=0.5)
+    assert restart_delay([0, 30, 40], budget, now=100) == 0.5
+    assert restart_delay([0, 30, 41], budget, now=100) == 1.0
+
+
+def test_only_a_box_that_was_ready_can_be_lost() -> None:
+    assert after(SandboxState.STARTING, BoxEvent.GONE) is SandboxState.STOPPED
+    assert after(SandboxState.READY, BoxEvent.GONE) is SandboxState.LOST
+    assert after(SandboxState.LOST, BoxEvent.CLOSED) is SandboxState.LOST
+
+
+def test_a_box_that_is_gone_does_not_come_back() -> None:
+    with pytest.raises(ValueError, match="a box that is lost cannot have answered"):
+        after(SandboxState.LOST, BoxEvent.ANSWERED)
