@@ -1,0 +1,91 @@
+"""Advantages and losses once more, in plain Python, from the formulas as the papers print them.
+
+A batch is a list of episodes, an episode a list of rewards: nothing is padded, so nothing needs a mask. Sums run
+forward over all that is left of an episode, where the code that is tested goes backward by recursion.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+EPSILON = 1e-6
+"""What is added to a deviation before it divides."""
+
+
+def returns(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Sutton and Barto, eq. 3.8: the sum of gamma**k * r[t + k] over everything that follows."""
+    last = len(rewards)
+    return [math.fsum(gamma ** (k - t) * rewards[k] for k in range(t, last)) for t in range(last)]
+
+
+def group_normalised(episodes: Sequence[Sequence[float]], groups: Sequence[str], gamma: float) -> list[list[float]]:
+    """DeepSeekMath, sec. 4.1.2: an episode's return, less its group's mean, over its group's deviation."""
+    total = [returns(episode, gamma)[0] for episode in episodes]
+    advantages = []
+    for episode, own, group in zip(episodes, total, groups, strict=True):
+        siblings = [value for value, other in zip(total, groups, strict=True) if other == group]
+        deviation = statistics.stdev(siblings) if len(siblings) > 1 else 0.0
+        known = deviation > EPSILON
+        advantage = (own - statistics.fmean(siblings)) / (deviation + EPSILON) if known else 0.0
+        advantages.append([advantage] * len(episode))
+    return advantages
+
+
+def normalised(episodes: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Every value of every episode, less the mean of all, over the population's deviation of all."""
+    every = [value for episode in episodes for value in episode]
+    mean, deviation = statistics.fmean(every), statistics.pstdev(every)
+    if deviation <= EPSILON:
+        return [[0.0] * len(episode) for episode in episodes]
+    return [[(value - mean) / (deviation + EPSILON) for value in episode] for episode in episodes]
+
+
+def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, gae_lambda: float) -> list[float]:
+    """Schulman et al. 2016, eq. 16: the exponentially weighted mean of the k-step estimates of eq. 11 to 14.
+
+    The weight of the estimates that would reach beyond the end belongs to the one that reaches the end.
+    """
+    last = len(rewards)
+
+    def estimate(t: int, k: int) -> float:
+        seen = math.fsum(gamma**step * rewards[t + step] for step in range(k))
+        beyond = gamma**k * values[t + k] if t + k < last else 0.0
+        return seen + beyond - values[t]
+
+    advantages = []
+    for t in range(last):
+        left = last - t
+        early = math.fsum(gae_lambda ** (k - 1) * estimate(t, k) for k in range(1, left))
+        advantages.append((1 - gae_lambda) * early + gae_lambda ** (left - 1) * estimate(t, left))
+    return advantages
+
+
+def clipped(logp: float, old_logp: float, advantage: float, clip: float) -> float:
+    """Schulman et al. 2017, eq. 7, as a loss, in the four cases of their figure 1."""
+    ratio = math.exp(logp) / math.exp(old_logp)
+    if advantage > 0:
+        return -advantage * (ratio if ratio < 1 + clip else 1 + clip)
+    return -advantage * (ratio if ratio > 1 - clip else 1 - clip)
+
+
+def reinforce(logp: float, advantage: float) -> float:
+    """Williams 1992, as a loss whose gradient is that of eq. 11."""
+    return -advantage * logp
+
+
+def k3(logp: float, reference_logp: float) -> float:
+    """Schulman 2020, "Approximating KL Divergence": (r - 1) - log r with r = reference / policy."""
+    ratio = math.exp(reference_logp) / math.exp(logp)
+    return (ratio - 1) - math.log(ratio)
+
+
+def entropy(probabilities: Sequence[float]) -> float:
+    """Shannon 1948, theorem 2, in nats."""
+    return -math.fsum(p * math.log(p) for p in probabilities if p > 0)
+
+
+def kl(policy: Sequence[float], reference: Sequence[float]) -> float:
+    """Kullback and Leibler 1951, in nats."""
+    return math.fsum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))

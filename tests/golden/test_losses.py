@@ -1,0 +1,178 @@
+"""Losses and their gradients against numbers worked out by hand, and against a slow implementation."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from envkit.trainer_bridge.losses import clipped_policy_loss, entropy, kl_estimate, reinforce_loss, value_loss
+from tests.golden import slow
+
+SEEDS = range(10)
+STEP = 1e-5
+"""Half-width of the difference that stands for a derivative."""
+
+
+def tensor(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+def gradient(loss_N: Tensor, of: Tensor) -> list[float]:
+    (found,) = torch.autograd.grad(loss_N.sum(), of)
+    values: list[float] = found.tolist()
+    return values
+
+
+def slope(function: Callable[[float], float], at: float) -> float:
+    return (function(at + STEP) - function(at - STEP)) / (2 * STEP)
+
+
+def near(*values: float) -> list[object]:
+    return [pytest.approx(value, rel=1e-6, abs=1e-9) for value in values]
+
+
+# --- The clipped ratio -----------------------------------------------------------------------------------------------
+
+
+def test_the_four_cases_of_the_trust_region() -> None:
+    # ratios 2, 2, 0.5 and 0.5 at a clip of 0.2; A = +1, -1, +1, -1.
+    # +1, 2:   min(2, 1.2) = 1.2, held back           -1, 2:   min(-2, -1.2) = -2, free
+    # +1, 0.5: min(0.5, 0.8) = 0.5, free              -1, 0.5: min(-0.5, -0.8) = -0.8, held back
+    logp = tensor(math.log(0.2), math.log(0.2), math.log(0.05), math.log(0.05))
+    old = tensor(*[math.log(0.1)] * 4).detach()
+    result = clipped_policy_loss(logp, old, tensor(1, -1, 1, -1).detach(), clip=0.2)
+
+    assert result.loss_N.tolist() == near(-1.2, 2.0, -0.5, 0.8)
+    assert result.clipped_N.tolist() == [True, False, False, True]
+    # The slope of -ratio * A is -ratio * A itself, since ratio = exp(logp - old).
+    assert gradient(result.loss_N, logp) == near(0.0, 2.0, -0.5, 0.0)
+
+
+def test_clip_stops_the_gradient_of_a_token_that_already_moved_far_enough() -> None:
+    logp = tensor(-1.0, -1.0)
+    old = tensor(-1.0, -1.5).detach()  # the second ratio is exp(0.5), above 1.2
+    result = clipped_policy_loss(logp, old, torch.ones(2, dtype=torch.float64), clip=0.2)
+    assert gradient(result.loss_N, logp) == near(-1.0, 0.0)
+
+
+def test_a_token_that_moved_the_wrong_way_is_always_pulled_back() -> None:
+    # A = +1 and the ratio fell to exp(-2); A = -1 and it rose to exp(2). Neither is held back.
+    logp = tensor(-3.0, -1.0)
+    old = tensor(-1.0, -3.0).detach()
+    result = clipped_policy_loss(logp, old, tensor(1, -1).detach(), clip=0.2)
+    assert gradient(result.loss_N, logp) == near(-math.exp(-2), math.exp(2))
+    assert result.clipped_N.tolist() == [False, False]
+
+
+def test_at_ratio_one_the_gradient_is_that_of_reinforce() -> None:
+    logp, advantage = tensor(-0.5, -2.0, -1.0), tensor(0.3, -1.5, 0.0).detach()
+    clipped = clipped_policy_loss(logp, logp.detach(), advantage, clip=0.2)
+    assert gradient(clipped.loss_N, logp) == near(-0.3, 1.5, 0.0)
+    assert gradient(reinforce_loss(logp, advantage).loss_N, logp) == near(-0.3, 1.5, 0.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_clipped_loss_and_its_gradient_agree_with_the_slow_ones(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [(rng.uniform(-4, 0), rng.uniform(-4, 0), rng.gauss(0, 2)) for _ in range(50)]
+    clip = rng.choice([0.1, 0.2, 0.3])
+    logp, old, advantage = (tensor(*column) for column in zip(*rows, strict=True))
+    result = clipped_policy_loss(logp, old.detach(), advantage.detach(), clip=clip)
+
+    assert result.loss_N.tolist() == near(*(slow.clipped(*row, clip) for row in rows))
+    slopes = [slope(partial(slow.clipped, old_logp=old, advantage=a, clip=clip), at) for at, old, a in rows]
+    assert gradient(result.loss_N, logp) == [pytest.approx(value, rel=1e-4, abs=1e-6) for value in slopes]
+
+
+# --- REINFORCE and the critic ----------------------------------------------------------------------------------------
+
+
+def test_reinforce_pushes_up_what_went_well_and_down_what_did_not() -> None:
+    logp = tensor(-1.0, -2.0)
+    result = reinforce_loss(logp, tensor(0.5, -1.0).detach())
+    assert result.loss_N.tolist() == near(0.5, -2.0)
+    assert gradient(result.loss_N, logp) == near(-0.5, 1.0)
+    assert result.clipped_N.tolist() == [False, False]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_reinforce_agrees_with_the_slow_one(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [(rng.uniform(-4, 0), rng.gauss(0, 2)) for _ in range(50)]
+    logp, advantage = (tensor(*column) for column in zip(*rows, strict=True))
+    assert reinforce_loss(logp, advantage.detach()).loss_N.tolist() == near(*(slow.reinforce(*row) for row in rows))
+
+
+def test_the_critic_pays_half_the_squared_error() -> None:
+    value = tensor(3.0, -1.0)
+    loss_N = value_loss(value, tensor(1.0, 0.0).detach())
+    assert loss_N.tolist() == near(2.0, 0.5)
+    assert gradient(loss_N, value) == near(2.0, -1.0)
+
+
+# --- KL and entropy --------------------------------------------------------------------------------------------------
+
+
+def test_the_k3_estimate_of_a_token_that_became_twice_as_likely() -> None:
+    # The reference gives 0.25, the policy 0.5: r = 0.5, and 0.5 - 1 - log 0.5 = -0.5 + 0.693147.
+    logp = tensor(math.log(0.5))
+    loss_N = kl_estimate(logp, tensor(math.log(0.25)).detach())
+    assert loss_N.tolist() == near(-0.5 + math.log(2))
+    # d/dlogp of exp(ref - logp) - (ref - logp) - 1 is 1 - r.
+    assert gradient(loss_N, logp) == near(0.5)
+
+
+def test_the_k3_estimate_is_zero_only_where_both_agree() -> None:
+    logp = tensor(-1.0, -1.0, -1.0)
+    estimates = kl_estimate(logp, tensor(-1.0, -1.1, -0.9)).tolist()
+    assert estimates[0] == 0.0
+    assert min(estimates[1:]) > 0.004
+
+
+def test_the_k3_estimate_of_a_token_that_the_reference_finds_absurd_stays_finite() -> None:
+    assert kl_estimate(tensor(-200.0, 0.0), tensor(0.0, -200.0)).isfinite().all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_k3_estimate_agrees_with_the_slow_one(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [(rng.uniform(-4, 0), rng.uniform(-4, 0)) for _ in range(50)]
+    logp, reference = (tensor(*column) for column in zip(*rows, strict=True))
+    assert kl_estimate(logp, reference).tolist() == near(*(slow.k3(*row) for row in rows))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_k3_estimate_is_the_divergence_on_average_over_the_policy(seed: int) -> None:
+    rng = random.Random(seed)
+    policy, reference = (torch.tensor([rng.uniform(0.05, 1) for _ in range(9)], dtype=torch.float64) for _ in "pr")
+    policy, reference = policy / policy.sum(), reference / reference.sum()
+    estimate = (policy * kl_estimate(policy.log(), reference.log())).sum().item()
+    assert estimate == pytest.approx(slow.kl(policy.tolist(), reference.tolist()), rel=1e-9)
+
+
+def test_entropy_of_a_fair_coin_a_fair_die_and_a_certainty() -> None:
+    third = [1 / 3] * 3
+    rows = torch.tensor([[0.5, 0.5, 1e-300], third, [1.0, 1e-300, 1e-300]], dtype=torch.float64)
+    assert entropy(rows.log()).tolist() == near(math.log(2), math.log(3), 0.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_entropy_and_its_gradient_agree_with_the_slow_one(seed: int) -> None:
+    rng = random.Random(seed)
+    logits = [rng.gauss(0, 2) for _ in range(7)]
+
+    def slow_entropy(position: int, logit: float) -> float:
+        weights = [math.exp(logit if place == position else one) for place, one in enumerate(logits)]
+        return slow.entropy([weight / math.fsum(weights) for weight in weights])
+
+    logit_V = tensor(*logits)
+    entropy_1 = entropy(torch.log_softmax(logit_V[None], dim=-1))
+    assert entropy_1.item() == pytest.approx(slow_entropy(0, logits[0]), rel=1e-9)
+    slopes = [slope(partial(slow_entropy, place), logits[place]) for place in range(7)]
+    assert gradient(entropy_1, logit_V) == [pytest.approx(value, rel=1e-4, abs=1e-7) for value in slopes]
