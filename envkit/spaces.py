@@ -6,7 +6,7 @@ cannot describe what a language model reads and writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -33,7 +33,7 @@ class Utf8Text(gymnasium.Space[str]):
     def is_np_flattenable(self) -> bool:
         return False
 
-    def sample(self, mask: None = None, probability: None = None) -> str:
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
         """Return a short random string (at most 64 characters, whatever `max_length` is)."""
         if mask is not None or probability is not None:
             raise ValueError("Utf8Text samples without mask and probability")
@@ -44,14 +44,14 @@ class Utf8Text(gymnasium.Space[str]):
     def contains(self, x: object) -> bool:
         return isinstance(x, str) and len(x) <= self.max_length
 
-    def to_jsonable(self, sample_n: Sequence[str]) -> list[str]:
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
         return list(sample_n)
 
     def from_jsonable(self, sample_n: Sequence[Any]) -> list[str]:
         return [str(sample) for sample in sample_n]
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
-        super().__setstate__(dict(state))  # type: ignore[arg-type]
+        super().__setstate__(dict(state))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Utf8Text) and other.max_length == self.max_length
