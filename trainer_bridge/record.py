@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -29,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 import orjson
 import yaml
 
-from envkit.errors import UsageError
+from envkit.errors import EnvkitError, UsageError
 from envkit.types import JSON, Trajectory
 
 if TYPE_CHECKING:
@@ -66,17 +67,37 @@ _ADVICE = {
     errno.EEXIST: _IN_THE_WAY,
     errno.ENOTDIR: _IN_THE_WAY,
 }
+_QUOTED = re.compile(r"\(os error (\d+)\)")
 _OTHERWISE = "once that is mended, go on from the last checkpoint with --resume"
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn any `OSError` of the block into a `UsageError`: path, reason, what to do."""
+    """Turn what the file system refuses in the block into a `UsageError`: path, reason, what to do."""
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(f"{path}: {reason}; {_ADVICE.get(error.errno or 0, _OTHERWISE)}") from error
+    except EnvkitError:
+        raise
+    except Exception as error:
+        refusal = _refusal(error)
+        if refusal is None:
+            raise
+        reason = refusal.strerror or str(refusal)
+        raise UsageError(f"{path}: {reason}; {_ADVICE.get(refusal.errno or 0, _OTHERWISE)}") from error
+
+
+def _refusal(error: BaseException | None) -> OSError | None:
+    """Return the `OSError` that is behind `error`.
+
+    torch raises another error while it handles the system's own; safetensors only quotes its number.
+    """
+    while error is not None:
+        if isinstance(error, OSError):
+            return error
+        if quoted := _QUOTED.search(str(error)):
+            return OSError(int(quoted[1]), os.strerror(int(quoted[1])))
+        error = error.__context__
+    return None
 
 
 class RunRecord:

@@ -1,5 +1,5 @@
-"""The display of a long command."""
+"""The display of a long command, for those who may not import the trainer bridge."""
 
-from envkit.trainer_bridge.display import Display, LineDisplay, RichDisplay, SilentDisplay, display_on
+from envkit.trainer_bridge.display import display_on
 
-__all__ = ["Display", "LineDisplay", "RichDisplay", "SilentDisplay", "display_on"]
+__all__ = ["display_on"]

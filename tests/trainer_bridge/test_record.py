@@ -14,10 +14,12 @@ from typing import Any
 
 import orjson
 import pytest
+import safetensors.torch
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.record import RunRecord, read_rows
+from envkit.trainer_bridge.record import RunRecord, read_rows, writing
 from envkit.types import Completion, FinishReason, Observation, Step, StopReason, Task, Trajectory, Turn
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
@@ -343,6 +345,24 @@ def test_a_disk_that_runs_full_ends_the_run_with_what_to_do_and_keeps_what_was_w
 
     assert not list(folder.glob(".summary*"))
     assert steps_in(folder / "metrics.jsonl") == list(range(1, step))
+
+
+def test_weights_for_which_there_is_no_room_say_the_same(tiny_disk: Path) -> None:
+    path = tiny_disk / "weights"
+    weights = {"w": torch.zeros(1 << 16)}
+
+    def save_as_torch() -> None:
+        with path.open("wb") as file:
+            torch.save(weights, file)
+
+    for save in (save_as_torch, lambda: safetensors.torch.save_file(weights, path)):
+        with pytest.raises(UsageError, match=f"{path}: No space left on device; free some space"), writing(path):
+            save()
+
+
+def test_other_errors_of_a_block_that_writes_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a fault"), writing(tmp_path):
+        raise ValueError("a fault")
 
 
 def test_a_run_does_not_start_on_a_full_disk(tiny_disk: Path) -> None:
