@@ -143,12 +143,12 @@ class TorchTrainerSection(Section):
     """One process, one device."""
 
     kind: Literal["torch_local"] = "torch_local"
-    steps: Count = 100
-    """Train steps; each plays groups_per_step groups and learns from them."""
+    steps: Annotated[int, Field(ge=0)] = 100
+    """Train steps; each plays groups_per_step groups and learns from them. 0 stops after the warm-up."""
     groups_per_step: Count = 32
     """Tasks a train step."""
-    learning_rate: Rate = 3e-4
-    """AdamW's step size for the policy."""
+    learning_rate: Rate = 5e-4
+    """AdamW's step size for the policy; about 1e-6 for a pretrained model."""
     critic_learning_rate: Rate = 1e-3
     """The same for the critic (ppo)."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -177,17 +177,17 @@ class EvaluationSection(Section):
 class WarmupSection(Section):
     """Imitation of the environment's own solver before reinforcement; for policies made from nothing."""
 
-    kind: Literal["demonstrations", "none"] = "demonstrations"
-    """none skips it, as for a model that can already read and write."""
-    lesson_states: Count = 40_000
+    kind: Literal["auto", "demonstrations", "none"] = "auto"
+    """auto takes demonstrations for a tiny policy and none for a model that can already read and write."""
+    lesson_states: Count = 30_000
     """Different single states that lessons are drawn from."""
     tricky_share: Share = 0.5
     """Share of lessons in states where a careless player goes wrong."""
     lesson_noise: Share = 0.5
     """Share of lessons that show a random move instead of a good one."""
-    lesson_batch: Count = 512
+    lesson_batch: Count = 256
     """Lessons an update."""
-    lesson_updates: Annotated[int, Field(ge=0)] = 700
+    lesson_updates: Annotated[int, Field(ge=0)] = 400
     """Bound on the updates of this stage."""
     episode_noise: Share = 0.55
     """Share of random moves in whole demonstrated episodes, which come last."""
@@ -195,11 +195,11 @@ class WarmupSection(Section):
     """Episodes an update."""
     episode_updates: Annotated[int, Field(ge=0)] = 100
     """Bound on the updates of this stage."""
-    learning_rate: Rate = 2e-3
-    """AdamW's step size in lessons; falls as a cosine."""
-    episode_learning_rate: Rate = 1e-3
+    learning_rate: Rate = 4e-3
+    """Step size of Muon and AdamW in lessons; falls as a cosine."""
+    episode_learning_rate: Rate = 2e-3
     """The same in whole episodes."""
-    greedy_goal: Share = 0.9
+    greedy_goal: Share = 0.95
     """The last stage ends as soon as greedy play succeeds this often on validation levels."""
     check_every: Count = 25
     """Updates between two looks at validation levels."""

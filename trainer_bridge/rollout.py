@@ -114,14 +114,18 @@ class Rollout:
         return RolloutResult(tuple(groups), tuple(void))
 
     async def _wave(self, plays: Sequence[_Play], on_episode: Callable[[Trajectory], None] | None) -> None:
-        lockstep = Lockstep(len(plays))
+        # A reset and a step are each bounded by the timeout, so whoever has a place comes within twice of it.
+        lockstep = Lockstep(len(plays), patience_s=2 * self.limits.timeout_s)
         async with anyio.create_task_group() as tasks:
             for play in plays:
                 tasks.start_soon(self._play, play, lockstep, on_episode)
 
     async def _play(self, play: _Play, lockstep: Lockstep, on_episode: Callable[[Trajectory], None] | None) -> None:
+        arrived = False
         try:
             async with self.host.lease(play.task) as episode:
+                lockstep.arrive()
+                arrived = True
                 await self._turns(play, episode, lockstep)
         except (TimeoutError, DeadlineError):
             play.end(StopReason.TIMEOUT, error=f"no answer within {self.limits.timeout_s:g} s")
@@ -130,7 +134,7 @@ class Rollout:
         except EnvError as error:
             play.end(StopReason.ENV_ERROR, error=str(error))
         finally:
-            lockstep.leave()
+            lockstep.leave(arrived=arrived)
             self.engine.forget(play.session)
         if on_episode is not None:
             on_episode(play.trajectory())
@@ -183,30 +187,57 @@ class RolloutResult:
 
 
 class Lockstep:
-    """Holds `live` episodes together: `together` returns when each of them has either called it or left."""
+    """Holds the episodes of a wave together: `together` returns when every other one has called it too, or has left.
 
-    def __init__(self, live: int) -> None:
-        self._live = live
+    Episodes that have not arrived yet (they wait for a place) are waited for only so long: places may be held by those
+    who wait here.
+
+    Args:
+        expected: Number of episodes.
+        patience_s: Seconds that those who are here wait for those who have not arrived.
+    """
+
+    def __init__(self, expected: int, *, patience_s: float) -> None:
+        self._expected = expected
+        self._patience_s = patience_s
+        self._present = 0
         self._waiting = 0
         self._gate = anyio.Event()
 
+    def arrive(self) -> None:
+        """Take part from now on."""
+        self._expected -= 1
+        self._present += 1
+
+    def leave(self, *, arrived: bool) -> None:
+        """Take part no longer, whether or not it ever came to that."""
+        if arrived:
+            self._present -= 1
+        else:
+            self._expected -= 1
+        self._open_if_all()
+
     async def together(self) -> None:
+        """Return in the same moment as everybody else who takes part."""
         self._waiting += 1
         gate = self._gate
         self._open_if_all()
         try:
+            if self._expected > 0:
+                with anyio.move_on_after(self._patience_s):
+                    await gate.wait()
+                if not gate.is_set():
+                    self._patience_s = 0.0
+                    self._open_if_all()
             await gate.wait()
         except BaseException:
             if not gate.is_set():
                 self._waiting -= 1
             raise
 
-    def leave(self) -> None:
-        self._live -= 1
-        self._open_if_all()
-
     def _open_if_all(self) -> None:
-        if self._waiting and self._waiting >= self._live:
+        complete = self._expected <= 0 or self._patience_s <= 0
+        if complete and self._waiting and self._waiting >= self._present:
             self._gate.set()
             self._gate = anyio.Event()
             self._waiting = 0

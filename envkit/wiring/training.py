@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.errors import ConfigError, EnvkitError
+from envkit.errors import ConfigError, EnvkitError, SandboxError, UsageError
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge import checkpoint
 from envkit.trainer_bridge.catalogue import Algorithm
@@ -21,7 +21,7 @@ from envkit.trainer_bridge.display import Display
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.record import RunRecord
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.types import JSON
+from envkit.types import JSON, Options, Task, Trajectory
 from envkit.wiring import envs
 from envkit.wiring.checks import algorithm_of, check, limits_of, resolve, task_of
 from envkit.wiring.sandboxes import sandbox_host
@@ -65,6 +65,50 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
         display.close()
 
 
+class CheckpointPlayer:
+    """Plays with the weights of a checkpoint, under the limits of its run."""
+
+    def __init__(self, policy: Policy, run: RunConfig) -> None:
+        self._policy = policy
+        self._run = run
+
+    def options_for(self, env_id: str) -> Options:
+        """Return the environment's options that it was trained with; none for another environment."""
+        return self._run.env.options if env_id == self._run.env.id else {}
+
+    async def play(
+        self,
+        host: EnvHost,
+        tasks: Sequence[Task],
+        *,
+        greedy: bool,
+        on_episode: Callable[[Trajectory], None] | None = None,
+    ) -> list[Trajectory]:
+        """Play every task once; `on_episode` is called after each episode, finished or void."""
+        run = self._run
+        rollout = Rollout(host, self._policy.engine, self._policy.renderer, limits_of(run), run.env.num_envs)
+        heat = 0.0 if greedy else run.rollout.temperature
+        played = await rollout.groups(tasks, 1, temperature=heat, seed=run.evaluation.seed, on_episode=on_episode)
+        return played.trajectories
+
+
+@asynccontextmanager
+async def open_checkpoint_player(folder: Path) -> AsyncIterator[CheckpointPlayer]:
+    """Open the checkpoint in `folder`: a run's folder (its newest checkpoint) or one of its checkpoints.
+
+    Raises:
+        UsageError: There is no checkpoint.
+    """
+    from envkit.wiring.policy import device_of, load_policy
+
+    place = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
+    if not (place / "policy" / "config.json").is_file():
+        raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
+    run = config.load(place.parent.parent / "config.yaml")
+    device = device_of(run.engine.device)
+    yield CheckpointPlayer(await clock.to_thread(load_policy, str(place / "policy"), device=device), run)
+
+
 class _Run:
     """One call of `train`."""
 
@@ -95,7 +139,11 @@ class _Run:
                 await self._warm_up(policy)
                 async with self._host() as host:
                     loop = self._loop(policy, host)
-                    await loop.run(self._display)
+                    try:
+                        await loop.run(self._display)
+                    except* SandboxError:
+                        await loop.save()  # what was learned before the sandboxes gave out is worth keeping
+                        raise
             if loop is not None:
                 await loop.save()
             tasks.cancel_scope.cancel()
@@ -108,7 +156,7 @@ class _Run:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
                 self._stopped = True
-                self._display.say("stopping after this train step; once more ends at once")
+                self._display.say("stopping; once more ends at once, without a checkpoint")
                 scope.cancel()
                 return
 
@@ -116,7 +164,7 @@ class _Run:
         """Make the policy ready for reinforcement, or restore what an earlier part of the run made."""
         from envkit.wiring.warmup import warm_up
 
-        if self._newest is None and self._run.warmup.kind == "demonstrations" and self._spec.expert is not None:
+        if self._newest is None and self._run.warmup.kind == "demonstrations":
             weights = self._record.folder / "weights" / "warmup.safetensors"
             self._state.facts["warmup"] = await warm_up(self._run, self._spec, policy, weights, self._display)
         policy.begin_training(algorithm_of(self._run), self._run, self._record.folder / "weights")
