@@ -148,6 +148,8 @@ class Child:
         with anyio.CancelScope(shield=True):
             if not self._ended.is_set():
                 gently()
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGCONT)  # who was stopped could not end gently
                 with anyio.move_on_after(grace_s):
                     await self._ended.wait()
             if not self._ended.is_set():

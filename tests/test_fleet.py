@@ -303,14 +303,14 @@ def test_who_waits_is_told_when_the_last_box_is_gone_for_good() -> None:
     async def main() -> None:
         yard = Yard()
         ends: list[str] = []
-        async with yard.fleet(boxes=1, slots_per_box=1, restarts=RestartBudget(restarts=1)) as host:
-            async with anyio.create_task_group() as tasks:
-                for _ in range(3):
-                    tasks.start_soon(play, host, 1000, ends)
-                await anyio.sleep(5)
-                yard.boxes[0].die("out of memory")
-                await anyio.sleep(5)
-                yard.boxes[1].die("out of memory")
+        budget = RestartBudget(restarts=1)
+        async with yard.fleet(1, 1, restarts=budget) as host, anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(play, host, 1000, ends)
+            await anyio.sleep(5)
+            yard.boxes[0].die("out of memory")
+            await anyio.sleep(5)
+            yard.boxes[1].die("out of memory")
         lost = ["5.5 sandbox box-0 lost: out of memory", "10.5 sandbox box-1 lost: out of memory"]
         assert ends[:2] == lost
         assert ends[2].startswith("10.5 sandbox fleet did not start: no box is left, and 1 replacements within 600 s")

@@ -189,12 +189,12 @@ class FleetHost:
                 if box.state is SandboxState.LOST:
                     self.lost += 1
                     self._leave(box)
+                    await _stop(sandbox)  # first, so that clients do not wait for a farewell of a box that is silent
                 tasks.cancel_scope.cancel()
         finally:
             box.end(BoxEvent.CLOSED, "the fleet was closed")
             self._leave(box)
-            with anyio.move_on_after(_STOP_S, shield=True):
-                await sandbox.stop()
+            await _stop(sandbox)
         kind = SandboxLostError if box.state is SandboxState.LOST else SandboxStartError
         return kind(sandbox.id, box.cause)
 
@@ -300,3 +300,8 @@ class _Waiter:
 
     woken: anyio.Event = field(default_factory=anyio.Event)
     box: Box | None = None
+
+
+async def _stop(sandbox: Sandbox) -> None:
+    with anyio.move_on_after(_STOP_S, shield=True):
+        await sandbox.stop()

@@ -1,0 +1,139 @@
+"""Where training and evaluation play: boxes with an env server in each, or this very process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Literal, TypeAlias
+
+from envkit import clock
+from envkit.config import HealthSection, RestartSection
+from envkit.errors import UnknownEnvError, UsageError
+from envkit.fleet import BoxClient, FleetHost, Probing, RestartBudget
+from envkit.http.client import EnvClient
+from envkit.protocols import EnvHost, Episode, Sandbox
+from envkit.registry import ENTRY_POINT_GROUP
+from envkit.sandbox import interpreter
+from envkit.sandbox.local import LocalBackend, why_unavailable
+from envkit.sandbox.process import ProcessBackend
+from envkit.types import SandboxSpec, Task
+from envkit.wiring import envs
+
+SandboxKind: TypeAlias = Literal["auto", "local", "process", "none"]
+Backend: TypeAlias = LocalBackend | ProcessBackend
+
+_SOCKET = "env.sock"
+_SERVE = f'exec "$0" -m envkit.wiring.inside --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$1"'
+_HINT = (
+    "it is registered in this process alone, which a sandbox does not see; register it through the entry point group "
+    f"{ENTRY_POINT_GROUP!r} of an installed package, or play without sandboxes (sandbox.kind: none)"
+)
+
+
+@asynccontextmanager
+async def sandbox_host(
+    kind: SandboxKind = "auto",
+    *,
+    boxes: int,
+    slots_per_box: int,
+    health: HealthSection | None = None,
+    restarts: RestartSection | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> AsyncIterator[EnvHost]:
+    """Open somewhere to play.
+
+    Args:
+        kind: ``"local"`` is bubblewrap, ``"process"`` a plain child process, ``"auto"`` the first where it works,
+            otherwise the second, ``"none"`` this process.
+        boxes: Number of sandboxes.
+        slots_per_box: Episodes that each plays at once.
+        health: When a sandbox counts as lost.
+        restarts: How often lost ones are replaced.
+        announce: Told in one line what is used, and why if it is not the best.
+
+    Raises:
+        UsageError: `kind` is ``"local"`` and there can be no bubblewrap boxes; says what to do.
+        SandboxStartError: No sandbox came up; says why.
+    """
+    say = announce or _say_nothing
+    if kind == "none":
+        say(f"sandbox: none, {boxes * slots_per_box} episodes at once in this process")
+        async with envs.slots(boxes * slots_per_box) as host:
+            yield host
+        return
+    backend, what, why = await _choose(kind)
+    say(f"sandbox: {what}, {boxes} {'box' if boxes == 1 else 'boxes'}{why}")
+    health, restarts = health or HealthSection(), restarts or RestartSection()
+    async with (
+        backend,
+        FleetHost(
+            partial(backend.start, _spec(slots_per_box)),
+            _connect,
+            boxes=boxes,
+            slots_per_box=slots_per_box,
+            restarts=RestartBudget(restarts.budget, restarts.window_s),
+            probing=Probing(health.interval_s, health.timeout_s, health.misses),
+        ) as fleet,
+    ):
+        yield fleet
+
+
+async def _choose(kind: SandboxKind) -> tuple[Backend, str, str]:
+    """Return a backend, what to call it, and why it is not the best."""
+    if kind == "process":
+        return ProcessBackend(), "plain child processes", ""
+    why = await clock.to_thread(why_unavailable)
+    if why is None:
+        return LocalBackend(), "bubblewrap", ""
+    if kind == "local":
+        raise UsageError(f"sandbox.kind: local is impossible: {why}; or set it to process or none")
+    return ProcessBackend(), "plain child processes", f", because {why}"
+
+
+def _spec(capacity: int) -> SandboxSpec:
+    """What runs in a box: our own Python, with all that is importable here."""
+    env = {
+        "PYTHONPATH": ":".join(interpreter.import_path()),
+        # Worlds compute little; a pool of threads in each of many boxes would fight over the same cores.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    if sys.dont_write_bytecode:
+        env["PYTHONDONTWRITEBYTECODE"] = "1"
+    return SandboxSpec(("/bin/sh", "-c", _SERVE, sys.executable, str(capacity)), env=env)
+
+
+@asynccontextmanager
+async def _connect(sandbox: Sandbox) -> AsyncIterator[BoxClient]:
+    async with EnvClient(connect=partial(sandbox.connect, _SOCKET), name=f"sandbox {sandbox.id}") as client:
+        yield _Inside(client)
+
+
+class _Inside:
+    """The client of the server in a box, which says more about an environment that only this process knows."""
+
+    def __init__(self, client: EnvClient) -> None:
+        self._client = client
+
+    @property
+    def capacity(self) -> int:
+        return self._client.capacity
+
+    async def health(self) -> object:
+        return await self._client.health()
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+        try:
+            async with self._client.lease(task) as episode:
+                yield episode
+        except UnknownEnvError as error:
+            if any(spec.id == error.env_id for spec in envs.registered()):
+                raise UnknownEnvError(error.env_id, error.known, _HINT) from None
+            raise
+
+
+def _say_nothing(line: str) -> None:
+    pass

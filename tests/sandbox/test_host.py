@@ -1,0 +1,256 @@
+"""Episodes in real boxes with real servers: the same play as in this process, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.config import HealthSection
+from envkit.errors import SandboxLostError, UnknownEnvError
+from envkit.fleet import FleetHost
+from envkit.protocols import EnvHost
+from envkit.types import Task
+from envkit.wiring import envs
+from envkit.wiring.sandboxes import sandbox_host
+
+Kind: TypeAlias = Literal["local", "process"]
+
+
+@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.bwrap), "process"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return "local" if request.param == "local" else "process"
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(90):
+            await main()
+
+    clock.run(bounded)
+
+
+async def play(host: EnvHost, task: Task, *, pause_s: float = 0.0) -> list[str]:
+    """Play a task with the same few moves, and return what was seen."""
+    async with host.lease(task) as episode:
+        seen = [(await episode.reset()).observation.text]
+        for move in ("down", "right", "down", "left", "up", "right", "down", "nonsense"):
+            await anyio.sleep(pause_s)
+            step = await episode.step(f"<answer>{move}</answer>")
+            seen.append(f"{step.observation.text} {step.reward}")
+            if step.ended:
+                break
+        return seen
+
+
+def children() -> dict[int, list[int]]:
+    """The processes of the machine, by parent."""
+    found: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != "Z":
+                found.setdefault(int(parent), []).append(int(entry.name))
+    return found
+
+
+def boxes() -> list[list[int]]:
+    """The processes of each box of ours, first the one that its life hangs on."""
+    everybody = children()
+    families = []
+    for child in everybody.get(os.getpid(), []):
+        members = [child]
+        for member in members:
+            members += everybody.get(member, [])
+        families.append(members)
+    return families
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
+def test_an_episode_in_a_box_is_the_same_as_in_this_process(kind: Kind, env_id: str) -> None:
+    async def main() -> None:
+        tasks = [Task(env_id, seed) for seed in range(3)]
+        async with envs.slots(1) as here:
+            expected = [await play(here, task) for task in tasks]
+        async with sandbox_host(kind, boxes=1, slots_per_box=2) as host:
+            assert [await play(host, task) for task in tasks] == expected
+
+    run(main)
+
+
+def test_of_twenty_episodes_each_is_finished_or_lost_when_a_box_is_killed_half_way(kind: Kind) -> None:
+    async def main() -> None:
+        ends: Counter[str] = Counter()
+
+        async def one(host: EnvHost, seed: int) -> None:
+            try:
+                await play(host, Task("FrozenLake-v0", seed), pause_s=0.02)
+            except SandboxLostError as error:
+                ends[error.cause] += 1
+            else:
+                ends["finished"] += 1
+
+        async with sandbox_host(kind, boxes=2, slots_per_box=5) as host:
+            assert isinstance(host, FleetHost)
+            async with anyio.create_task_group() as tasks:
+                for seed in range(20):
+                    tasks.start_soon(one, host, seed)
+                await anyio.sleep(0.1)
+                os.kill(boxes()[0][0], signal.SIGKILL)
+            assert ends == {"finished": 15, "killed by signal 9 (SIGKILL)": 5}
+            assert (host.lost, host.restarts) == (1, 1)
+            assert len(boxes()) == 2
+
+    run(main)
+
+
+def test_a_box_that_is_stopped_is_noticed_and_replaced(kind: Kind) -> None:
+    async def main() -> None:
+        health = HealthSection(interval_s=0.3, timeout_s=0.2, misses=2)
+        async with sandbox_host(kind, boxes=1, slots_per_box=1, health=health) as host:
+            assert isinstance(host, FleetHost)
+            async with host.lease(Task("FrozenLake-v0", 1)) as episode:
+                await episode.reset()
+                for member in reversed(boxes()[0]):
+                    os.kill(member, signal.SIGSTOP)
+                began = clock.now()
+                with pytest.raises(SandboxLostError, match="missed 2 probes"):
+                    await episode.step("<answer>down</answer>")
+                assert clock.now() - began < 2 * 0.3 + 0.2 + 0.5
+            assert len(await play(host, Task("FrozenLake-v0", 1))) > 1
+            assert (host.lost, host.restarts) == (1, 1)
+
+    run(main)
+
+
+def test_nothing_is_left_of_a_host_that_is_cancelled_in_the_middle_of_play(kind: Kind) -> None:
+    async def main() -> None:
+        with anyio.move_on_after(3):
+            async with sandbox_host(kind, boxes=2, slots_per_box=2) as host, anyio.create_task_group() as tasks:
+                for seed in range(6):
+                    tasks.start_soon(play, host, Task("FrozenLake-v0", seed))
+                await anyio.sleep_forever()
+        assert boxes() == []
+
+    run(main)
+
+
+def test_an_unknown_environment_is_named_as_such(kind: Kind) -> None:
+    async def main() -> None:
+        async with sandbox_host(kind, boxes=1, slots_per_box=1) as host:
+            with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"):
+                await play(host, Task("FrozenLakes-v0", 1))
+
+    run(main)
+
+
+def test_without_sandboxes_episodes_are_played_in_this_process() -> None:
+    async def main() -> None:
+        said: list[str] = []
+        async with sandbox_host("none", boxes=2, slots_per_box=3, announce=said.append) as host:
+            assert host.capacity == 6
+            assert len(await play(host, Task("FrozenLake-v0", 1))) > 1
+            assert boxes() == []
+        assert said == ["sandbox: none, 6 episodes at once in this process"]
+
+    run(main)
+
+
+PLAY = """
+import sys, envkit
+from envkit import clock
+from envkit.errors import EnvkitError
+from envkit.types import Task
+from envkit.wiring.sandboxes import sandbox_host
+
+async def main():
+    try:
+        async with sandbox_host(sys.argv[1], boxes=2, slots_per_box=1, announce=print) as host:
+            async with host.lease(Task(sys.argv[2], 5)) as episode:
+                print((await episode.reset()).observation.text)
+    except EnvkitError as error:
+        print(error)
+
+"""
+WORLD = """
+import gymnasium
+from envkit.registry import register
+from envkit.spaces import Utf8Text
+
+class Echo(gymnasium.Env):
+    observation_space = action_space = Utf8Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        return f"hello from outside, {seed}", {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
+
+def register_all():
+    register("Outside-v0", "outside:Echo")
+"""
+
+
+def script(
+    folder: Path, kind: str, env_id: str, *, first: str = "", path: str | None = None, imports: str = ""
+) -> list[str]:
+    """Run a script that plays, and return the lines that it wrote."""
+    (folder / "script.py").write_text(f"{PLAY}{first}\nclock.run(main)\n")
+    done = subprocess.run(
+        [sys.executable, "script.py", kind, env_id],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"] if path is None else path, "HOME": str(folder), "PYTHONPATH": imports},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    return done.stdout.splitlines()
+
+
+def test_an_environment_of_an_installed_package_is_played_in_a_box(kind: Kind, tmp_path: Path) -> None:
+    package = tmp_path / "elsewhere"
+    metadata = package / "outside-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (package / "outside.py").write_text(WORLD)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[envkit.envs]\noutside = outside:register_all\n")
+    assert script(tmp_path, kind, "Outside-v0", imports=str(package))[1:] == ["hello from outside, 5"]
+
+
+def test_an_environment_that_only_a_script_registers_is_refused_with_a_way_out(kind: Kind, tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text(WORLD)
+    (said,) = script(tmp_path, kind, "Outside-v0", first="import outside; outside.register_all()")[1:]
+    assert said.startswith("no environment is called 'Outside-v0'; it is registered in this process alone")
+    assert "entry point group 'envkit.envs'" in said
+    assert "sandbox.kind: none" in said
+
+
+@pytest.mark.bwrap
+def test_what_is_used_is_announced(tmp_path: Path) -> None:
+    assert script(tmp_path, "auto", "FrozenLake-v0")[0] == "sandbox: bubblewrap, 2 boxes"
+
+
+def test_without_bubblewrap_plain_processes_are_used_and_the_reason_announced(tmp_path: Path) -> None:
+    announced = script(tmp_path, "auto", "FrozenLake-v0", path=str(tmp_path))[0]
+    reason = "because bubblewrap is not installed (apt install bubblewrap)"
+    assert announced == f"sandbox: plain child processes, 2 boxes, {reason}"
+
+
+def test_whoever_insists_on_bubblewrap_is_told_what_to_install(tmp_path: Path) -> None:
+    (said,) = script(tmp_path, "local", "FrozenLake-v0", path=str(tmp_path))
+    reason = "bubblewrap is not installed (apt install bubblewrap)"
+    assert said == f"sandbox.kind: local is impossible: {reason}; or set it to process or none"
