@@ -7,6 +7,7 @@ weights and the batch alone, never on a generator's state.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,8 @@ class TransformersEngine:
         self._version = 0
         self._blocks: list[_Block] = []
         self._pending: list[_Request] = []
+        self._forgotten: set[str] = set()
+        self._unnamed = itertools.count()
         self._busy = anyio.Lock()
         self.tokens_generated = 0
 
@@ -77,39 +80,38 @@ class TransformersEngine:
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
     ) -> Completion:
         """See `envkit.protocols.Engine.generate`."""
-        request = _Request(list(prompt_ids), params, session if session is not None else f"\uffff{id(prompt_ids)}")
+        name = session if session is not None else f"\uffff{next(self._unnamed):016d}"
+        request = _Request(list(prompt_ids), params, name)
         self._pending.append(request)
-        if len(self._pending) == 1:
-            with anyio.CancelScope(shield=True):  # others wait for this batch too
-                await anyio.lowlevel.cancel_shielded_checkpoint()
-                async with self._busy:
-                    batch, self._pending = sorted(self._pending, key=lambda one: one.session), []
-                    await self._serve(batch)
-        await request.done.wait()
+        try:
+            if len(self._pending) == 1:
+                with anyio.CancelScope(shield=True):  # others wait for this batch too
+                    await anyio.lowlevel.cancel_shielded_checkpoint()
+                    async with self._busy:
+                        batch, self._pending = sorted(self._pending, key=lambda one: one.session), []
+                        await self._serve(batch)
+            await request.done.wait()
+        finally:
+            if session is None:
+                self.forget(name)
         if request.failure is not None:
             raise request.failure
-        if session is None:
-            self.forget(request.session)
         return Completion(
             tuple(request.tokens), tuple(request.logprobs), request.finish, ((self._version, len(request.tokens)),)
         )
 
     def forget(self, session: str) -> None:
         """See `envkit.protocols.Engine.forget`."""
-        for block in self._blocks:
-            if session in block.sessions:
-                # The row goes with the next selection; a block whose rows are all gone goes now.
-                block.sessions[block.sessions.index(session)] = ""
-        self._blocks = [block for block in self._blocks if any(block.sessions)]
+        self._forgotten.add(session)
+        if not self._busy.locked():
+            self._drop_forgotten()
 
     async def load(self, weights: Weights) -> None:
         """Take new weights; caches of older ones are dropped."""
         async with self._busy:
-            state = await clock.to_thread(safetensors.torch.load_file, weights.location)
-            self._model.load_state_dict(state, strict=False)
-            self._model.tie_weights()
-            self._version = weights.version
             self._blocks.clear()
+            await clock.to_thread(safetensors.torch.load_model, self._model, weights.location)
+            self._version = weights.version
 
     async def _serve(self, batch: list[_Request]) -> None:
         try:
@@ -119,8 +121,17 @@ class TransformersEngine:
                 request.failure = error
             raise
         finally:
+            self._drop_forgotten()
             for request in batch:
                 request.done.set()
+
+    def _drop_forgotten(self) -> None:
+        """Drop what `forget` named; only between batches, since a batch changes the blocks in its thread."""
+        for block in self._blocks:
+            # A row goes with the next selection; a block whose rows are all gone goes now.
+            block.sessions = ["" if name in self._forgotten else name for name in block.sessions]
+        self._blocks = [block for block in self._blocks if any(block.sessions)]
+        self._forgotten.clear()
 
     @torch.inference_mode()
     def _generate(self, batch: list[_Request]) -> None:

@@ -1,0 +1,157 @@
+"""Models that are small enough for a test and sure enough of themselves to notice a wrong token or position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from envkit.trainer_bridge.tiny import make_policy
+from envkit.types import Sample, SamplingParams, stable_hash
+
+WORDS = ("up", "down", "left", "right", "#", "P", "B", "T", "_", "you", "see", "a", "wall")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def open_model(folder: Path) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
+def shake(model: Any, seed: int, *, scale: float = 0.35) -> None:
+    """Give the model weights under which every token of the prompt, and its place, moves the distribution a lot."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0.0, scale, generator=generator)
+
+
+def write_tiny(folder: Path, *, seed: int, hidden_size: int = 16, layers: int = 2) -> Path:
+    """Write a policy as `envkit train` makes it."""
+    make_policy(folder, WORDS, hidden_size=hidden_size, layers=layers, heads=2, max_tokens=128, seed=seed)
+    model = open_model(folder)
+    shake(model, seed)
+    model.save_pretrained(folder)
+    return folder
+
+
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with a few merges, and a ChatML template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["user", "assistant", "answer", "you see a wall", "up down left right"] * 4, trainer)
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|im_start|>", "<|im_end|>")])
+    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>", clean_up_tokenization_spaces=False
+    )
+    made.chat_template = CHAT_TEMPLATE
+    return made
+
+
+def write_chat(folder: Path, *, seed: int) -> Path:
+    """Write a Qwen2 with grouped key-value heads and its tokenizer."""
+    tokenizer = chat_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen2ForCausalLM(config)
+    shake(model, seed)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+# --- The slow way ----------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def slow_logps(model: Any, prompt: Sequence[int], temperature: float = 1.0) -> list[float]:
+    """Log-probabilities of the next token: the whole prompt alone, without a cache."""
+    logits = model(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits[0, -1].double()
+    logps: list[float] = torch.log_softmax(logits / temperature, dim=-1).tolist()
+    return logps
+
+
+def slow_pick(logps: Sequence[float], params: SamplingParams, position: int) -> int:
+    """Draw a token as `SamplingParams` describes it, from lists."""
+    if params.temperature == 0:
+        return max(range(len(logps)), key=lambda token: logps[token])
+    best_first = sorted(range(len(logps)), key=lambda token: -logps[token])
+    if params.top_k:
+        best_first = best_first[: params.top_k]
+    kept: list[int] = []
+    for token in best_first:
+        if kept and math.fsum(math.exp(logps[one]) for one in kept) >= params.top_p:
+            break
+        kept.append(token)
+    number = stable_hash(params.seed, position) / 2**64 * math.fsum(math.exp(logps[token]) for token in kept)
+    for token in sorted(kept):
+        number -= math.exp(logps[token])
+        if number < 0:
+            return token
+    return max(kept)
+
+
+def slow_generate(model: Any, prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], list[float]]:
+    """One row, one token at a time, everything again for each."""
+    said: list[int] = []
+    told: list[float] = []
+    while len(said) < params.max_tokens and not (said and said[-1] in params.stop):
+        logps = slow_logps(model, [*prompt, *said], params.temperature or 1.0)
+        token = slow_pick(logps, params, len(said))
+        said.append(token)
+        told.append(logps[token])
+    return said, told
+
+
+def sample(
+    prompt: Sequence[int],
+    *turns: tuple[Sequence[int], Sequence[int]],
+    rewards: Sequence[float] | None = None,
+    logprobs: Sequence[float] | None = None,
+    group: str = "task",
+) -> Sample:
+    """A sample whose turns are pairs of (what is said, what the world answers); the last answer is left out."""
+    ids: list[int] = list(prompt)
+    mask = [0] * len(ids)
+    turn_ids = [0] * len(ids)
+    for number, (said, answer) in enumerate(turns):
+        following = answer if number + 1 < len(turns) else ()
+        ids += [*said, *following]
+        mask += [1] * len(said) + [0] * len(following)
+        turn_ids += [number] * len(said) + [number + 1] * len(following)
+    given = iter(logprobs if logprobs is not None else [-1.0] * sum(mask))
+    return Sample(
+        group=group,
+        token_ids=tuple(ids),
+        mask=tuple(mask),
+        logprobs=tuple(next(given) if own else 0.0 for own in mask),
+        turn_ids=tuple(turn_ids),
+        rewards=tuple(rewards if rewards is not None else [0.0] * len(turns)),
+        versions=tuple(0 if own else -1 for own in mask),
+    )

@@ -1,0 +1,454 @@
+"""The transformers engine: batches, caches and blocks change the speed and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+import safetensors.torch
+
+from envkit import clock
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
+from envkit.types import Completion, FinishReason, SamplingParams, Weights
+from tests.trainer_bridge.models import open_model, shake, slow_generate
+
+END = 4
+"""The token that the tests stop at."""
+
+
+class Watched:
+    """An engine with a record of what its model was fed: rows and tokens of each forward pass."""
+
+    def __init__(self, folder: Path, *, batch_tokens: int = 65536) -> None:
+        self.model = open_model(folder)
+        self.engine = TransformersEngine(self.model, pad_id=0, batch_tokens=batch_tokens)
+        self.fed: list[tuple[int, int]] = []
+        self.before_pass: Callable[[], object] = lambda: None
+        self.model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, module: Any, args: Any, kwargs: Any) -> None:
+        rows, width = kwargs["input_ids"].shape
+        self.fed.append((rows, width))
+        self.before_pass()
+
+    async def all_of(self, requests: Sequence[tuple[str | None, Sequence[int], SamplingParams]]) -> list[Completion]:
+        """Send all requests in the same moment."""
+        done: dict[int, Completion] = {}
+
+        async def one(number: int, session: str | None, prompt: Sequence[int], params: SamplingParams) -> None:
+            done[number] = await self.engine.generate(prompt, params, session=session)
+
+        async with anyio.create_task_group() as tasks:
+            for number, request in enumerate(requests):
+                tasks.start_soon(one, number, *request)
+        return [done[number] for number in range(len(requests))]
+
+
+def params(seed: int = 0, *, n: int = 4, **changes: Any) -> SamplingParams:
+    return SamplingParams(seed=seed, max_tokens=n, **changes)
+
+
+def agrees_with_the_slow_way(model: Any, prompt: Sequence[int], how: SamplingParams, got: Completion) -> None:
+    said, logps = slow_generate(model, prompt, how)
+    assert list(got.token_ids) == said
+    assert list(got.logprobs) == pytest.approx(logps, abs=1e-5)
+    stopped = said[-1] in how.stop
+    assert got.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+
+async def play(watched: Watched, reference: Any, rng: random.Random, *, sessions: int, turns: int, vocab: int) -> int:
+    """Play some ragged episodes side by side and compare every completion; returns how many there were."""
+    prompts: dict[str, list[int]] = {f"{number:02d}": [1] for number in range(sessions)}
+    seen = 0
+    for turn in range(turns):
+        for prompt in prompts.values():
+            prompt += [rng.randrange(3, vocab) for _ in range(rng.choice([1, 2, 5, 11]))]
+        requests: list[tuple[str | None, Sequence[int], SamplingParams]] = [
+            (
+                name,
+                list(prompt),
+                params(
+                    hash_of(name, turn),
+                    n=rng.choice([1, 2, 3, 6]),
+                    temperature=rng.choice([0.0, 0.7, 1.0, 1.5]),
+                    top_p=rng.choice([1.0, 1.0, 0.8]),
+                    top_k=rng.choice([0, 0, 3]),
+                    stop=rng.choice([(), (END,), (END, 5)]),
+                ),
+            )
+            for name, prompt in prompts.items()
+        ]
+        for name, (_, asked, how), got in zip(list(prompts), requests, await watched.all_of(requests), strict=True):
+            agrees_with_the_slow_way(reference, asked, how, got)
+            prompts[name] += got.token_ids
+            seen += 1
+        for name in [name for name in prompts if len(prompts) > 2 and rng.random() < 0.15]:
+            watched.engine.forget(name)
+            del prompts[name]
+    return seen
+
+
+def hash_of(name: str, turn: int) -> int:
+    return int(name) * 1000 + turn
+
+
+# --- The same as the slow way ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_tokens", [65536, 40, 1])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ragged_episodes_side_by_side_say_what_each_would_say_alone(
+    tiny_folder: Path, seed: int, batch_tokens: int
+) -> None:
+    async def main() -> int:
+        watched = Watched(tiny_folder, batch_tokens=batch_tokens)
+        reference = open_model(tiny_folder)
+        return await play(watched, reference, random.Random(seed), sessions=7, turns=5, vocab=19)
+
+    assert clock.run(main, virtual=True) >= 15
+
+
+def test_the_same_holds_for_a_qwen2_with_grouped_heads(chat_folder: Path) -> None:
+    async def main() -> int:
+        watched, reference = Watched(chat_folder), open_model(chat_folder)
+        return await play(watched, reference, random.Random(5), sessions=5, turns=4, vocab=290)
+
+    assert clock.run(main, virtual=True) >= 8
+
+
+def test_a_new_session_between_old_ones_gets_a_block_of_its_own(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
+        first = await watched.all_of([("a", [1, 5, 6], params(1, n=1)), ("c", [1, 7, 8, 9], params(2, n=1))])
+        watched.fed.clear()
+        prompts = [
+            ("a", [1, 5, 6, *first[0].token_ids, 10], params(3, n=1)),
+            ("b", [1, 5, 11, 12, 13], params(4, n=1)),
+            ("c", [1, 7, 8, 9, *first[1].token_ids, 11, 12], params(5, n=1)),
+        ]
+        for (_, prompt, how), got in zip(prompts, await watched.all_of(prompts), strict=True):
+            agrees_with_the_slow_way(reference, prompt, how, got)
+        return watched.fed
+
+    # a and c are fed their last completion and what followed it, b everything.
+    assert clock.run(main, virtual=True) == [(2, 3), (1, 5)]
+
+
+def test_a_later_turn_feeds_only_what_is_new(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched = Watched(tiny_folder)
+        (first,) = await watched.all_of([("a", [1, *[5, 6] * 10], params(1, n=2))])
+        await watched.all_of([("a", [1, *[5, 6] * 10, *first.token_ids, 7, 8], params(2, n=2))])
+        return watched.fed
+
+    # 21 tokens, then the first sampled one; the second sampled one comes with the two that are new.
+    assert clock.run(main, virtual=True) == [(1, 21), (1, 1), (1, 3), (1, 1)]
+
+
+def test_a_prompt_that_does_not_continue_its_session_is_read_from_the_start(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
+        await watched.all_of([("a", [1, 5, 6, 7], params(1, n=2))])
+        prompt = [1, 5, 8, 7, 9, 10, 11]
+        (got,) = await watched.all_of([("a", prompt, params(2, n=2))])
+        agrees_with_the_slow_way(reference, prompt, params(2, n=2), got)
+        # The same prompt again is no continuation either: its answer is in the cache already.
+        (again,) = await watched.all_of([("a", prompt, params(2, n=2))])
+        assert again == got
+        return watched.fed[2:]
+
+    assert clock.run(main, virtual=True) == [(1, 7), (1, 1), (1, 7), (1, 1)]
+
+
+def test_a_forgotten_session_is_read_from_the_start(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched = Watched(tiny_folder)
+        a, b = await watched.all_of([("a", [1, 5, 6], params(1, n=1)), ("b", [1, 7, 8], params(2, n=1))])
+        watched.engine.forget("a")
+        watched.engine.forget("nobody")
+        watched.fed.clear()
+        await watched.all_of(
+            [("a", [1, 5, 6, *a.token_ids, 9], params(3, n=1)), ("b", [1, 7, 8, *b.token_ids, 9], params(4, n=1))]
+        )
+        return watched.fed
+
+    assert clock.run(main, virtual=True) == [(1, 2), (1, 5)]
+
+
+def test_requests_without_a_session_leave_nothing_behind(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
+        prompt = [1, 5, 6]
+        for _ in range(2):
+            for got in await watched.all_of([(None, prompt, params(1, n=2)), (None, prompt, params(2, n=2))]):
+                assert got.versions == ((0, 2),)
+        agrees_with_the_slow_way(reference, prompt, params(2, n=2), got)
+        return watched.fed
+
+    assert clock.run(main, virtual=True) == [(2, 3), (2, 1)] * 2
+
+
+# --- What forms a batch ----------------------------------------------------------------------------------------------
+
+
+def test_requests_of_one_moment_form_one_batch_whatever_order_they_come_in(tiny_folder: Path) -> None:
+    async def main(order: Sequence[int]) -> tuple[list[Completion], list[tuple[int, int]]]:
+        watched = Watched(tiny_folder)
+        requests = [(f"{number:02d}", [1, *range(3, 5 + number)], params(number, n=3)) for number in range(6)]
+        got = await watched.all_of([requests[number] for number in order])
+        return [got[order.index(number)] for number in range(6)], watched.fed
+
+    straight, fed = clock.run(main, range(6), virtual=True)
+    mixed, fed_mixed = clock.run(main, (4, 0, 5, 2, 1, 3), virtual=True)
+    assert fed == fed_mixed == [(6, 8), (6, 1), (6, 1)]
+    assert straight == mixed  # to the last digit
+
+
+def test_requests_that_come_while_a_batch_runs_form_the_next(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched = Watched(tiny_folder)
+        reference = open_model(tiny_folder)
+        late: dict[str, Completion] = {}
+
+        async with anyio.create_task_group() as tasks:
+
+            async def ask(prompt: list[int]) -> None:
+                late[str(prompt)] = await watched.engine.generate(prompt, params(3, n=1), session=str(prompt))
+
+            def send_two_more() -> None:
+                if len(watched.fed) == 1:
+                    for prompt in ([1, 5, 6], [1, 8, 9]):
+                        anyio.from_thread.run_sync(tasks.start_soon, ask, prompt)
+
+            watched.before_pass = send_two_more
+            await watched.engine.generate([1, 7], params(2, n=2), session="early")
+        for prompt in ([1, 5, 6], [1, 8, 9]):
+            agrees_with_the_slow_way(reference, prompt, params(3, n=1), late[str(prompt)])
+        return watched.fed
+
+    assert clock.run(main, virtual=True) == [(1, 2), (1, 1), (2, 3)]
+
+
+def test_new_sessions_are_cut_into_blocks_that_fit(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched = Watched(tiny_folder, batch_tokens=12)
+        prompts = [[1, 5], [1, 5, 6], [1, 5, 6, 7, 8], [1, 5], [1, 5, 6, 7, 8, 9, 10] * 2]
+        await watched.all_of([(str(number), prompt, params(number, n=1)) for number, prompt in enumerate(prompts)])
+        return watched.fed
+
+    # Two rows of 3; a third row would make 3 * 5. Two of 5 make 10. The last one does not fit, and goes alone.
+    assert clock.run(main, virtual=True) == [(2, 3), (2, 5), (1, 14)]
+
+
+# --- Where completions end -------------------------------------------------------------------------------------------
+
+
+def test_each_row_ends_at_its_own_limit_or_stop_token(tiny_folder: Path) -> None:
+    async def main() -> list[Completion]:
+        watched = Watched(tiny_folder)
+        (free,) = await watched.all_of([("a", [1, 5, 6], params(3, n=5, temperature=3.0))])
+        third = free.token_ids[2]
+        assert third not in free.token_ids[:2]
+        return await watched.all_of(
+            [
+                ("b", [1, 5, 6], params(3, n=1, temperature=3.0)),
+                ("c", [1, 5, 6], params(3, n=5, temperature=3.0)),
+                ("d", [1, 5, 6], params(3, n=5, temperature=3.0, stop=(third,))),
+                ("e", [1, 5, 6], params(3, n=3, temperature=3.0, stop=(third,))),
+            ]
+        )
+
+    one, whole, stopped, last = clock.run(main, virtual=True)
+    assert (one.token_ids, one.finish) == (whole.token_ids[:1], FinishReason.LENGTH)
+    assert (len(whole.token_ids), whole.finish) == (5, FinishReason.LENGTH)
+    assert (stopped.token_ids, stopped.finish) == (whole.token_ids[:3], FinishReason.STOP)
+    assert (last.token_ids, last.finish) == (whole.token_ids[:3], FinishReason.STOP)
+    assert stopped.versions == ((0, 3),)
+
+
+def test_the_pass_after_the_last_token_is_saved(tiny_folder: Path) -> None:
+    async def main() -> int:
+        watched = Watched(tiny_folder)
+        await watched.all_of([("a", [1, 5, 6], params(3, n=4)), ("b", [1, 5], params(4, n=2))])
+        assert watched.engine.tokens_generated == 6
+        return len(watched.fed)
+
+    assert clock.run(main, virtual=True) == 4
+
+
+# --- New weights -----------------------------------------------------------------------------------------------------
+
+
+def test_loading_changes_weights_and_version_and_drops_the_caches(tiny_folder: Path, tmp_path: Path) -> None:
+    other = open_model(tiny_folder)
+    shake(other, seed=99)
+    file = tmp_path / "version-5.safetensors"
+    safetensors.torch.save_model(other, str(file))
+
+    async def main() -> list[tuple[int, int]]:
+        watched, before = Watched(tiny_folder), open_model(tiny_folder)
+        (old,) = await watched.all_of([("a", [1, 5, 6], params(1, n=3))])
+        agrees_with_the_slow_way(before, [1, 5, 6], params(1, n=3), old)
+        assert old.versions == ((0, 3),)
+
+        await watched.engine.load(Weights(5, str(file)))
+        watched.fed.clear()
+        prompt = [1, 5, 6, *old.token_ids, 7]
+        (new,) = await watched.all_of([("a", prompt, params(2, n=2))])
+        agrees_with_the_slow_way(other, prompt, params(2, n=2), new)
+        assert new.versions == ((5, 2),)
+        return watched.fed
+
+    assert clock.run(main, virtual=True) == [(1, 7), (1, 1)]
+
+
+def test_weights_come_between_batches_and_never_into_one(tiny_folder: Path, tmp_path: Path) -> None:
+    other = open_model(tiny_folder)
+    shake(other, seed=99)
+    file = tmp_path / "version-1.safetensors"
+    safetensors.torch.save_model(other, str(file))
+
+    async def main() -> None:
+        watched, before = Watched(tiny_folder), open_model(tiny_folder)
+        async with anyio.create_task_group() as tasks:
+
+            def load_in_the_middle() -> None:
+                if len(watched.fed) == 2:
+                    anyio.from_thread.run_sync(tasks.start_soon, watched.engine.load, Weights(1, str(file)))
+
+            watched.before_pass = load_in_the_middle
+            (got,) = await watched.all_of([("a", [1, 5, 6], params(1, n=6))])
+        agrees_with_the_slow_way(before, [1, 5, 6], params(1, n=6), got)
+        assert got.versions == ((0, 6),)
+
+    clock.run(main, virtual=True)
+
+
+def test_weights_of_another_model_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "version-1.safetensors"
+    safetensors.torch.save_file({"something.else": open_model(tiny_folder).lm_head.weight.clone()}, str(file))
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match=r"something\.else"):
+            await Watched(tiny_folder).engine.load(Weights(1, str(file)))
+
+    clock.run(main, virtual=True)
+
+
+# --- When something goes wrong ---------------------------------------------------------------------------------------
+
+
+def test_a_failing_model_raises_in_every_waiting_caller_and_the_engine_works_afterwards(tiny_folder: Path) -> None:
+    async def main() -> list[str]:
+        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
+        (kept,) = await watched.all_of([("z", [1, 9, 9], params(7, n=1))])
+        told: list[str] = []
+
+        async def fails(name: str) -> None:
+            with pytest.raises(RuntimeError, match="out of memory") as caught:
+                await watched.engine.generate([1, 5, 6], params(1, n=3), session=name)
+            told.append(f"{name}: {caught.value}")
+
+        def break_the_second_pass() -> None:
+            if len(watched.fed) == 3:
+                raise RuntimeError("out of memory")
+
+        watched.before_pass = break_the_second_pass
+        async with anyio.create_task_group() as tasks:
+            for name in "abc":
+                tasks.start_soon(fails, name)
+
+        requests = [
+            ("a", [1, 5, 6], params(1, n=3)),
+            ("b", [1, 5, 6, 7, 8], params(2, n=3)),
+            ("z", [1, 9, 9, *kept.token_ids, 5], params(3, n=3)),
+        ]
+        for (_, prompt, how), got in zip(requests, await watched.all_of(requests), strict=True):
+            agrees_with_the_slow_way(reference, prompt, how, got)
+        return told
+
+    assert clock.run(main, virtual=True) == [f"{name}: out of memory" for name in "abc"]
+
+
+@pytest.mark.parametrize("leaver", ["a", "b", "c"])  # the first caller runs the batch for the others
+def test_a_caller_that_is_cancelled_does_not_break_the_others(tiny_folder: Path, leaver: str) -> None:
+    async def main() -> set[str]:
+        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
+        done: set[str] = set()
+        scopes = {name: anyio.CancelScope() for name in "abc"}
+
+        async def one(name: str, prompt: list[int], how: SamplingParams) -> None:
+            with scopes[name]:
+                got = await watched.engine.generate(prompt, how, session=name)
+                agrees_with_the_slow_way(reference, prompt, how, got)
+                done.add(name)
+
+        def cancel_in_the_second_pass() -> None:
+            if len(watched.fed) == 2:
+                anyio.from_thread.run_sync(scopes[leaver].cancel)
+
+        watched.before_pass = cancel_in_the_second_pass
+        async with anyio.create_task_group() as tasks:
+            for number, name in enumerate("abc"):
+                tasks.start_soon(one, name, [1, 5 + number, 6], params(number, n=4))
+
+        (later,) = await watched.all_of([("d", [1, 8], params(4, n=2))])
+        agrees_with_the_slow_way(reference, [1, 8], params(4, n=2), later)
+        return done
+
+    assert clock.run(main, virtual=True) == set("abc") - {leaver}
+
+
+def test_a_session_can_be_forgotten_while_its_batch_runs(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched, reference = Watched(tiny_folder, batch_tokens=1), open_model(tiny_folder)
+        first = await watched.all_of([("a", [1, 5], params(1, n=1)), ("b", [1, 6], params(2, n=1))])
+        requests = [
+            (name, [1, 5 + number, *first[number].token_ids, 9], params(number, n=2))
+            for number, name in enumerate("ab")
+        ]
+        watched.before_pass = lambda: anyio.from_thread.run_sync(watched.engine.forget, "b")
+        second = await watched.all_of(requests)
+        for (_, prompt, how), got in zip(requests, second, strict=True):
+            agrees_with_the_slow_way(reference, prompt, how, got)
+        watched.before_pass = lambda: None
+        watched.fed.clear()
+        for (name, prompt, how), got in zip(requests, second, strict=True):
+            await watched.all_of([(name, [*prompt, *got.token_ids, 5], how)])
+        return watched.fed
+
+    # a goes on from its cache, b is read from the start.
+    assert clock.run(main, virtual=True) == [(1, 2), (1, 1), (1, 7), (1, 1)]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+def test_a_request_without_a_session_that_comes_to_nothing_leaves_nothing_behind(tiny_folder: Path, end: str) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched = Watched(tiny_folder, batch_tokens=1)
+        prompt = [1, 5, 6]  # the same list again and again, so that its place in memory names nobody
+        scope = anyio.CancelScope()
+
+        def end_it() -> None:
+            if len(watched.fed) == 2:
+                if end == "failed":
+                    raise RuntimeError("out of memory")
+                anyio.from_thread.run_sync(scope.cancel)
+
+        watched.before_pass = end_it
+        with scope:
+            try:
+                await watched.engine.generate(prompt, params(1, n=2))
+            except RuntimeError:
+                assert end == "failed"
+        watched.fed.clear()
+        watched.before_pass = lambda: None
+        prompt += [7, 8]
+        await watched.engine.generate(prompt, params(1, n=1))
+        return watched.fed
+
+    assert clock.run(main, virtual=True) == [(1, 5)]
