@@ -16,10 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
+from envkit.config import WarmupSection
 
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
-LESSON_UPDATES, EPISODE_UPDATES = 400, 100
 
 
 def run(folder: Path, seed: int, *changes: str) -> dict[str, Any]:
@@ -34,12 +33,9 @@ def run(folder: Path, seed: int, *changes: str) -> dict[str, Any]:
 def stretched(whole: dict[str, Any]) -> list[str]:
     """The warm-up's updates, multiplied so that imitation alone takes as long as `whole` did."""
     factor = whole["wall_s"] / whole["warmup"]["wall_s"]
-    return [
-        "trainer.steps=0",
-        f"warmup.lesson_updates={round(LESSON_UPDATES * factor)}",
-        f"warmup.episode_updates={round(EPISODE_UPDATES * factor)}",
-        "warmup.greedy_goal=1.0",
-    ]
+    updates = ("lesson_updates", "strung_updates", "episode_updates")
+    longer = [f"warmup.{name}={round(getattr(WarmupSection(), name) * factor)}" for name in updates]
+    return ["trainer.steps=0", "warmup.greedy_goal=1.0", *longer]
 
 
 def main() -> None:

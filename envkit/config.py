@@ -187,14 +187,18 @@ class WarmupSection(Section):
     """Share of lessons that show a random move instead of a good one."""
     lesson_batch: Count = 256
     """Lessons an update."""
-    lesson_updates: Annotated[int, Field(ge=0)] = 400
-    """Bound on the updates of this stage."""
-    episode_noise: Share = 0.55
+    lesson_updates: Annotated[int, Field(ge=0)] = 250
+    """Updates with one state a sequence."""
+    strung_lessons: Count = 4
+    """States a sequence in the second stage, each with its own answer: the newest one is what counts."""
+    strung_updates: Annotated[int, Field(ge=0)] = 200
+    """Updates of the second stage."""
+    episode_noise: Share = 0.65
     """Share of random moves in whole demonstrated episodes, which come last."""
     episode_batch: Count = 64
     """Episodes an update."""
     episode_updates: Annotated[int, Field(ge=0)] = 100
-    """Bound on the updates of this stage."""
+    """Bound on the updates of the last stage."""
     learning_rate: Rate = 4e-3
     """Step size of Muon and AdamW in lessons; falls as a cosine."""
     episode_learning_rate: Rate = 2e-3

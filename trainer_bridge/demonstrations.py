@@ -16,12 +16,14 @@ class Lesson:
 
     Attributes:
         prompt: Tokens of the state, as the first turn of an episode.
+        continuation: Tokens of the state, as a turn that follows another.
         good: Completions that play a best move.
         possible: Completions of all moves.
         is_tricky: Whether a careless player goes wrong here.
     """
 
     prompt: tuple[int, ...]
+    continuation: tuple[int, ...]
     good: tuple[tuple[int, ...], ...]
     possible: tuple[tuple[int, ...], ...]
     is_tricky: bool
@@ -67,9 +69,11 @@ class Teacher:
         if not good:
             return None
         say = self.renderer.demonstrate
+        said = tuple(say(self.expert.answer(move)) for move in good)
         return Lesson(
             prompt=self.renderer.open(observation),
-            good=tuple(say(self.expert.answer(move)) for move in good),
+            continuation=self.renderer.extend(said[0], observation),
+            good=said,
             possible=tuple(say(self.expert.answer(move)) for move in observation.legal_moves),
             is_tricky=self.expert.is_tricky(observation),
         )

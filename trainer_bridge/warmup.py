@@ -1,7 +1,8 @@
 """Warm-up: a policy that knows nothing imitates demonstrations of mixed quality until reinforcement can take over.
 
-Two stages. Lessons show single states, which is where features are learned; whole episodes come last, because only then
-does the policy meet a second turn. The second stage ends by a rule and not by a count: seeds differ by a factor of two.
+Lessons show single states, which is where features are learned; then several unrelated ones in a row, which teaches that
+the newest is the one to answer; whole episodes come last. That last stage ends by a rule and not by a count, since seeds
+differ in how much they need.
 """
 
 from __future__ import annotations
@@ -126,8 +127,14 @@ class LessonBook:
     noise: float
     seed: int
 
-    def batches(self, size: int) -> Callable[[int], list[Sample]]:
-        """Return a function that gives the samples of an update by its number."""
+    def batches(self, size: int, *, strung: int = 1) -> Callable[[int], list[Sample]]:
+        """Return a function that gives the samples of an update by its number.
+
+        Args:
+            size: Lessons an update.
+            strung: Lessons of one sample: unrelated states as turns of one sequence, each with its own answer. They
+                teach that the newest state is the one that counts.
+        """
         tricky = [lesson for lesson in self.lessons if lesson.is_tricky]
         plain = [lesson for lesson in self.lessons if not lesson.is_tricky]
         tricky_count = 0 if not tricky else size if not plain else round(size * self.tricky_share)
@@ -137,11 +144,19 @@ class LessonBook:
             drawn = rng.choices(tricky, k=tricky_count) if tricky_count else []
             if tricky_count < size:
                 drawn += rng.choices(plain, k=size - tricky_count)
-            return [self._sample(lesson, rng) for lesson in drawn]
+            rng.shuffle(drawn)
+            return [self._sample(drawn[first : first + strung], rng) for first in range(0, size, strung)]
 
         return batch
 
-    def _sample(self, lesson: Lesson, rng: random.Random) -> Sample:
-        said = rng.choice(lesson.possible if rng.random() < self.noise else lesson.good)
-        mask = (0,) * len(lesson.prompt) + (1,) * len(said)
-        return unscored_sample(lesson.prompt + said, mask, (0,) * len(mask))
+    def _sample(self, lessons: Sequence[Lesson], rng: random.Random) -> Sample:
+        ids: tuple[int, ...] = ()
+        mask: tuple[int, ...] = ()
+        turn_ids: tuple[int, ...] = ()
+        for turn, lesson in enumerate(lessons):
+            given = lesson.continuation if turn else lesson.prompt
+            said = rng.choice(lesson.possible if rng.random() < self.noise else lesson.good)
+            ids += given + said
+            mask += (0,) * len(given) + (1,) * len(said)
+            turn_ids += (turn,) * (len(given) + len(said))
+        return unscored_sample(ids, mask, turn_ids)

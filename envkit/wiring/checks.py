@@ -32,9 +32,13 @@ def resolve(run: RunConfig) -> RunConfig:
     is_tiny = run.engine.model is None
     options = {**(spec.terse if is_tiny else {}), **run.env.options}
     turn_tokens = run.rollout.turn_tokens or (1 if is_tiny else 128)
-    env = run.env.model_copy(update={"options": options})
-    rollout = run.rollout.model_copy(update={"turn_tokens": turn_tokens})
-    return run.model_copy(update={"env": env, "rollout": rollout})
+    kind = run.warmup.kind if run.warmup.kind != "auto" else "demonstrations" if is_tiny else "none"
+    changed = {
+        "env": run.env.model_copy(update={"options": options}),
+        "rollout": run.rollout.model_copy(update={"turn_tokens": turn_tokens}),
+        "warmup": run.warmup.model_copy(update={"kind": kind}),
+    }
+    return run.model_copy(update=changed)
 
 
 def algorithm_of(run: RunConfig) -> Algorithm:
@@ -106,5 +110,7 @@ def _check_algorithm(run: RunConfig) -> None:
 def _check_warmup(run: RunConfig) -> None:
     if run.warmup.kind == "none" and run.engine.model is None:
         raise ConfigError(["warmup.kind: a tiny policy that knows nothing needs demonstrations"])
-    if run.warmup.kind == "demonstrations" and envs.find(run.env.id).expert is None:
+    wanted = run.warmup.kind == "demonstrations" or run.engine.model is None
+    known = {spec.id: spec for spec in envs.registered()}
+    if wanted and run.env.id in known and known[run.env.id].expert is None:
         raise ConfigError([f"warmup.kind: {run.env.id} has no expert to demonstrate; take none and an engine.model"])

@@ -37,12 +37,14 @@ class Policy:
         model: The weights that are trained.
         engine: Plays with a copy of them.
         renderer: Turns words into tokens and back.
+        tokenizer: What the renderer encodes with; saved with every checkpoint.
         description: One line for people.
     """
 
     model: Any
     engine: TransformersEngine
     renderer: Renderer
+    tokenizer: Any
     description: str
     _trainer: TorchTrainer | None = None
 
@@ -71,7 +73,9 @@ class Policy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run.seed)
             critic = Critic(self.model) if algorithm.has_critic else None
-        self._trainer = TorchTrainer(self.model, algorithm, settings, folder, critic=critic, reference=reference)
+        self._trainer = TorchTrainer(
+            self.model, algorithm, settings, folder, critic=critic, reference=reference, tokenizer=self.tokenizer
+        )
 
 
 def open_policy(run: RunConfig, folder: Path) -> Policy:
@@ -118,7 +122,7 @@ def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens:
     engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens)
     count = sum(weight.numel() for weight in model.parameters())
     kind = type(model).__name__
-    return Policy(model, engine, renderer, f"policy: {kind} with {count:,} parameters on {device}")
+    return Policy(model, engine, renderer, tokenizer, f"policy: {kind} with {count:,} parameters on {device}")
 
 
 def device_of(wish: str) -> str:

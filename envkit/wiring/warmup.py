@@ -83,9 +83,9 @@ class _Stages:
         self.demonstrator_success = 0.0
 
     async def lessons(self) -> int:
-        """Run the first stage and return its updates."""
+        """Run the first two stages and return their updates."""
         section, display = self._section, self._display
-        if section.lesson_updates == 0:
+        if section.lesson_updates + section.strung_updates == 0:
             return 0
         teacher = Teacher(self._expert, self._policy.renderer, section.lesson_noise)
         seed = stable_hash(self._run.seed, "lessons")
@@ -95,14 +95,17 @@ class _Stages:
             self._host, teacher, tasks, section.lesson_states, seed, on_lesson=display.advance
         )
         book = LessonBook(states, section.tricky_share, section.lesson_noise, seed)
-        stage = Stage(section.lesson_updates, section.lesson_batch, section.learning_rate)
-        display.phase("lessons", stage.updates)
+        display.phase("lessons", section.lesson_updates + section.strung_updates)
 
         async def after(update: int, loss: float) -> bool:
             display.advance(1, **{"nats a move": f"{loss:.3f}"})
             return False
 
-        return await self._imitator.run(stage, book.batches(stage.batch), after=after)
+        made = 0
+        for updates, strung in ((section.lesson_updates, 1), (section.strung_updates, section.strung_lessons)):
+            stage = Stage(updates, section.lesson_batch, section.learning_rate)
+            made += await self._imitator.run(stage, book.batches(stage.batch, strung=strung), after=after)
+        return made
 
     async def episodes(self) -> tuple[int, float]:
         """Run the second stage and return its updates and the greedy success that ended it."""

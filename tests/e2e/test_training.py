@@ -25,7 +25,7 @@ SMALL = {
     "trainer": {"steps": 6, "groups_per_step": 8, "checkpoint_every": 2, "threads": 1},
     "evaluation": {"episodes": 32, "every": 3},
     "warmup": {
-        "lesson_states": 500, "lesson_updates": 40, "lesson_batch": 64,
+        "lesson_states": 500, "lesson_updates": 30, "strung_updates": 10, "lesson_batch": 64,
         "episode_updates": 10, "episode_batch": 16, "check_every": 5, "check_episodes": 32,
     },
     "tracking": {"trajectories_every": 3, "trajectories": 4},

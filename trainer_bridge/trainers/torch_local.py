@@ -64,6 +64,7 @@ class TorchTrainer:
         folder: Where `publish` writes.
         critic: Estimates the return of a turn; needed by algorithms that have one.
         reference: The policy that the KL is measured to; needed where its coefficient is above 0.
+        tokenizer: Is saved beside the policy, so that a checkpoint is a whole model folder.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TorchTrainer:
         *,
         critic: Critic | None = None,
         reference: Any = None,
+        tokenizer: Any = None,
     ) -> None:
         if algorithm.has_critic and critic is None:
             raise ValueError(f"{algorithm.advantage} needs a critic")
@@ -83,6 +85,7 @@ class TorchTrainer:
         self._model = model
         self._critic = critic
         self._reference = reference
+        self._tokenizer = tokenizer
         self._algorithm = algorithm
         self._settings = settings
         self._folder = folder
@@ -130,6 +133,8 @@ class TorchTrainer:
     def save(self, folder: str) -> None:
         """See `envkit.protocols.Trainer.save`. The policy goes into ``policy/`` as an ordinary model folder."""
         self._model.save_pretrained(Path(folder) / "policy")
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(Path(folder) / "policy")
         state = {"policy_optimizer": self._optimizer.state_dict()}
         if self._critic is not None and self._critic_optimizer is not None:
             state["critic"] = self._critic.state_dict()
