@@ -202,7 +202,8 @@ class _Part:
         return f"eta {duration(max(0.0, self._last_s + pace_s * (self.total - self.done) - now))}"
 
     def line(self, now: float, eta: str = "") -> str:
-        words = [f"{self.name} {self.done}/{self.total}", duration(now - self.began_s), eta, *self.figures]
+        until = self._last_s if self.done >= self.total else now
+        words = [f"{self.name} {self.done}/{self.total}", duration(until - self.began_s), eta, *self.figures]
         return "  ".join(word for word in words if word)
 
 

@@ -8,6 +8,7 @@
     summary.json                how it ended
     plots/                      curves as PNG
     tensorboard/                the same numbers for TensorBoard
+    policy/                     a tiny policy as it was made, before any learning
     weights/                    the newest weights, from the trainer to the engine
     run.lock                    held while a run writes here; marks the folder as a run's
 
@@ -49,7 +50,8 @@ _IN_FOLDERS = {
     "plots": ("learning_curve.png", "training.png"),
     "tensorboard": ("events.out.tfevents.*",),
     CHECKPOINTS: ("step-*", ".step-*"),
-    "weights": ("version-*.safetensors",),
+    "weights": ("version-*.safetensors", "warmup.safetensors"),
+    "policy": ("*.json", "model.safetensors"),
 }
 _MAY_GROW = "trainer.steps"
 _MISSING = object()
@@ -57,6 +59,7 @@ _MISSING = object()
 _NO_SPACE = "free some space and go on from the last checkpoint with --resume"
 _NOT_OURS = "make it writable or choose another folder with --output"
 _IN_THE_WAY = "a file stands where a folder is needed; choose another folder with --output"
+_NO_FOLDER = "choose another folder with --output"
 _ADVICE = {
     errno.ENOSPC: _NO_SPACE,
     errno.EDQUOT: _NO_SPACE,
@@ -66,6 +69,9 @@ _ADVICE = {
     errno.EROFS: _NOT_OURS,
     errno.EEXIST: _IN_THE_WAY,
     errno.ENOTDIR: _IN_THE_WAY,
+    errno.ENOENT: _NO_FOLDER,
+    errno.ENAMETOOLONG: _NO_FOLDER,
+    errno.ELOOP: _NO_FOLDER,
 }
 _QUOTED = re.compile(r"\(os error (\d+)\)")
 _OTHERWISE = "once that is mended, go on from the last checkpoint with --resume"

@@ -34,6 +34,7 @@ ANY_SPLIT = "any"
 """Stands for the levels of all splits."""
 
 _Z95 = 1.959964
+_AMOUNTS = ("return", "turns")
 _POLICIES = ("random", "expert", "checkpoint:DIR")
 
 _PlayAll: TypeAlias = Callable[[EnvHost, Sequence[Task], int], Awaitable["list[Outcome]"]]
@@ -170,12 +171,13 @@ async def evaluate(
     """
     spec = None if url is not None and all(one.id != env_id for one in registered()) else find(env_id)
     splits = () if spec is None else spec.splits
-    began = clock.now()
     async with _opened(policy, env_id, spec, greedy=greedy, display=display) as (defaults, play_all):
         tasks = list(evaluation_tasks(env_id, {**defaults, **options}, split, seed, episodes, splits))
         async with _host(url, episodes) as host:
             display.phase(policy, episodes)
+            began = clock.now()
             outcomes = await play_all(host, tasks, seed)
+            seconds = clock.now() - began
             display.close()
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     finished = [outcome.metrics for outcome in outcomes if outcome.error is None]
@@ -187,7 +189,7 @@ async def evaluate(
         episodes=len(finished),
         void=len(errors),
         metrics=summarise(finished),
-        seconds=clock.now() - began,
+        seconds=seconds,
         error=errors[0] if errors else None,
     )
 
@@ -205,21 +207,21 @@ def evaluation_tasks(
 
 def summarise(episodes: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
     """Return the mean of every metric over the episodes that have it, with its interval."""
-    names = dict.fromkeys(["success", "return", "turns"])
+    names = dict.fromkeys(["success", *_AMOUNTS])
     names.update(dict.fromkeys(name for metrics in episodes for name in metrics))
     found = {name: [metrics[name] for metrics in episodes if name in metrics] for name in names}
-    return {name: estimate(values) for name, values in found.items() if values}
+    return {name: estimate(values, is_share=name not in _AMOUNTS) for name, values in found.items() if values}
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float], *, is_share: bool) -> Estimate:
     """Return the mean and its 95 % interval.
 
-    For values that are all 0 or 1 that is Wilson's interval, which is honest near the ends; for others the normal
-    one, which has no width where there is only one value.
+    For shares that are all 0 or 1 that is Wilson's interval, which is honest near the ends; otherwise the normal one,
+    which has no width where all values are the same.
     """
     count = len(values)
     mean = math.fsum(values) / count
-    if all(value in (0, 1) for value in values):
+    if is_share and all(value in (0, 1) for value in values):
         square = _Z95 * _Z95 / count
         middle = (mean + square / 2) / (1 + square)
         half = _Z95 * math.sqrt(mean * (1 - mean) / count + square / (4 * count)) / (1 + square)

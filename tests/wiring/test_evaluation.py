@@ -81,19 +81,19 @@ def test_what_cannot_be_asked_for_is_refused_with_the_nearest_word() -> None:
 
 
 def test_wilsons_interval_of_eight_out_of_ten() -> None:
-    assert estimate([1.0] * 8 + [0.0] * 2) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
+    assert estimate([1.0] * 8 + [0.0] * 2, is_share=True) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
 
 
 def test_no_success_out_of_ten_leaves_room_above_but_none_below() -> None:
-    found = estimate([0.0] * 10)
+    found = estimate([0.0] * 10, is_share=True)
     assert found == pytest.approx((0.0, 0.0, 0.2775), abs=1e-4)
     assert found.low == 0.0
 
 
 def test_the_interval_of_other_values_is_the_normal_one() -> None:
     # The standard deviation of 1, 2, 3, 4 is 1.29099, so the half width is 1.959964 * 1.29099 / 2.
-    assert estimate([1.0, 2.0, 3.0, 4.0]) == pytest.approx((2.5, 1.23485, 3.76515), abs=1e-5)
-    assert estimate([2.5]) == (2.5, 2.5, 2.5)
+    assert estimate([1.0, 2.0, 3.0, 4.0], is_share=False) == pytest.approx((2.5, 1.23485, 3.76515), abs=1e-5)
+    assert estimate([1.0], is_share=False) == (1.0, 1.0, 1.0)
 
 
 def test_a_metric_is_summed_up_over_the_episodes_that_have_it() -> None:
