@@ -150,7 +150,7 @@ class Calls:
         return _addressed(frame.id, outcome)
 
     async def answer(self, frame: Frame, used: set[str]) -> bytes:
-        """Answer a frame; an error is an answer too. The session that it names is added to `used`."""
+        """Answer a frame; an error is an answer too. The session that it plays, if it does, is added to `used`."""
         try:
             decoder, method = self._methods[frame.method]
             body = read(frame.params, decoder)
@@ -160,7 +160,7 @@ class Calls:
         except RequestError as error:
             return self.refusal(frame.id, error)
         id: str | None = getattr(body, "session_id", None)
-        if id is not None:
+        if id is not None and frame.method in ("create", "step"):
             used.add(id)
         return _addressed(frame.id, await self.outcome(body, method, id))
 

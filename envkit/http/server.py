@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from errno import EADDRINUSE
 from pathlib import Path
+from typing import Any
 
 import anyio
 import uvicorn
@@ -133,8 +134,9 @@ def _config(app: App) -> uvicorn.Config:
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # The protocol is named because asyncio switches Nagle's algorithm off only then; replies would wait for 40 ms.
+        return _listen(socket.socket(family, kind, protocol), address)
     except OSError as error:
         if error.errno == EADDRINUSE:
             remedy = "is in use; choose another one, or 0 for any that is free"
@@ -150,13 +152,21 @@ def _listen_unix(path: Path) -> socket.socket:
         _remove_stale(path)
     elif path.exists():
         raise UsageError(f"{path} is there and is not a socket; choose another path")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(str(path))
+        return _listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path))
     except OSError as error:
-        listener.close()
         raise UsageError(f"no socket can be made at {path}: {error.strerror or error}") from None
-    listener.listen(_BACKLOG)
+
+
+def _listen(listener: socket.socket, address: tuple[Any, ...] | str) -> socket.socket:
+    try:
+        if listener.family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
     return listener
 
 

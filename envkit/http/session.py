@@ -186,7 +186,10 @@ class Session:
     def settle(self, move: Move, answer: Step | EnvkitError) -> None:
         if isinstance(answer, EnvkitError):
             self.happens(SessionEvent.FAILED)
-            self.error = SessionBrokenError(f"session {self.id} broke at turn {move.turn}: {answer}")
+            is_told = isinstance(answer, SessionBrokenError)
+            self.error = (
+                answer if is_told else SessionBrokenError(f"session {self.id} broke at turn {move.turn}: {answer}")
+            )
         else:
             self.turn += 1
             self.happens(SessionEvent.ENDED if answer.ended else SessionEvent.ANSWERED)

@@ -279,9 +279,7 @@ class SessionTable:
         """Let the world play `move`; whatever happens, the move is settled afterwards."""
         assert session.episode is not None
         began = clock.now()
-        answer: Step | EnvkitError = SessionBrokenError(
-            f"session {session.id}: turn {move.turn} was cancelled half way"
-        )
+        answer: Step | EnvkitError = SessionBrokenError(f"session {session.id}: cancelled in turn {move.turn}")
         try:
             with anyio.CancelScope() as session.stepping:
                 answer = await session.episode.step(move.action)

@@ -1,0 +1,416 @@
+"""The HTTP API, over a real server: what each route answers, and that nothing a client sends makes it fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from envkit import clock
+from envkit.registry import EnvSpec
+from tests.http.worlds import serving, slots
+
+Main = Callable[[httpx.AsyncClient], Awaitable[None]]
+
+COUNT = {"env_id": "Count-v0", "seed": 7}
+ENVS = [EnvSpec("Count-v0", "tests.http.worlds:Count", {"end": 3}, summary="Counts its steps.")]
+
+
+def play(main: Main, *, capacity: int = 4, **settings: Any) -> None:
+    """Run `main` with a client of a running server."""
+
+    async def run() -> None:
+        async with (
+            slots(capacity) as host,
+            serving(host, envs=lambda: ENVS, **settings) as address,
+            httpx.AsyncClient(base_url=address, trust_env=False, verify=False) as client,
+        ):
+            await main(client)
+
+    clock.run(run)
+
+
+def test_an_episode_is_made_played_looked_at_and_ended() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        made = await client.put("/v1/sessions/a", json={**COUNT, "options": {"end": 2}})
+        assert (made.status_code, made.headers["content-type"]) == (200, "application/json")
+        assert made.json() == {
+            "turn": 0,
+            "observation": "seed 7",
+            "legal_moves": ["on", "back"],
+            "images": [],
+            "info": {"legal_moves": ["on", "back"], "metrics": {}},
+        }
+        assert (await client.put("/v1/sessions/a", json={**COUNT, "options": {"end": 2}})).json() == made.json()
+        first = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "x"})
+        assert first.json() == {
+            "turn": 1,
+            "observation": "1 x",
+            "legal_moves": ["on", "back"],
+            "images": [],
+            "reward": 0.5,
+            "terminated": False,
+            "truncated": False,
+            "info": {"legal_moves": ["on", "back"]},
+        }
+        assert (await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "x"})).content == first.content
+        last = (await client.post("/v1/sessions/a/step", json={"turn": 1, "action": "y"})).json()
+        assert (last["turn"], last["terminated"]) == (2, True)
+        seen = (await client.get("/v1/sessions/a")).json()
+        assert seen | {"idle_s": 0} == {
+            "session_id": "a",
+            "env_id": "Count-v0",
+            "seed": 7,
+            "options": {"end": 2},
+            "state": "finished",
+            "turn": 2,
+            "idle_s": 0,
+        }
+        assert [one["session_id"] for one in (await client.get("/v1/sessions")).json()["sessions"]] == ["a"]
+        for _ in range(2):
+            assert (await client.delete("/v1/sessions/a")).json() == {"done": True}
+        assert (await client.get("/v1/sessions")).json() == {"sessions": []}
+
+    play(main)
+
+
+def test_a_retry_that_comes_out_of_turn_learns_the_turn_of_the_session() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        await client.put("/v1/sessions/a", json=COUNT)
+        await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "x"})
+        late = await client.post("/v1/sessions/a/step", json={"turn": 4, "action": "x"})
+        assert (late.status_code, late.headers["content-type"]) == (409, "application/problem+json")
+        assert late.json() == {
+            "type": "step_order",
+            "title": "StepOrderError",
+            "status": 409,
+            "detail": "session a: expected turn 1, got 4",
+            "retry": False,
+            "fields": {"detail": "session a: expected turn 1, got 4"},
+            "turn": 1,
+        }
+        other = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "y"})
+        assert (other.status_code, other.json()["type"], other.json()["turn"]) == (409, "session_conflict", 1)
+
+    play(main)
+
+
+def test_a_slow_reset_is_answered_with_202_until_it_is_done() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        task = {"env_id": "Sleeper-v0", "seed": 0, "options": {"reset_s": 0.3}}
+        slow = await client.put("/v1/sessions/a", json=task)
+        assert (slow.status_code, slow.headers["retry-after"]) == (202, "1")
+        assert slow.json() == {"turn": 0, "state": "opening"}
+        while (done := await client.put("/v1/sessions/a", json=task)).status_code == 202:
+            pass
+        assert (done.status_code, done.json()["observation"]) == (200, "awake")
+
+    play(main, slow_reset_s=0.05)
+
+
+def test_a_batch_is_answered_one_by_one_in_its_order() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        await client.put("/v1/sessions/a", json=COUNT)
+        await client.put("/v1/sessions/b", json=COUNT)
+        await client.put("/v1/sessions/slow", json={"env_id": "Sleeper-v0", "seed": 0})
+        batch = [
+            {"session_id": "slow", "turn": 0, "action": "sleep 0.01"},
+            {"session_id": "b", "turn": 0, "action": "one"},
+            {"session_id": "nobody", "turn": 0, "action": "x"},
+            {"session_id": "a", "turn": 3, "action": "x"},
+            {"session_id": "slow", "turn": 1, "action": "sleep 0"},
+            {"session_id": "b", "turn": 1, "action": "raise"},
+            {"turn": 0},
+            17,
+            {"session_id": "b", "turn": 2, "action": "x"},
+        ]
+        answer = await client.post("/v1/sessions:step", json=batch)
+        assert answer.status_code == 200
+        found = [
+            (one["result"]["turn"], one["result"]["observation"]) if "result" in one else one["error"]["type"]
+            for one in answer.json()
+        ]
+        assert found == [
+            (1, "1 slept"),
+            (1, "1 one"),
+            "session_not_found",
+            "step_order",
+            (2, "2 slept"),
+            "env_error",
+            "bad_request",
+            "bad_request",
+            "session_broken",
+        ]
+        assert answer.json()[3]["error"]["turn"] == 0
+        assert (await client.post("/v1/sessions:step", json=[])).json() == []
+
+    play(main)
+
+
+def test_a_full_server_is_alive_but_not_ready() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        ready = await client.get("/v1/ready")
+        assert (ready.status_code, ready.json()) == (200, {"ready": True, "capacity": 1, "leased": 0})
+        await client.put("/v1/sessions/a", json=COUNT)
+        refused = await client.put("/v1/sessions/b", json=COUNT)
+        assert (refused.status_code, refused.json()["type"], refused.json()["retry"]) == (503, "no_capacity", True)
+        assert refused.headers["retry-after"] == "1"
+        ready = await client.get("/v1/ready")
+        assert (ready.status_code, ready.json()) == (503, {"ready": False, "capacity": 1, "leased": 1})
+        health = await client.get("/v1/health")
+        assert (health.status_code, health.json()["status"], health.json()["protocol"]) == (200, "alive", 1)
+
+    play(main, capacity=1)
+
+
+def test_the_environments_are_those_that_the_server_was_told_of() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/v1/envs")).json() == {
+            "envs": [{"id": "Count-v0", "summary": "Counts its steps.", "options": {"end": 3}, "replayable": True}]
+        }
+
+    play(main)
+
+
+def test_errors_of_the_world_and_of_the_task_keep_their_fields() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        unknown = await client.put("/v1/sessions/a", json={"env_id": "Cuont-v0", "seed": 1})
+        assert (unknown.status_code, unknown.json()["fields"]["env_id"]) == (404, "Cuont-v0")
+        assert "did you mean 'Count-v0'?" in unknown.json()["detail"]
+        option = await client.put("/v1/sessions/a", json={**COUNT, "options": {"end": 0}})
+        assert (option.status_code, option.json()["fields"]) == (
+            422,
+            {"option": "end", "reason": "must be at least 1"},
+        )
+        await client.put("/v1/sessions/a", json=COUNT)
+        raised = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "raise"})
+        assert (raised.status_code, raised.json()["type"]) == (500, "env_error")
+        assert raised.json()["fields"] == {"env_id": "Count-v0", "cause": "ValueError: boom"}
+
+    play(main)
+
+
+@pytest.mark.parametrize("action", ["odd", "surrogate"])
+def test_an_observation_that_json_cannot_say_is_a_fault_of_the_world(action: str) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        await client.put("/v1/sessions/a", json=COUNT)
+        answer = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": action})
+        assert (answer.status_code, answer.json()["type"]) == (500, "env_error")
+        assert "cannot be said in JSON" in answer.json()["detail"]
+
+    play(main)
+
+
+@pytest.mark.parametrize(("action", "reward"), [("nan", "nan"), ("infinity", "-inf"), ("x", 0.5)])
+def test_a_reward_that_is_no_number_travels_as_text(action: str, reward: object) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        await client.put("/v1/sessions/a", json=COUNT)
+        answer = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": action})
+        assert answer.json()["reward"] == reward
+
+    play(main)
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/a/step", "/v1/sessions/a", "/v1/sessions:step"])
+def test_a_body_that_is_too_large_is_refused_whether_announced_or_not(path: str) -> None:
+    async def chunks() -> Any:
+        for _ in range(30):
+            yield b" " * 100
+
+    async def main(client: httpx.AsyncClient) -> None:
+        verb = "PUT" if path.endswith("/a") else "POST"
+        for content in (b" " * 3000, chunks()):
+            answer = await client.request(verb, path, content=content)
+            assert (answer.status_code, answer.json()["type"]) == (413, "too_large")
+        assert (await client.get("/v1/health")).status_code == 200
+
+    play(main, max_request_bytes=2000)
+
+
+def test_metrics_count_sessions_steps_and_errors() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        await client.put("/v1/sessions/a", json=COUNT)
+        await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "x"})
+        await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "x"})
+        await client.post("/v1/sessions/a/step", json={"turn": 7, "action": "x"})
+        answer = await client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain")
+        lines = answer.text.splitlines()
+        for line in (
+            'envkit_sessions{state="ready"} 1.0',
+            "envkit_places 4.0",
+            "envkit_places_leased 1.0",
+            "envkit_sessions_created_total 1.0",
+            "envkit_steps_total 1.0",
+            "envkit_step_seconds_count 1.0",
+            'envkit_step_seconds_bucket{le="+Inf"} 1.0',
+            'envkit_errors_total{code="step_order"} 1.0',
+        ):
+            assert line in lines
+
+    play(main)
+
+
+def test_the_document_describes_every_route_and_every_type_that_it_names() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        document = (await client.get("/openapi.json")).json()
+        assert {path: sorted(verbs) for path, verbs in document["paths"].items()} == {
+            "/v1/sessions/{session_id}": ["delete", "get", "put"],
+            "/v1/sessions/{session_id}/step": ["post"],
+            "/v1/sessions:step": ["post"],
+            "/v1/sessions": ["get"],
+            "/v1/envs": ["get"],
+            "/v1/health": ["get"],
+            "/v1/ready": ["get"],
+            "/metrics": ["get"],
+        }
+        schemas = document["components"]["schemas"]
+        text = json.dumps(document)
+        named = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+        assert named <= set(schemas)
+        assert schemas["StepBody"]["required"] == ["turn", "action"]
+        assert "422" not in document["paths"]["/v1/sessions/{session_id}"]["put"]["responses"]
+        assert (await client.get("/docs")).status_code == 200
+
+    play(main)
+
+
+DEEP = b'{"env_id":"Count-v0","seed":1,"options":{"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}}"
+BODIES = [
+    b"",
+    b"null",
+    b"17",
+    b"[]",
+    b"[[]]",
+    b"{}",
+    b'"text"',
+    b"{",
+    b"\xff\xfe\x00",
+    b"NaN",
+    b'{"turn":0,"action":"\\ud800"}',
+    b'{"turn":0,"action":"\\u0000"}',
+    b'{"turn":0,"action":7}',
+    b'{"turn":true,"action":"x"}',
+    b'{"turn":-1,"action":"x"}',
+    b'{"turn":0.0,"action":"x"}',
+    b'{"turn":99999999999999999999999999,"action":"x"}',
+    b'{"turn":1e999,"action":"x"}',
+    b'{"turn":0,"action":"x","more":1}',
+    b'{"turn":0}',
+    b'[{"turn":0,"action":"x","session_id":"a"},null]',
+    b'[{"turn":0,"action":"x","session_id":5}]',
+    b'{"env_id":"Count-v0"}',
+    b'{"env_id":7,"seed":1}',
+    b'{"env_id":"Count-v0","seed":-1}',
+    b'{"env_id":"Count-v0","seed":"1"}',
+    b'{"env_id":"Count-v0","seed":1,"options":[]}',
+    b'{"env_id":"Count-v0","seed":1,"options":{"end":-5}}',
+    b'{"env_id":"Count-v0","seed":1,"option":{}}',
+    b'{"env_id":"\\u0000","seed":1}',
+    b'{"env_id":"../../etc/passwd","seed":1}',
+    DEEP,
+]
+ROUTES = [
+    ("PUT", "/v1/sessions/a"),
+    ("PUT", "/v1/sessions/%00"),
+    ("PUT", "/v1/sessions/" + "a" * 129),
+    ("PUT", "/v1/sessions/a%2Fb"),
+    ("PUT", "/v1/sessions/%ff%fe"),
+    ("POST", "/v1/sessions/a/step"),
+    ("POST", "/v1/sessions/%ff/step"),
+    ("POST", "/v1/sessions//step"),
+    ("POST", "/v1/sessions/a/b/step"),
+    ("POST", "/v1/sessions:step"),
+    ("POST", "/v1/sessions"),
+    ("GET", "/v1/sessions"),
+    ("GET", "/v1/sessions/a"),
+    ("GET", "/v1/sessions/a/step"),
+    ("DELETE", "/v1/sessions/%2e%2e"),
+    ("DELETE", "/v1/sessions"),
+    ("GET", "/v1/envs"),
+    ("GET", "/v1/ws"),
+    ("POST", "/v1/health"),
+    ("PATCH", "/v1/ready"),
+    ("OPTIONS", "/metrics"),
+    ("GET", "/v2/sessions"),
+    ("GET", "//"),
+    ("TRACE", "/" + "x" * 4000),
+]
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=[f"{verb} {path[:30]}" for verb, path in ROUTES])
+def test_junk_is_refused_politely(route: tuple[str, str]) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        verb, path = route
+        for body in BODIES:
+            answer = await client.request(verb, path, content=body)
+            assert answer.status_code < 500, (body[:60], answer.text)
+            if answer.status_code >= 400:
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.json()["status"] == answer.status_code
+        assert (await client.get("/v1/health")).status_code == 200
+
+    play(main, capacity=100)
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x00\x01\x02\r\n\r\n",
+        b"PUT /v1/sessions/a HTTP/1.1\r\ncontent-length: -4\r\n\r\n{}",
+    ],
+)
+def test_what_is_not_even_http_does_not_stop_the_server(request_line: bytes) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        url = client.base_url
+        with anyio.fail_after(5):
+            async with await anyio.connect_tcp(url.host, url.port or 0) as stream:
+                await stream.send(request_line)
+                assert not (await stream.receive()).startswith(b"HTTP/1.1 5")
+        assert (await client.get("/v1/health")).status_code == 200
+
+    play(main)
+
+
+def test_the_registry_is_asked_anew_for_each_list() -> None:
+    known: list[EnvSpec] = []
+
+    async def run() -> list[int]:
+        counts = []
+        async with (
+            slots() as host,
+            serving(host, envs=lambda: known) as address,
+            httpx.AsyncClient(base_url=address, trust_env=False, verify=False) as client,
+        ):
+            for _ in range(2):
+                counts.append(len((await client.get("/v1/envs")).json()["envs"]))
+                known.extend(ENVS)
+        return counts
+
+    assert clock.run(run) == [0, 1]
+
+
+def test_a_lazy_server_answers_the_same() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        assert (await client.put("/v1/sessions/a", json=COUNT)).json()["observation"] == "seed 7"
+        assert (await client.get("/v1/health")).status_code == 200
+
+    play(main, lazy=True)
+
+
+def test_a_reply_is_not_held_back_by_the_kernel() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        await client.put("/v1/sessions/a", json=COUNT)
+        seconds = []
+        for _ in range(10):
+            began = clock.now()
+            await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "x"})
+            seconds.append(clock.now() - began)
+        assert min(seconds) < 0.03  # Nagle's algorithm and a delayed acknowledgement take 40 ms each time
+
+    play(main)

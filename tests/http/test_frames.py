@@ -1,0 +1,253 @@
+"""The WebSocket as a client in any language sees it: raw frames in, raw frames out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import anyio
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
+
+from envkit import clock
+from envkit.types import Task
+from tests.http.worlds import Lender, serving, slots
+
+Main: TypeAlias = Callable[[ClientConnection], Awaitable[None]]
+Json: TypeAlias = dict[str, Any]
+
+
+def play(main: Main, *, capacity: int = 4, **settings: Any) -> None:
+    """Run `main` with an open socket to a running server."""
+
+    async def run() -> None:
+        async with (
+            slots(capacity) as host,
+            serving(host, **settings) as address,
+            connect(address.replace("http", "ws") + "/v1/ws", proxy=None) as socket,
+        ):
+            with anyio.fail_after(20):
+                await main(socket)
+
+    clock.run(run)
+
+
+def frame(id: int | str, method: str, **params: Any) -> Json:
+    return {"id": id, "method": method, "params": params}
+
+
+async def ask(socket: ClientConnection, sent: object) -> list[Json]:
+    """Send, and return the answers by the order of their ids, as many as there were frames."""
+    await socket.send(sent if isinstance(sent, (str, bytes)) else json.dumps(sent))
+    count = len(sent) if isinstance(sent, list) else 1
+    answers: list[Json] = []
+    while len(answers) < count:
+        message = json.loads(await socket.recv())
+        answers += message if isinstance(message, list) else [message]
+    return sorted(answers, key=lambda answer: str(answer["id"]))
+
+
+COUNT = {"env_id": "Count-v0", "seed": 7}
+
+
+def test_a_single_frame_is_answered_with_a_single_frame() -> None:
+    async def main(socket: ClientConnection) -> None:
+        await socket.send(json.dumps(frame("first", "create", session_id="a", **COUNT)))
+        answer = json.loads(await socket.recv())
+        assert (answer["id"], answer["result"]["observation"], answer["result"]["turn"]) == ("first", "seed 7", 0)
+
+    play(main)
+
+
+def test_frames_of_one_list_are_answered_together_whatever_became_of_each() -> None:
+    async def main(socket: ClientConnection) -> None:
+        await ask(socket, [frame(1, "create", session_id="a", **COUNT), frame(2, "create", session_id="b", **COUNT)])
+        await socket.send(
+            json.dumps(
+                [
+                    frame(1, "step", session_id="a", turn=0, action="x"),
+                    frame(2, "step", session_id="b", turn=5, action="x"),
+                    frame(3, "step", session_id="nobody", turn=0, action="x"),
+                    frame(4, "step", session_id="a", turn=1, action="y"),
+                    frame(5, "step", session_id="a"),
+                    {"id": 6},
+                ]
+            )
+        )
+        answers = json.loads(await socket.recv())
+        assert [(one["id"], one["result"]["turn"] if "result" in one else one["error"]["type"]) for one in answers] == [
+            (1, 1),
+            (2, "step_order"),
+            (3, "session_not_found"),
+            (4, 2),
+            (5, "bad_request"),
+            (None, "bad_request"),
+        ]
+        assert answers[1]["error"]["turn"] == 0
+
+    play(main)
+
+
+def test_a_quick_answer_overtakes_a_slow_one() -> None:
+    async def main(socket: ClientConnection) -> None:
+        await ask(socket, frame(1, "create", session_id="slow", env_id="Sleeper-v0", seed=0))
+        await socket.send(json.dumps(frame("slow", "step", session_id="slow", turn=0, action="sleep 0.2")))
+        await socket.send(json.dumps(frame("quick", "health")))
+        assert [json.loads(await socket.recv())["id"] for _ in range(2)] == ["quick", "slow"]
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "expected"),
+    [
+        ("health", {}, "alive"),
+        ("ready", {}, True),
+        ("sessions", {}, []),
+        ("envs", {}, []),
+        ("delete", {"session_id": "never made"}, "bad_request"),
+        ("delete", {"session_id": "never-made"}, True),
+        ("session", {"session_id": "nobody"}, "session_not_found"),
+        ("sleep", {}, "bad_request"),
+        ("health", {"more": 1}, "bad_request"),
+    ],
+)
+def test_every_call_of_the_api_can_be_a_frame(method: str, params: Json, expected: object) -> None:
+    async def main(socket: ClientConnection) -> None:
+        (answer,) = await ask(socket, frame(1, method, **params))
+        found = answer["error"]["type"] if "error" in answer else None
+        names = {"health": "status", "ready": "ready", "sessions": "sessions", "envs": "envs", "delete": "done"}
+        assert (found or answer["result"][names[method]]) == expected
+
+    play(main)
+
+
+JUNK = [
+    "",
+    "null",
+    "17",
+    "{",
+    '{"id":1}',
+    '{"id":null,"method":"health"}',
+    '{"id":[],"method":"health"}',
+    '{"id":1,"method":7}',
+    '{"id":1,"method":"health","params":[]}',
+    '{"id":1,"method":"health","params":null}',
+    '{"id":1,"method":"step","params":{"session_id":"\\ud800","turn":0,"action":""}}',
+    '{"id":1,"method":"create","params":{"session_id":"","env_id":"Count-v0","seed":0}}',
+    '{"id":1,"method":"create","params":{"session_id":"a b","env_id":"Count-v0","seed":0}}',
+    '{"id":1,"method":"create","params":' + "[" * 5000 + "]" * 5000 + "}",
+    b"\xff\xfe",
+    b"\x00",
+]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
+def test_junk_is_answered_with_a_bad_request_and_the_socket_lives_on(junk: str | bytes) -> None:
+    async def main(socket: ClientConnection) -> None:
+        (answer,) = await ask(socket, junk)
+        assert answer["error"]["type"] == "bad_request"
+        (answer,) = await ask(socket, frame(2, "health"))
+        assert answer["result"]["status"] == "alive"
+
+    play(main)
+
+
+def test_a_frame_that_is_too_large_is_refused_alone() -> None:
+    async def main(socket: ClientConnection) -> None:
+        large = frame(1, "step", session_id="a", turn=0, action="x" * 3000)
+        answers = await ask(socket, [large, frame(2, "health")])
+        assert [one["error"]["type"] if "error" in one else one["result"]["status"] for one in answers] == [
+            "too_large",
+            "alive",
+        ]
+
+    play(main, max_request_bytes=2000)
+
+
+def test_a_socket_anywhere_else_is_refused() -> None:
+    async def run() -> int:
+        async with slots() as host, serving(host) as address:
+            with pytest.raises(InvalidStatus) as caught:
+                await connect(address.replace("http", "ws") + "/v2/ws", proxy=None)
+        return caught.value.response.status_code
+
+    assert clock.run(run) == 403
+
+
+def test_sessions_and_their_running_steps_outlive_the_socket() -> None:
+    async def run() -> None:
+        lender = Lender(slots())
+        async with serving(lender) as address:
+            url = address.replace("http", "ws") + "/v1/ws"
+            async with connect(url, proxy=None) as socket:
+                await ask(socket, frame(1, "create", session_id="a", env_id="Sleeper-v0", seed=0))
+                await socket.send(json.dumps(frame(2, "step", session_id="a", turn=0, action="sleep 0.1")))
+                await ask(socket, frame(3, "health"))
+            assert lender.open == 1
+            async with connect(url, proxy=None) as socket:
+                (answer,) = await ask(socket, frame(1, "step", session_id="a", turn=0, action="sleep 0.1"))
+                assert answer["result"]["observation"] == "1 slept"
+
+    clock.run(run)
+
+
+def test_an_open_socket_keeps_its_sessions_and_a_closed_one_does_not() -> None:
+    async def run() -> None:
+        async with slots() as host, serving(host, ttl_s=0.2) as address:
+            url = address.replace("http", "ws") + "/v1/ws"
+            async with connect(url, proxy=None) as watcher:
+                async with connect(url, proxy=None) as socket:
+                    await ask(socket, frame(1, "create", session_id="a", **COUNT))
+                    await anyio.sleep(0.5)
+                    (answer,) = await ask(watcher, frame(1, "session", session_id="a"))
+                    assert answer["result"]["state"] == "ready"
+                with anyio.fail_after(5):
+                    while "result" in (await ask(watcher, frame(1, "session", session_id="a")))[0]:
+                        pass  # looking does not keep it
+
+    clock.run(run)
+
+
+def test_running_calls_are_answered_before_a_server_stops() -> None:
+    async def run() -> list[Json]:
+        answers: list[Json] = []
+        lender = Lender(slots())
+        closed = anyio.Event()
+
+        async def ask_slowly(address: str, asked: anyio.Event) -> None:
+            async with connect(address.replace("http", "ws") + "/v1/ws", proxy=None) as socket:
+                await ask(socket, frame(1, "create", session_id="a", env_id="Sleeper-v0", seed=0))
+                await socket.send(json.dumps(frame(2, "step", session_id="a", turn=0, action="sleep 0.3")))
+                await ask(socket, frame(3, "health"))
+                asked.set()
+                answers.append(json.loads(await socket.recv()))
+                await socket.wait_closed()
+                closed.set()
+
+        async with anyio.create_task_group() as tasks:
+            asked = anyio.Event()
+            async with serving(lender) as address:
+                tasks.start_soon(ask_slowly, address, asked)
+                await asked.wait()
+            assert lender.open == 0
+            await closed.wait()
+        return answers
+
+    (answer,) = clock.run(run)
+    assert (answer["id"], answer["result"]["observation"]) == (2, "1 slept")
+
+
+def test_a_task_survives_the_wire() -> None:
+    async def run() -> Task:
+        lender = Lender(slots())
+        seed = 2**64 - 1
+        async with serving(lender) as address, connect(address.replace("http", "ws") + "/v1/ws", proxy=None) as socket:
+            await ask(socket, frame(1, "create", session_id="a", env_id="Count-v0", seed=seed, options={"end": 5}))
+            (answer,) = await ask(socket, frame(1, "session", session_id="a"))
+            found = answer["result"]
+            return Task(found["env_id"], found["seed"], found["options"])
+
+    assert clock.run(run) == Task("Count-v0", 2**64 - 1, {"end": 5})

@@ -1,0 +1,29 @@
+"""The states of a session: what may happen when."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from envkit.http.session import SessionEvent, SessionState, after
+
+S, E = SessionState, SessionEvent
+ALLOWED = {
+    (S.OPENING, E.OPENED): S.READY,
+    (S.OPENING, E.FAILED): S.BROKEN,
+    (S.READY, E.STEP): S.STEPPING,
+    (S.READY, E.FAILED): S.BROKEN,
+    (S.STEPPING, E.ANSWERED): S.READY,
+    (S.STEPPING, E.ENDED): S.FINISHED,
+    (S.STEPPING, E.FAILED): S.BROKEN,
+}
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(S, E)))
+def test_a_session_moves_only_as_the_table_says(state: SessionState, event: SessionEvent) -> None:
+    if (state, event) in ALLOWED:
+        assert after(state, event) is ALLOWED[state, event]
+    else:
+        with pytest.raises(ValueError, match=f"a session that is {state} cannot be {event}"):
+            after(state, event)

@@ -1,0 +1,117 @@
+"""What the tests of the protocol play: two small worlds, a host that counts its leases, a server in this process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, cast
+
+import anyio
+import gymnasium
+
+from envkit.env import AsyncEnv
+from envkit.errors import OptionError, UnknownEnvError
+from envkit.http.app import create_app
+from envkit.http.server import serve
+from envkit.protocols import EnvHost, Episode
+from envkit.spaces import Utf8Text
+from envkit.types import Info, Observation, Options, Reset, Step, Task
+from envkit.vector import SlotHost, World
+
+
+class Count(gymnasium.Env[str, str]):
+    """Counts its steps, says what was said to it, and ends after `end` of them. Some actions make it misbehave."""
+
+    observation_space = Utf8Text(4096)
+    action_space = Utf8Text(4096)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:
+        self.steps = 0
+        self.end: int = (options or {}).get("end", 3)
+        if self.end < 1:
+            raise OptionError("end", "must be at least 1")
+        return f"seed {seed}", {"legal_moves": ["on", "back"]}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        if action == "raise":
+            raise ValueError("boom")
+        self.steps += 1
+        reward = {"nan": math.nan, "infinity": -math.inf}.get(action, 0.5)
+        info: Info = {"odd": cast("Any", object())} if action == "odd" else {"legal_moves": ["on", "back"]}
+        text = "\ud800" if action == "surrogate" else f"{self.steps} {action}"
+        return text, reward, self.steps == self.end, False, info
+
+
+class Sleeper(AsyncEnv):
+    """Sleeps as long as it is told; ``sleep 5`` for five seconds. Its reset sleeps for the option `reset_s`."""
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        await anyio.sleep(float(cast("Any", options.get("reset_s", 0.0))))
+        self.steps = 0
+        return Reset(Observation("awake"), {})
+
+    async def step(self, action: str) -> Step:
+        self.steps += 1
+        await anyio.sleep(float(action.removeprefix("sleep ")))
+        return Step(Observation(f"{self.steps} slept"), 1.0, False, False, {})
+
+    async def close(self) -> None:
+        pass
+
+
+def open_world(env_id: str) -> World:
+    worlds: Mapping[str, type[Count] | type[Sleeper]] = {"Count-v0": Count, "Sleeper-v0": Sleeper}
+    if env_id not in worlds:
+        raise UnknownEnvError(env_id, worlds)
+    return worlds[env_id]()
+
+
+def slots(capacity: int = 4) -> SlotHost:
+    return SlotHost(open_world, capacity)
+
+
+class Lender:
+    """Counts the leases of another host: how many are open, and how many were left by an error."""
+
+    def __init__(self, host: EnvHost) -> None:
+        self.open = 0
+        self.void = 0
+        self._host = host
+
+    @property
+    def capacity(self) -> int:
+        return self._host.capacity
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+        self.open += 1
+        try:
+            async with self._host.lease(task) as episode:
+                yield episode
+        except BaseException:
+            self.void += 1
+            raise
+        finally:
+            self.open -= 1
+
+
+@asynccontextmanager
+async def serving(
+    host: EnvHost, *, uds: str | None = None, drain_s: float = 1.0, **settings: Any
+) -> AsyncIterator[str]:
+    """Serve `host` for the length of the block, and give the server's address."""
+    addresses: list[str] = []
+    is_ready = anyio.Event()
+
+    def on_ready(address: str) -> None:
+        addresses.append(address)
+        is_ready.set()
+
+    run = partial(serve, port=0, uds=uds, on_ready=on_ready, handle_signals=False, drain_s=drain_s)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, create_app(host, **settings))
+        await is_ready.wait()
+        yield addresses[0]
+        tasks.cancel_scope.cancel()
