@@ -53,7 +53,8 @@ class Place:
         env: Environment of everything in it.
         work: Folder, named as inside, that programs start in.
         sockets: Folder, named as outside, that its sockets appear in.
-        enter: Gives an `Entry` for the length of a block; raises `UnsupportedError` where there is no way in.
+        enter: Gives an `Entry` for the length of a block; raises `UnsupportedError` where there is no way in, and
+            `ProcessLookupError` when there is nobody inside any more.
         end: Ends everything in it; called more than once.
         codes_for_signals: Whether death by signal n is reported as exit code 128 + n.
     """
@@ -127,8 +128,13 @@ class Box:
         """
         self._check_alive()
         order = keeper_order(self._place.work, argv, {**self._place.env, **(env or {})})
-        with self._place.enter() as entry:
-            command = Child(entry.argv, env={}, keep_bytes=EXEC_KEPT_BYTES, life_line=True, pass_fds=entry.pass_fds)
+        try:
+            with self._place.enter() as entry:
+                command = Child(entry.argv, env={}, keep_bytes=EXEC_KEPT_BYTES, life_line=True, pass_fds=entry.pass_fds)
+        except ProcessLookupError:
+            with anyio.move_on_after(_SAME_DEATH_S):
+                await self._child.wait()
+            raise SandboxLostError(self._id, self._cause()) from None
         began = clock.now()
         try:
             with anyio.move_on_after(timeout_s) as limit:
@@ -181,8 +187,10 @@ class Box:
 
     def _cause(self) -> str:
         code = self._child.returncode
-        if self._is_stopped or code is None:
+        if self._is_stopped:
             return "stopped"
+        if code is None:
+            return "everything in it has ended"
         if self._place.codes_for_signals and 128 < code <= 192:
             code = 128 - code
         if code < 0:

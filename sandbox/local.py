@@ -202,36 +202,47 @@ class _Inside:
 
     @contextmanager
     def enter(self) -> Iterator[Entry]:
-        """Give what runs a keeper in the box's namespaces, without capabilities."""
+        """Give what runs a keeper in the box's namespaces, without capabilities.
+
+        Raises:
+            UnsupportedError: A program for that is missing.
+            ProcessLookupError: The box has just ended.
+        """
         nsenter = shutil.which("nsenter")
         if nsenter is None or shutil.which("setpriv", path=_ENV["PATH"]) is None:
             raise UnsupportedError("running a command in a box needs nsenter and setpriv (apt install util-linux)")
         if not self._found() or self._folder is None:
             raise UnsupportedError("bubblewrap did not say which process is the box's first")
         handles: list[int] = []
+        try:
+            argv = self._entering(nsenter, handles)
+            yield Entry(argv, tuple(handles))
+        finally:
+            for handle in handles:
+                os.close(handle)
 
-        def handle(descriptor: int) -> str:
+    def _entering(self, nsenter: str, handles: list[int]) -> tuple[str, ...]:
+        """Return what runs a keeper inside; the descriptors that it needs are added to `handles`."""
+
+        def named(descriptor: int) -> str:
             handles.append(descriptor)
             return f"/proc/self/fd/{descriptor}"
 
         def opened(name: str) -> int:
             # By way of the process's folder: if that process is gone, this fails, whoever has its number now.
-            return os.open(f"ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+            try:
+                return os.open(f"ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+            except FileNotFoundError:
+                raise ProcessLookupError from None
 
-        try:
-            argv = [nsenter, *(f"--{option}={handle(opened(name))}" for option, name in _NAMESPACES.items())]
-            drop = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
-            if os.geteuid() != 0:
-                # The user namespace that rules the others must be entered with them, and left for the box's own, in
-                # which nobody has a capability after an exec.
-                argv += ["--preserve-credentials", f"--user={handle(fcntl.ioctl(handles[0], _NS_GET_USERNS))}"]
-                drop = ["nsenter", "--preserve-credentials", f"--user={handle(opened('user'))}", "--", *drop[:2], "--"]
-            yield Entry((*argv, "--", *drop, *KEEPER), tuple(handles))
-        except ProcessLookupError:
-            raise UnsupportedError("the box is ending") from None
-        finally:
-            for descriptor in handles:
-                os.close(descriptor)
+        argv = [nsenter, *(f"--{option}={named(opened(name))}" for option, name in _NAMESPACES.items())]
+        drop = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
+        if os.geteuid() != 0:
+            # The user namespace that rules the others must be entered with them, and left for the box's own, in which
+            # nobody has a capability after an exec.
+            argv += ["--preserve-credentials", f"--user={named(fcntl.ioctl(handles[0], _NS_GET_USERNS))}"]
+            drop = ["nsenter", "--preserve-credentials", f"--user={named(opened('user'))}", "--", *drop[:2], "--"]
+        return (*argv, "--", *drop, *KEEPER)
 
     def close(self) -> None:
         """Let go; safe to repeat."""

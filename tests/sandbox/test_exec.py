@@ -175,6 +175,19 @@ def test_programs_run_side_by_side(backend_class: BackendClass) -> None:
     run(main)
 
 
+def test_a_command_for_a_box_that_dies_in_the_same_moment_says_so(backend_class: BackendClass) -> None:
+    async def main() -> None:
+        async with backend_class() as backend:
+            for delay_s in (0.0, 0.001, 0.003, 0.01):
+                box = await backend.start(SandboxSpec(("sleep", "1000")))
+                os.kill(box.pid, signal.SIGKILL)
+                await anyio.sleep(delay_s)
+                with pytest.raises(SandboxLostError, match="killed by signal 9"):
+                    await box.exec(["sleep", "1000"], timeout_s=20)
+
+    run(main)
+
+
 def test_a_box_that_dies_ends_what_runs_in_it_with_an_error(
     backend_class: BackendClass, marker: str, sleepers: Callable[[], int]
 ) -> None:
