@@ -96,10 +96,12 @@ class Rollout:
         ]
         plays = list(waiting)
         void: list[Trajectory] = []
-        size = max(1, min(self.num_envs, self.host.capacity))
         for attempt in range(self.limits.retries + 1):
-            for begin in range(0, len(waiting), size):
-                await self._wave(waiting[begin : begin + size], on_episode)
+            begun = 0
+            while begun < len(waiting):
+                size = max(1, min(self.num_envs, self.host.capacity))  # a fleet may have shrunk since the last wave
+                await self._wave(waiting[begun : begun + size], on_episode)
+                begun += size
             waiting = [play for play in waiting if play.trajectory().stop.is_void]
             void += [play.trajectory() for play in waiting]
             if not waiting or attempt == self.limits.retries:
