@@ -1,0 +1,152 @@
+"""A host, an episode, an engine and a renderer that do what a script says, and remember what was asked of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+
+from envkit import clock
+from envkit.types import (
+    Completion,
+    FinishReason,
+    Info,
+    Observation,
+    Reset,
+    SamplingParams,
+    Step,
+    Task,
+    Weights,
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the world says to a reset or step, after how long; or what it raises."""
+
+    text: str = "."
+    reward: float = 0.0
+    ends: str = ""  # or "terminated" or "truncated"
+    after_s: float = 0.0
+    error: Exception | None = None
+    info: Info = field(default_factory=dict)
+
+
+@dataclass
+class ScriptedEpisode:
+    """Gives its answers in order; the first one is that of `reset`, the last one is given again and again."""
+
+    answers: Sequence[Answer]
+    heard: list[str] = field(default_factory=list)
+
+    async def reset(self) -> Reset:
+        answer = await self._next()
+        return Reset(Observation(answer.text), answer.info)
+
+    async def step(self, action: str) -> Step:
+        self.heard.append(action)
+        answer = await self._next()
+        ends = (answer.ends == "terminated", answer.ends == "truncated")
+        return Step(Observation(answer.text), answer.reward, *ends, answer.info)
+
+    async def _next(self) -> Answer:
+        answer = self.answers[0]
+        if len(self.answers) > 1:
+            self.answers = self.answers[1:]
+        await anyio.sleep(answer.after_s)
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+
+class ScriptedHost:
+    """Lends an episode whose script is chosen by its task and by how often that task was lent before.
+
+    Its capacity is what it says; its places are what it has.
+    """
+
+    def __init__(self, script: Callable[[Task, int], Sequence[Answer]], capacity: int = 100, places: int = 100) -> None:
+        self._script = script
+        self._times: Counter[str] = Counter()
+        self._places = anyio.Semaphore(places, fast_acquire=True)
+        self.capacity = capacity
+        self.lent = 0
+        self.most_lent = 0
+        self.episodes: list[ScriptedEpisode] = []
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[ScriptedEpisode]:
+        async with self._places:
+            self._times[task.key] += 1
+            self.lent += 1
+            self.most_lent = max(self.most_lent, self.lent)
+            try:
+                self.episodes.append(ScriptedEpisode(self._script(task, self._times[task.key] - 1)))
+                yield self.episodes[-1]
+            finally:
+                self.lent -= 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an engine was asked, and when."""
+
+    session: str | None
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    at_s: float
+
+
+class ScriptedEngine:
+    """Says what `say` answers to a call, by default one letter that follows from the seed."""
+
+    def __init__(self, say: Callable[[Call], str] = lambda call: "abcdefgh"[call.params.seed % 8]) -> None:
+        self._say = say
+        self.version = 0
+        self.calls: list[Call] = []
+        self.forgotten: list[str] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> Completion:
+        call = Call(session, tuple(prompt_ids), params, clock.now())
+        self.calls.append(call)
+        await anyio.lowlevel.checkpoint()
+        said = tuple(ord(letter) for letter in self._say(call))
+        logprobs = tuple(-0.5 * (place + 1) for place in range(len(said)))
+        return Completion(said, logprobs, FinishReason.LENGTH, ((self.version, len(said)),))
+
+    def forget(self, session: str) -> None:
+        self.forgotten.append(session)
+
+    async def load(self, weights: Weights) -> None:
+        self.version = weights.version
+
+
+class LetterRenderer:
+    """A letter is a token. Observations stand in brackets."""
+
+    stop = (ord("!"),)
+
+    def open(self, observation: Observation) -> tuple[int, ...]:
+        return letters(f"[{observation.text}]")
+
+    def extend(self, said: Sequence[int], observation: Observation) -> tuple[int, ...]:
+        return self.open(observation)
+
+    def action(self, said: Sequence[int]) -> str:
+        return text_of(said)
+
+    def demonstrate(self, answer: str) -> tuple[int, ...]:
+        return letters(answer)
+
+
+def letters(text: str) -> tuple[int, ...]:
+    return tuple(ord(letter) for letter in text)
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return "".join(chr(token) for token in token_ids)

@@ -1,0 +1,396 @@
+"""Playing: what is asked of engine and world, where episodes end, and what becomes of those that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import DeadlineError, EnvError, OptionError, SandboxLostError, UnknownEnvError, UnreachableError
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
+from envkit.trainer_bridge.samples import sample_of, samples_of
+from envkit.types import Group, Info, StopReason, Task, Trajectory, stable_hash
+from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
+from tests.trainer_bridge.models import open_model
+
+A, B, C = (Task("World-v0", seed) for seed in range(3))
+
+
+def limits(**changes: Any) -> RolloutLimits:
+    standard = {"max_turns": 4, "max_tokens": 200, "turn_tokens": 3, "timeout_s": 30.0, "retries": 2}
+    return RolloutLimits(**{**standard, **changes})
+
+
+def play(
+    script: Callable[[Task, int], Sequence[Answer]],
+    tasks: Sequence[Task] = (A,),
+    *,
+    group_size: int = 1,
+    engine: ScriptedEngine | None = None,
+    host: ScriptedHost | None = None,
+    num_envs: int = 100,
+    seed: int = 7,
+    on_episode: Callable[[Trajectory], None] | None = None,
+    **bounds: Any,
+) -> RolloutResult:
+    """Play on virtual time; afterwards nothing may be lent and no task may run."""
+    engine, host = engine or ScriptedEngine(), host or ScriptedHost(script)
+    rollout = Rollout(host, engine, LetterRenderer(), limits(**bounds), num_envs)
+
+    async def main() -> RolloutResult:
+        try:
+            return await rollout.groups(tasks, group_size, temperature=0.8, seed=seed, on_episode=on_episode)
+        finally:
+            assert host.lent == 0
+            assert [task.id for task in anyio.get_running_tasks()] == [anyio.get_current_task().id]
+
+    return clock.run(main, virtual=True)
+
+
+def script(*answers: Answer) -> Callable[[Task, int], Sequence[Answer]]:
+    return lambda task, time: answers
+
+
+def stops(result: RolloutResult) -> list[str]:
+    return [str(trajectory.stop) for trajectory in result.trajectories]
+
+
+# --- Tokens ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_begins_with_all_that_was_said_before_and_nothing_is_said_twice() -> None:
+    engine = ScriptedEngine(lambda call: "up"[: 1 + len(call.prompt) % 2])
+    told = script(Answer("start"), Answer("one"), Answer("two!"), Answer("", ends="terminated"))
+    (trajectory,) = play(told, engine=engine).trajectories
+
+    assert [text_of(call.prompt) for call in engine.calls] == [
+        "[start]",
+        "[start]up[one]",
+        "[start]up[one]u[two!]",
+    ]
+    assert [text_of(turn.new_ids) for turn in trajectory.turns] == ["[start]", "[one]", "[two!]"]
+    assert [turn.action for turn in trajectory.turns] == ["up", "u", "up"]
+    for earlier, later in pairwise(engine.calls):
+        assert later.prompt[: len(earlier.prompt)] == earlier.prompt
+
+
+def test_the_mask_is_one_on_what_the_policy_said_and_nowhere_else() -> None:
+    engine = ScriptedEngine(lambda call: "xy")
+    engine.version = 3
+    told = script(Answer("s"), Answer("t", reward=0.5), Answer("u", reward=-1.0, ends="truncated"))
+    (sample,) = samples_of(play(told, engine=engine).groups)
+
+    assert text_of(sample.token_ids) == "[s]xy[t]xy"
+    assert sample.mask == (0, 0, 0, 1, 1, 0, 0, 0, 1, 1)
+    assert sample.turn_ids == (0, 0, 0, 0, 0, 1, 1, 1, 1, 1)
+    assert list(sample.logprobs) == [0, 0, 0, -0.5, -1.0, 0, 0, 0, -0.5, -1.0]
+    assert sample.versions == (-1, -1, -1, 3, 3, -1, -1, -1, 3, 3)
+    assert sample.rewards == (0.5, -1.0)
+    assert sample.group == A.key
+
+
+def test_the_world_hears_the_renderers_action_and_the_engine_the_renderers_stop() -> None:
+    host = ScriptedHost(script(Answer(), Answer(ends="terminated")))
+    engine = ScriptedEngine(lambda call: "down!")
+    play(script(), host=host, engine=engine, turn_tokens=5)
+    assert host.episodes[0].heard == ["down!"]
+    (call,) = engine.calls
+    assert (call.params.stop, call.params.max_tokens, call.params.temperature) == ((ord("!"),), 5, 0.8)
+
+
+def test_rewards_are_added_up_and_the_worlds_metrics_are_folded_as_it_says() -> None:
+    folds: Info = {"metrics": {"valid": "mean", "success": "last", "pushes": "sum"}}
+    told = script(
+        Answer(info=folds),
+        Answer(reward=0.25, info={"valid": True, "pushes": 2, "success": False, "other": 5}),
+        Answer(reward=0.5, info={"valid": False, "pushes": 1, "success": True}, ends="terminated"),
+    )
+    (trajectory,) = play(told).trajectories
+    assert trajectory.reward == 0.75
+    assert trajectory.metrics == {"valid": 0.5, "success": 1.0, "pushes": 3.0}
+
+
+# --- Where episodes end ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+def test_the_world_ends_an_episode(ends: str) -> None:
+    result = play(script(Answer(), Answer(), Answer(ends=ends)))
+    assert stops(result) == [ends]
+    assert len(result.trajectories[0].turns) == 2
+
+
+def test_the_worlds_end_on_the_last_turn_counts_as_the_worlds() -> None:
+    assert stops(play(script(Answer(), Answer(), Answer(ends="terminated")), max_turns=2)) == ["terminated"]
+
+
+def test_an_episode_is_cut_off_after_the_callers_turns() -> None:
+    engine = ScriptedEngine()
+    result = play(script(Answer()), engine=engine, max_turns=3)
+    assert stops(result) == ["max_turns"]
+    assert len(result.trajectories[0].turns) == len(engine.calls) == 3
+
+
+@pytest.mark.parametrize(("max_tokens", "turns"), [(5, 0), (6, 1), (10, 1), (11, 2), (15, 2), (16, 3)])
+def test_an_episode_is_cut_off_when_the_next_turn_might_not_fit(max_tokens: int, turns: int) -> None:
+    # Every prompt is 3 tokens more and the completion at most 3; it takes only 2.
+    engine = ScriptedEngine(lambda call: "ab")
+    result = play(script(Answer()), engine=engine, max_tokens=max_tokens, max_turns=3)
+    (trajectory,) = result.trajectories
+    assert len(trajectory.turns) == len(engine.calls) == turns
+    assert trajectory.stop == (StopReason.MAX_TURNS if turns == 3 else StopReason.MAX_TOKENS)
+    assert not trajectory.stop.is_void
+    assert len(samples_of(result.groups)) == (1 if turns else 0)
+
+
+@pytest.mark.parametrize(("hangs", "turns"), [(0, 0), (1, 0), (2, 1)])  # the reset, the first or second step
+def test_a_world_that_hangs_voids_its_episode_after_the_timeout(hangs: int, turns: int) -> None:
+    answers = [Answer("s", after_s=1), Answer("t", after_s=1), Answer("u", after_s=1)]
+    answers[hangs] = Answer(after_s=3600)
+    ended: list[float] = []
+    result = play(
+        script(*answers), timeout_s=30, retries=0, max_turns=2, on_episode=lambda _: ended.append(clock.now())
+    )
+    (trajectory,) = result.trajectories
+    assert ended == [hangs + 30.0]
+    assert (trajectory.stop, trajectory.error) == (StopReason.TIMEOUT, "no answer within 30 s")
+    assert len(trajectory.turns) == turns
+    assert samples_of(result.groups) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "stop", "line"),
+    [
+        (SandboxLostError("box-1", "killed by signal 9"), "sandbox_lost", "sandbox box-1 lost: killed by signal 9"),
+        (UnreachableError("no answer from :7000"), "sandbox_lost", "no answer from :7000"),
+        (EnvError("World-v0", "KeyError: 'x'"), "env_error", "World-v0 raised KeyError: 'x'"),
+        (DeadlineError("too late"), "timeout", "no answer within 30 s"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_breaks_under_an_episode_voids_it_and_it_alone(error: Exception, stop: str, line: str, place: int) -> None:
+    fine = [Answer(), Answer(), Answer(reward=1.0, ends="terminated")]
+    broken = [*fine[:place], Answer(error=error), *fine[place:]]
+    result = play(lambda task, time: broken if task == B else fine, (A, B, C), retries=0)
+
+    assert stops(result) == ["terminated", stop, "terminated"]
+    lost = result.trajectories[1]
+    assert (lost.error, len(lost.turns)) == (line, max(place - 1, 0))
+    assert result.void == (lost,)
+    assert [sample.group for sample in samples_of(result.groups)] == [A.key, C.key]
+
+
+# --- Retries ---------------------------------------------------------------------------------------------------------
+
+LOST = SandboxLostError("box-1", "gone")
+
+
+def breaks(times: int, *, at: int = 1) -> Callable[[Task, int], Sequence[Answer]]:
+    """A script whose first so many episodes are lost."""
+    fine = [Answer(), Answer(), Answer(reward=1.0, ends="terminated")]
+    return lambda task, time: [*fine[:at], Answer(error=LOST)] if time < times else fine
+
+
+def test_a_lost_episode_is_played_again_with_the_same_seeds_and_leaves_no_trace_in_its_group() -> None:
+    engine, whole = ScriptedEngine(), ScriptedEngine()
+    seen: list[Trajectory] = []
+    result = play(breaks(1, at=2), engine=engine, on_episode=seen.append)
+    (trajectory,) = result.trajectories
+
+    assert (trajectory.stop, trajectory.error, trajectory.reward) == (StopReason.TERMINATED, None, 1.0)
+    assert [one.stop for one in result.void] == [StopReason.SANDBOX_LOST]
+    assert [one.stop for one in seen] == [StopReason.SANDBOX_LOST, StopReason.TERMINATED]
+    seeds = [call.params.seed for call in engine.calls]
+    assert seeds[:2] == seeds[2:]  # two turns, lost, and two turns again
+    assert trajectory == play(breaks(0), engine=whole).trajectories[0]
+    assert seeds[2:] == [call.params.seed for call in whole.calls]
+
+
+def test_an_episode_that_stays_lost_is_tried_up_to_the_budget_and_kept_as_data() -> None:
+    engine = ScriptedEngine()
+    result = play(breaks(99, at=2), engine=engine, retries=2)
+    (trajectory,) = result.trajectories
+    assert len(result.void) == 3
+    assert result.void[-1] == trajectory
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.SANDBOX_LOST, 1)
+    assert samples_of(result.groups) == []
+    assert engine.forgotten == ["00000000.0000"] * 3
+
+
+def test_the_budget_counts_for_each_episode() -> None:
+    # The first lease of each task is lost, and for B the second one too.
+    told = {A.key: 1, B.key: 2, C.key: 0}
+    result = play(lambda task, time: breaks(told[task.key])(task, time), (A, B, C), retries=2)
+    assert stops(result) == ["terminated"] * 3
+    assert [one.task.seed for one in result.void] == [0, 1, 1]
+
+
+def test_groups_are_whole_whatever_was_lost() -> None:
+    result = play(breaks(2), (A, B, C), group_size=4, retries=0)
+    assert [(group.task, len(group.trajectories)) for group in result.groups] == [(A, 4), (B, 4), (C, 4)]
+    for group in result.groups:
+        assert [one.member for one in group.trajectories] == [0, 1, 2, 3]
+        assert all(one.task == group.task for one in group.trajectories)
+        assert [one.stop.is_void for one in group.trajectories] == [True, True, False, False]
+    assert len(samples_of(result.groups)) == 6
+
+
+def test_a_trajectory_without_a_turn_gives_no_sample() -> None:
+    empty = Trajectory(A, 0, (), StopReason.MAX_TOKENS, 0.0)
+    whole = play(breaks(0)).trajectories[0]
+    assert samples_of([Group(A, (empty, whole))]) == [sample_of(whole, A.key)]
+
+
+# --- Seeds -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_is_sampled_from_the_seed_the_place_the_member_and_its_number() -> None:
+    def seeds(seed: int, num_envs: int, tasks: Sequence[Task]) -> dict[tuple[str | None, int], int]:
+        engine = ScriptedEngine(lambda call: "x")
+        play(script(Answer("s")), tasks, group_size=2, engine=engine, seed=seed, num_envs=num_envs, max_turns=3)
+        return {(call.session, len(call.prompt)): call.params.seed for call in engine.calls}
+
+    found = seeds(7, 100, (A, A, B))
+    assert len(set(found.values())) == len(found) == 3 * 2 * 3
+    assert found == seeds(7, 1, (A, A, B))  # played one after another
+    assert found == seeds(7, 100, (C, B, A))  # the place counts, not the task
+    assert not set(found.values()) & set(seeds(8, 100, (A, A, B)).values())
+    assert found["00000001.0000", 7] == stable_hash(stable_hash(7, 1, 0), 1)
+
+
+# --- Lockstep --------------------------------------------------------------------------------------------------------
+
+
+def ragged(task: Task, time: int) -> Sequence[Answer]:
+    """Worlds of different speed and length: task n, member m takes n + m / 10 s a step and lives n + 1 + m steps."""
+    speed, steps = task.seed + time / 10, task.seed + 1 + time
+    return [Answer(after_s=speed)] + [Answer(after_s=speed)] * (steps - 1) + [Answer(ends="terminated")]
+
+
+def test_turn_k_of_all_live_episodes_reaches_the_engine_in_one_moment() -> None:
+    engine = ScriptedEngine(lambda call: "x")
+    play(ragged, (A, B, C), group_size=2, engine=engine)
+    moments: dict[float, list[tuple[str | None, int]]] = {}
+    for call in engine.calls:
+        moments.setdefault(call.at_s, []).append((call.session, len(call.prompt)))
+
+    members = [(index, member) for index in range(3) for member in range(2)]
+    assert [sorted(moment) for moment in moments.values()] == [
+        [(f"{index:08d}.{member:04d}", 3 + 4 * turn) for index, member in members if index + 1 + member > turn]
+        for turn in range(4)
+    ]
+
+
+def test_a_lost_episode_holds_nobody_back() -> None:
+    engine = ScriptedEngine(lambda call: "x")
+
+    def told(task: Task, time: int) -> Sequence[Answer]:
+        return [Answer(after_s=3600)] if task == B else [Answer(), Answer(), Answer(ends="terminated")]
+
+    result = play(told, (A, B, C), engine=engine, timeout_s=10, retries=0)
+    assert stops(result) == ["terminated", "timeout", "terminated"]
+    assert [call.at_s for call in engine.calls] == [10.0] * 4
+
+
+@pytest.mark.parametrize("slowness_s", [0.0, 1.0])  # worlds that answer at once, or each at a moment of its own
+def test_the_transformers_engine_gets_each_turn_as_one_batch_in_order_of_task_and_member(
+    tiny_folder: Path, slowness_s: float
+) -> None:
+    model = open_model(tiny_folder)
+    fed: list[list[int]] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(kwargs["input_ids"][:, -1].tolist()), with_kwargs=True
+    )
+
+    class TaskRenderer(LetterRenderer):
+        """Ends a prompt with the number of its episode."""
+
+        def open(self, observation: Any) -> tuple[int, ...]:
+            return (1, int(observation.text))
+
+    def told(task: Task, time: int) -> Sequence[Answer]:
+        number = str(3 + 2 * task.seed + time)
+        answers = [Answer(number, after_s=slowness_s * (9 - task.seed))] * (1 + task.seed)
+        return [*answers, Answer(number, ends="terminated")]
+
+    engine = TransformersEngine(model, pad_id=0)
+    rollout = Rollout(ScriptedHost(told), engine, TaskRenderer(), limits(turn_tokens=1), 100)
+    clock.run(lambda: rollout.groups((C, A, B), 2, temperature=1.0, seed=1), virtual=True)
+    assert fed == [[7, 8, 3, 4, 5, 6], [7, 8, 5, 6], [7, 8]]
+
+
+def test_a_host_with_fewer_places_than_it_said_plays_everything_one_after_another() -> None:
+    host = ScriptedHost(script(Answer(), Answer(), Answer(ends="terminated")), capacity=100, places=2)
+    engine = ScriptedEngine()
+    result = play(script(), (A, B, C), host=host, engine=engine, timeout_s=30)
+    assert stops(result) == ["terminated"] * 3
+    # A and B wait twice the timeout for C, which gets a place when the first of them has ended.
+    assert [call.at_s for call in engine.calls] == [60.0] * 6
+
+
+# --- Many episodes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("capacity", "num_envs"), [(3, 100), (100, 3), (1, 1)])
+def test_no_more_episodes_at_once_than_there_is_room_for(capacity: int, num_envs: int) -> None:
+    host = ScriptedHost(ragged, capacity)
+    engine = ScriptedEngine()
+    result = play(ragged, (A, B, C), group_size=3, host=host, engine=engine, num_envs=num_envs)
+    assert host.most_lent == min(capacity, num_envs)
+    assert sorted(engine.forgotten) == [f"{index:08d}.{member:04d}" for index in range(3) for member in range(3)]
+    roomy = play(ragged, (A, B, C), group_size=3)
+    assert [group.task for group in result.groups] == [A, B, C]
+    assert [words(one) for one in result.trajectories] == [words(one) for one in roomy.trajectories]
+
+
+def words(trajectory: Trajectory) -> list[str]:
+    return [turn.action for turn in trajectory.turns]
+
+
+def test_no_tasks_make_no_groups() -> None:
+    assert play(script(), ()) == RolloutResult((), ())
+
+
+# --- What nobody can do anything about -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OptionError("size", "must be at least 3"), ValueError("a bug")])
+@pytest.mark.parametrize("place", [0, 2])
+def test_any_other_error_ends_the_rollout_and_leaves_no_task_behind(error: Exception, place: int) -> None:
+    slow = [Answer(after_s=20)]
+    broken = [Answer(after_s=1)] * place + [Answer(error=error)]
+    host = ScriptedHost(lambda task, time: broken if task == B else slow if task == C else [Answer()])
+    engine = ScriptedEngine()
+    seen: list[Trajectory] = []
+
+    with pytest.RaisesGroup(type(error)) as caught:
+        play(script(), (A, B, C), group_size=1, host=host, engine=engine, on_episode=seen.append)
+    assert caught.value.exceptions == (error,)
+    assert sorted(engine.forgotten) == [f"{index:08d}.0000" for index in range(3)]
+    assert seen == []
+
+
+def test_an_environment_that_nobody_knows_ends_the_rollout() -> None:
+    def told(task: Task, time: int) -> Sequence[Answer]:
+        raise UnknownEnvError(task.env_id)
+
+    with pytest.RaisesGroup(UnknownEnvError):
+        play(told, (A,))
+
+
+def test_an_engine_that_fails_ends_the_rollout() -> None:
+    def fail(call: object) -> str:
+        raise RuntimeError("out of memory")
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="out of memory")):
+        play(script(Answer()), (A,), engine=ScriptedEngine(fail))
+
+
+def test_letters_survive_the_way_to_tokens_and_back() -> None:
+    assert text_of(letters("[a]!")) == "[a]!"
