@@ -18,7 +18,7 @@ quickstart: install
 # All tests. Those that need Docker or bubblewrap are skipped, with the reason, where that is missing.
 test: .venv/dev
 	docker/install-missing
-	docker/with-daemon $(BIN)/python -m pytest $(ARGS)
+	docker/with-daemon $(BIN)/pytest $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check
