@@ -1,0 +1,105 @@
+"""`envkit train` from its file to its folder, with a policy so tiny that it learns nothing but is quick about it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import pytest
+
+from envkit.trainer_bridge.record import read_rows
+
+SCRIPT = Path(sys.executable).with_name("envkit")
+
+FILE = """
+env: {id: FrozenLake-v0, num_envs: 16, options: {size: 3}}
+sandbox: {kind: none}
+engine: {hidden_size: 16, layers: 1, heads: 1}
+rollout: {group_size: 2, max_turns: 8, max_tokens: 256}
+trainer: {steps: 2, groups_per_step: 8, learning_rate: 0.5, threads: 1}
+evaluation: {episodes: 32, every: 1000}
+warmup: {lesson_states: 50, lesson_updates: 2, lesson_batch: 16, episode_updates: 2, episode_batch: 4}
+"""
+
+
+def envkit(words: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([SCRIPT, *words], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A folder with a finished run, and what the command said."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "lake.yaml").write_text(FILE)
+    return folder, envkit(["train", "lake.yaml"], folder)
+
+
+Trained = tuple[Path, subprocess.CompletedProcess[str]]
+
+
+def test_a_run_ends_with_a_short_table_and_says_where_its_files_are(trained: Trained) -> None:
+    folder, done = trained
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = dict(line.split("  ", 1) for line in done.stdout.rpartition("\n\n")[2].splitlines())
+    assert rows["train steps"].strip() == "2"
+    assert rows["episodes"].strip() == "32, 0 of them lost"
+    assert rows["files"].strip() == "runs/lake"
+    run = folder / "runs/lake"
+    assert [row["step"] for row in read_rows(run / "metrics.jsonl")] == [1, 2]
+    assert (run / "plots/learning_curve.png").exists()
+
+
+def test_eval_of_the_run_gives_the_success_that_the_run_measured(trained: Trained) -> None:
+    folder, _ = trained
+    summary = orjson.loads((folder / "runs/lake/summary.json").read_bytes())
+    words = ["eval", "FrozenLake-v0", "--policy", "checkpoint:runs/lake", "--episodes", "32", "--json"]
+    found = orjson.loads(envkit(words, folder).stdout)
+    assert found["metrics"]["success"]["mean"] == summary["eval_success_after"]
+    assert found["options"] == {"size": 3, "instructions": False, "split": "eval"}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "runs/lake: already holds a run; continue it with --resume or replace it with --force"),
+        (
+            ["--resume", "--set", "trainer.learning_rate=0.25"],
+            "trainer.learning_rate: the run has 0.5, the file says 0.25; use --force to start again or the old value",
+        ),
+        (["--output", "lake.yaml"], "lake.yaml: File exists; a file stands where a folder is needed"),
+        (["--output", "runs", "--resume"], "runs/checkpoints: no checkpoint to continue from"),
+        (["--set", "engine.model=./nowhere"], "engine.model: ./nowhere is no model folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(trained: Trained, words: list[str], line: str) -> None:
+    folder, _ = trained
+    done = envkit(["train", "lake.yaml", *words], folder)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(line)
+
+
+def test_an_interrupted_run_keeps_its_last_step_and_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "lake.yaml").write_text(FILE)
+    words = ["train", "lake.yaml", "--output", "run", "--set", "trainer.steps=100000"]
+    with subprocess.Popen(
+        [SCRIPT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            until_it_trains = "until test -s run/metrics.jsonl; do sleep 0.1; done"
+            subprocess.run(["sh", "-c", until_it_trains], cwd=tmp_path, timeout=60, check=True)
+            process.send_signal(signal.SIGINT)
+            out, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+    assert (process.returncode, errors) == (130, "")
+    steps = [row["step"] for row in read_rows(tmp_path / "run/metrics.jsonl")]
+    assert out.splitlines()[-1] == (
+        f"stopped after train step {steps[-1]}; continue with: "
+        "envkit train lake.yaml --output run --set trainer.steps=100000 --resume"
+    )
+    assert (tmp_path / f"run/checkpoints/step-{steps[-1]}").exists()
