@@ -20,7 +20,7 @@ env: {id: FrozenLake-v0, num_envs: 16, options: {size: 3}}
 sandbox: {kind: none}
 engine: {hidden_size: 16, layers: 1, heads: 1}
 rollout: {group_size: 2, max_turns: 8, max_tokens: 256}
-trainer: {steps: 2, groups_per_step: 8, learning_rate: 0.5, threads: 1}
+trainer: {steps: 2, groups_per_step: 8, learning_rate: 0.001, threads: 1}
 evaluation: {episodes: 32, every: 1000}
 warmup: {lesson_states: 50, lesson_updates: 2, lesson_batch: 16, episode_updates: 2, episode_batch: 4}
 """
@@ -68,7 +68,7 @@ def test_eval_of_the_run_gives_the_success_that_the_run_measured(trained: Traine
         ([], "runs/lake: already holds a run; continue it with --resume or replace it with --force"),
         (
             ["--resume", "--set", "trainer.learning_rate=0.25"],
-            "trainer.learning_rate: the run has 0.5, the file says 0.25; use --force to start again or the old value",
+            "trainer.learning_rate: the run has 0.001, the file says 0.25; use --force to start again or the old value",
         ),
         (["--output", "lake.yaml"], "lake.yaml: File exists; a file stands where a folder is needed"),
         (["--output", "runs", "--resume"], "runs/checkpoints: no checkpoint to continue from"),
