@@ -68,6 +68,7 @@ class Policy:
             max_grad_norm=section.max_grad_norm,
             micro_tokens=section.micro_tokens,
             seed=run.seed,
+            temperature=run.rollout.temperature,
         )
         reference = copy.deepcopy(self.model).eval() if algorithm.kl_coefficient > 0 else None
         with torch.random.fork_rng(devices=[]):

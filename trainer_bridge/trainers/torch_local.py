@@ -12,10 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
+from textwrap import shorten
 from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from envkit.errors import UsageError
@@ -23,6 +26,9 @@ from envkit.trainer_bridge import advantages, losses
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
 from envkit.types import Sample, Weights
+
+_UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
+"""What reading a file of a checkpoint raises when it is not there, cut off, or another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class TrainerSettings:
         max_grad_norm: Bound on the gradient's norm.
         micro_tokens: Bound on the tokens of one pass, padding included.
         seed: Order of the minibatches.
+        temperature: What the samples were drawn at; every distribution is taken at the same one.
     """
 
     learning_rate: float
@@ -42,6 +49,7 @@ class TrainerSettings:
     max_grad_norm: float
     micro_tokens: int
     seed: int
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +165,8 @@ class TorchTrainer:
             if self._reference is not None:
                 safetensors.torch.load_model(self._reference, str(place / "reference.safetensors"))
             self.version = int(json.loads((place / "trainer.json").read_text())["version"])
-        except (OSError, KeyError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UsageError(f"{place}: not a checkpoint of this policy and algorithm: {reason}") from error
+        except _UNREADABLE as error:
+            raise UsageError(f"{place}: not a checkpoint of this policy and algorithm: {_reason(error)}") from error
 
     def _prepare(self, samples: Sequence[Sample]) -> _Rows:
         """Compute what stays fixed during all updates of the train step."""
@@ -218,7 +225,7 @@ class TorchTrainer:
         """Return the summed loss of the chosen rows' tokens."""
         algorithm, device = self._algorithm, self._model.device
         samples = [rows.samples[row] for row in chosen]
-        logp_NV = token_logps(self._model, samples)
+        logp_NV = token_logps(self._model, samples, temperature=self._settings.temperature)
         token_N = _flat([_said(sample, sample.token_ids) for sample in samples], device, torch.long)
         old_N = _flat([_said(sample, sample.logprobs) for sample in samples], device)
         share = [
@@ -271,13 +278,23 @@ class TorchTrainer:
         found: list[list[float]] = [[] for _ in samples]
         for part in passes(samples, self._settings.micro_tokens):
             chosen = [samples[row] for row in part]
-            logp_NV = token_logps(self._reference, chosen)
+            logp_NV = token_logps(self._reference, chosen, temperature=self._settings.temperature)
             said = [_said(sample, sample.token_ids) for sample in chosen]
             token_N = _flat(said, logp_NV.device, torch.long)
             logp_N = logp_NV.gather(1, token_N[:, None]).squeeze(1).cpu()
             for row, logps in zip(part, torch.split(logp_N, [len(ids) for ids in said]), strict=True):
                 found[row] = logps.tolist()
         return found
+
+
+def _reason(error: Exception) -> str:
+    """Return in one line why a checkpoint cannot be read."""
+    if isinstance(error, (EOFError, UnpicklingError)):
+        return "optimizer.pt is damaged"
+    if isinstance(error, KeyError):
+        return f"it holds no {error.args[0]}"
+    # What torch says about weights that do not fit is a headline and then a line for each of them.
+    return shorten(" ".join(str(error).splitlines()[:2]), 300) or type(error).__name__
 
 
 def adamw(module: nn.Module, learning_rate: float) -> torch.optim.AdamW:
@@ -297,7 +314,7 @@ def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
     return parts
 
 
-def token_logps(model: Any, samples: Sequence[Sample]) -> Tensor:
+def token_logps(model: Any, samples: Sequence[Sample], *, temperature: float = 1.0) -> Tensor:
     """Return the log-probabilities (nats) from which each token with mask 1 was drawn [N, V], row after row.
 
     Only the positions that some row needs are put through the model's output layer, which for a large vocabulary is
@@ -309,7 +326,7 @@ def token_logps(model: Any, samples: Sequence[Sample]) -> Tensor:
     # Padding is on the right and carries no loss, so under a causal mask it needs no mask of its own.
     output = model(input_ids=ids_BL, use_cache=False, logits_to_keep=torch.tensor(kept, device=model.device))
     at_N = torch.tensor([place[int(position)] for position in position_N], device=model.device)
-    return torch.log_softmax(output.logits[row_N, at_N].float(), dim=-1)
+    return torch.log_softmax(output.logits[row_N, at_N].float() / temperature, dim=-1)
 
 
 def padded(samples: Sequence[Sample], device: torch.device) -> tuple[Tensor, list[int], Tensor]:

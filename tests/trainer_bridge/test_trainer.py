@@ -1,0 +1,313 @@
+"""The trainer in one process: its gradient is the sum of the slow ones, however an update is cut."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from envkit.trainer_bridge.trainers.torch_local import passes
+from envkit.types import Sample
+from tests.golden import slow
+from tests.trainer_bridge.models import sample
+from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples, said_logps
+
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+
+
+def updated(folder: Path, weights: Path, samples: Sequence[Sample], **how: Any) -> tuple[Trainee, dict[str, float]]:
+    trainee = Trainee(folder, weights, **how)
+    trainee.trainer.accumulate(samples)
+    return trainee, dict(trainee.trainer.update())
+
+
+# --- The gradient ----------------------------------------------------------------------------------------------------
+
+
+def slow_advantages(trainee: Trainee, samples: Sequence[Sample]) -> list[list[float]]:
+    """Advantages of every turn of every sample, in plain Python."""
+    algorithm = trainee.algorithm
+    rewards = [one.rewards for one in samples]
+    if algorithm.advantage == "group_normalised":
+        return slow.group_normalised(rewards, [one.group for one in samples], algorithm.gamma)
+    if algorithm.advantage == "batch_normalised":
+        return slow.normalised([slow.returns(one, algorithm.gamma) for one in rewards])
+    values = [slow_values(trainee, one) for one in samples]
+    estimates = [slow.gae(*pair, algorithm.gamma, algorithm.gae_lambda) for pair in zip(rewards, values, strict=True)]
+    return slow.normalised(estimates)
+
+
+def slow_values(trainee: Trainee, one: Sample) -> list[float]:
+    """The critic's estimates, of prefixes that end where each turn's completion begins."""
+    assert trainee.critic is not None
+    critic, values = trainee.critic, []
+    for turn in range(len(one.rewards)):
+        begin = next(
+            place for place, (own, of) in enumerate(zip(one.mask, one.turn_ids, strict=True)) if own and of == turn
+        )
+        with torch.no_grad():
+            hidden_BLH = critic.body(input_ids=torch.tensor([one.token_ids[:begin]])).last_hidden_state
+            values.append(critic.head(hidden_BLH[0, -1]).item())
+    return values
+
+
+def slow_loss(trainee: Trainee, samples: Sequence[Sample]) -> tuple[Any, dict[str, float]]:
+    """The loss of an update over all samples, one token of one row after another, and its parts."""
+    algorithm = trainee.algorithm
+    parts: defaultdict[str, float] = defaultdict(float)
+    whole: Any = 0.0
+    tokens = sum(sum(one.mask) for one in samples)
+    for one, advantages in zip(samples, slow_advantages(trainee, samples), strict=True):
+        logits_LV = trainee.model(input_ids=torch.tensor([one.token_ids]), use_cache=False).logits[0].double()
+        references = iter(said_logps(trainee.reference, one) if trainee.reference is not None else ())
+        for place in [place for place, own in enumerate(one.mask) if own]:
+            chance_V = torch.softmax(logits_LV[place - 1], dim=-1)
+            logp, old = chance_V[one.token_ids[place]].log(), one.logprobs[place]
+            advantage = advantages[one.turn_ids[place]]
+            ratio = (logp - old).exp()
+            moved = ratio.item()
+            if algorithm.loss == "reinforce":
+                loss: Any = -advantage * logp
+            else:
+                edge = 1 + algorithm.clip * (1 if advantage > 0 else -1)
+                held = moved > edge if advantage > 0 else moved < edge
+                loss = -advantage * (logp * 0 + edge if held else ratio)
+                parts["clip_share"] += float(held and advantage != 0)
+            entropy = -(chance_V * chance_V.log()).sum()
+            parts["policy_loss"] += loss.item()
+            parts["entropy_nats"] += entropy.item()
+            parts["advantage_abs"] += abs(advantage)
+            parts["approx_kl"] += moved - 1 - math.log(moved)
+            loss = loss - algorithm.entropy_coefficient * entropy
+            if trainee.reference is not None:
+                difference = next(references) - logp
+                kl = difference.exp() - 1 - difference
+                parts["reference_kl"] += kl.item()
+                loss = loss + algorithm.kl_coefficient * kl
+            whole = whole + loss / tokens
+    return whole, {name: value / tokens for name, value in parts.items()}
+
+
+@EVERY_KIND
+def test_the_gradient_and_the_report_are_those_of_the_slow_loss(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    samples = draw_samples(0, 8, tiny_folder)
+    how = {**KINDS[kind], "epochs": 1, "minibatches": 1, "learning_rate": 1e-30, "critic_learning_rate": 1e-30}
+    trainee, report = updated(tiny_folder, tmp_path, samples, **how)
+    got = trainee.gradients()
+
+    trainee.model.zero_grad()
+    loss, parts = slow_loss(trainee, samples)
+    loss.backward()
+    for name, weight in trainee.model.named_parameters():
+        assert got[f"policy.{name}"] == pytest.approx(weight.grad.flatten().tolist(), rel=1e-4, abs=1e-5)
+    for name, value in parts.items():
+        assert report[name] == pytest.approx(value, abs=1e-5)
+    squares = math.fsum(value**2 for name, values in got.items() if name.startswith("policy") for value in values)
+    assert report["grad_norm"] == pytest.approx(math.sqrt(squares), rel=1e-4)
+
+
+def test_the_critic_learns_returns_of_the_estimates_and_reports_half_the_squared_error(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    samples = draw_samples(0, 8, tiny_folder)
+    how = {**KINDS["ppo"], "epochs": 1, "minibatches": 1, "critic_learning_rate": 1e-30}
+    trainee, report = updated(tiny_folder, tmp_path, samples, **how)
+    algorithm = trainee.algorithm
+    errors = []
+    for one in samples:
+        values = slow_values(trainee, one)
+        advantages = slow.gae(one.rewards, values, algorithm.gamma, algorithm.gae_lambda)
+        errors += advantages  # the target is advantage plus value, so this is the error
+    assert report["value_loss"] == pytest.approx(math.fsum(0.5 * error**2 for error in errors) / len(errors), rel=1e-4)
+    # The head's bias is added to every estimate: its slope is the mean error, times the weight of the critic's loss.
+    slope = -algorithm.value_coefficient * math.fsum(errors) / len(errors)
+    assert trainee.gradients()["critic.head.bias"] == [pytest.approx(slope, abs=1e-5)]
+
+
+@EVERY_KIND
+def test_small_passes_give_the_gradient_of_large_ones(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    samples = draw_samples(1, 12, tiny_folder)
+    how = {**KINDS[kind], "epochs": 1, "minibatches": 1}
+    large, report = updated(tiny_folder, tmp_path, samples, **how)
+    for micro_tokens in (1, 40):
+        small, same = updated(tiny_folder, tmp_path, samples, **how, micro_tokens=micro_tokens)
+        assert same == pytest.approx(report, abs=1e-5)
+        for name, values in large.gradients().items():
+            assert small.gradients()[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
+
+
+def test_passes_hold_every_row_once_and_never_more_tokens_than_allowed() -> None:
+    lengths = [3, 9, 4, 4, 20, 5, 3]
+    samples = [sample([1] * (length - 1), ([5], ())) for length in lengths]
+    # By length: 3, 3, 4 | 4, 5 | 9 | 20, where 3 * 4 = 12, 2 * 5 = 10, and 20 is alone although it is too long.
+    assert passes(samples, 12) == [[0, 6, 2], [3, 5], [1], [4]]
+    assert passes(samples, 1) == [[0], [6], [2], [3], [5], [1], [4]]
+    assert passes(samples, 7 * 20) == [[0, 6, 2, 3, 5, 1, 4]]
+    assert passes([], 12) == []
+
+
+def test_what_follows_a_row_on_the_right_does_not_reach_it(tiny_folder: Path, tmp_path: Path) -> None:
+    # A short row beside a long one is padded; alone it is not.
+    short, long = sample([1, 5], ([6], ()), rewards=[1.0]), sample([1, *[7, 8] * 9], ([9], ()), rewards=[0.0])
+    how = {**KINDS["grpo"], "minibatches": 1}
+    together, _ = updated(tiny_folder, tmp_path, [short, long], **how)
+    apart, _ = updated(tiny_folder, tmp_path, [short, long], **how, micro_tokens=1)
+    for name, values in together.gradients().items():
+        assert apart.gradients()[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
+
+
+def test_a_large_gradient_is_cut_to_the_bound_and_reported_as_it_was(tiny_folder: Path, tmp_path: Path) -> None:
+    samples = draw_samples(2, 8, tiny_folder)
+    free, report = updated(tiny_folder, tmp_path, samples, preset="grpo", minibatches=1)
+    cut, same = updated(tiny_folder, tmp_path, samples, preset="grpo", minibatches=1, max_grad_norm=0.01)
+    assert same["grad_norm"] == report["grad_norm"] > 0.1
+    for name, values in free.gradients().items():
+        scaled = [value * 0.01 / report["grad_norm"] for value in values]
+        assert cut.gradients()[name] == pytest.approx(scaled, rel=1e-3, abs=1e-8)
+
+
+def test_advantages_are_clipped_where_asked(tiny_folder: Path, tmp_path: Path) -> None:
+    samples = [sample([1, 5 + place], ([6], ()), rewards=[reward]) for place, reward in enumerate([9.0, 0.0, 0.0, 0.0])]
+    # Mean 2.25, deviation 4.5: advantages 1.5, -0.5, -0.5, -0.5.
+    _, free = updated(tiny_folder, tmp_path, samples, preset="grpo", minibatches=1)
+    _, cut = updated(tiny_folder, tmp_path, samples, preset="grpo", minibatches=1, advantage_clip=0.7)
+    assert free["advantage_abs"] == pytest.approx(0.75, abs=1e-5)
+    assert cut["advantage_abs"] == pytest.approx((0.7 + 3 * 0.5) / 4, abs=1e-5)
+
+
+# --- Minibatches -----------------------------------------------------------------------------------------------------
+
+
+def fed_rows(trainee: Trainee) -> list[list[int]]:
+    """Note which rows each forward pass holds, by their second token, which `draw_samples` numbers."""
+    fed: list[list[int]] = []
+    trainee.model.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(sorted(kwargs["input_ids"][:, 1].tolist())), with_kwargs=True
+    )
+    return fed
+
+
+def test_minibatches_share_the_rows_out_evenly_and_anew_in_every_epoch(tiny_folder: Path, tmp_path: Path) -> None:
+    samples = draw_samples(3, 11, tiny_folder)
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", epochs=3, minibatches=4)
+    fed = fed_rows(trainee)
+    orders = []
+    for _ in range(2):
+        fed.clear()
+        trainee.trainer.accumulate(samples)
+        trainee.trainer.update()
+        epochs = [fed[first : first + 4] for first in (0, 4, 8)]
+        assert len(fed) == 12
+        for epoch in epochs:
+            assert sorted(row for part in epoch for row in part) == list(range(3, 14))
+            assert sorted(len(part) for part in epoch) == [2, 3, 3, 3]
+        orders += epochs
+    assert len({str(order) for order in orders}) == 6  # in every epoch of both updates another one
+
+
+def test_more_minibatches_than_rows_give_each_row_its_own(tiny_folder: Path, tmp_path: Path) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", minibatches=8)
+    fed = fed_rows(trainee)
+    trainee.trainer.accumulate(draw_samples(3, 3, tiny_folder))
+    trainee.trainer.update()
+    assert sorted(fed) == [[3], [4], [5]]
+
+
+def test_samples_may_come_in_pieces_and_count_once(tiny_folder: Path, tmp_path: Path) -> None:
+    samples = draw_samples(4, 8, tiny_folder)
+    whole, report = updated(tiny_folder, tmp_path, samples, preset="grpo")
+    pieces = Trainee(tiny_folder, tmp_path, preset="grpo")
+    for one in samples:
+        pieces.trainer.accumulate([one])
+    assert pieces.trainer.update() == report
+    assert pieces.weights() == whole.weights()
+    with pytest.raises(ValueError, match="nothing was accumulated"):
+        pieces.trainer.update()
+
+
+# --- Learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["grpo", "reinforce", "ppo"])
+def test_what_went_well_becomes_likelier_and_what_did_not_less_likely(
+    kind: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    good = sample([1, 5, 6], ([7], ()), rewards=[1.0])
+    bad = sample([1, 5, 6], ([8], ()), rewards=[0.0])
+    trainee = Trainee(tiny_folder, tmp_path, preset=kind, minibatches=1, learning_rate=1e-3)
+
+    def logps() -> tuple[float, float]:
+        return said_logps(trainee.model, good)[0], said_logps(trainee.model, bad)[0]
+
+    before = logps()
+    samples = [
+        sample(one.token_ids[:-1], ([one.token_ids[-1]], ()), rewards=one.rewards, logprobs=[logp])
+        for one, logp in zip((good, bad), before, strict=True)
+    ]
+    trainee.trainer.accumulate(samples)
+    report = trainee.trainer.update()
+    after = logps()
+    assert after[0] > before[0] + 1e-4
+    assert after[1] < before[1] - 1e-4
+    assert report["approx_kl"] == pytest.approx(0.0, abs=1e-7)  # the policy that sampled is the one that learns
+    assert report["clip_share"] == 0.0
+
+
+def test_groups_without_a_difference_move_nothing(tiny_folder: Path, tmp_path: Path) -> None:
+    samples = [sample([1, 5, place], ([6], ()), rewards=[1.0], group=str(place % 2)) for place in range(3, 9)]
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
+    before = trainee.weights()
+    trainee.trainer.accumulate(samples)
+    assert trainee.trainer.update()["grad_norm"] == 0.0
+    assert trainee.weights() == before
+
+
+def test_the_divergence_from_the_reference_pulls_the_policy_towards_it(tiny_folder: Path, tmp_path: Path) -> None:
+    # Equal returns: all that is left of the loss is the KL.
+    samples = [sample([1, 5, place], ([6], ()), rewards=[1.0]) for place in range(3, 9)]
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", kl_coefficient=1.0, learning_rate=1e-3, minibatches=1)
+    reports = []
+    for _ in range(6):
+        trainee.trainer.accumulate(samples)
+        reports.append(trainee.trainer.update()["reference_kl"])
+    assert reports[0] > 0.5
+    assert reports[-1] < 0.7 * reports[0]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_samples_of_another_temperature_are_learned_from_at_that_temperature(
+    temperature: float, tiny_folder: Path, tmp_path: Path
+) -> None:
+    bare = [sample([1, 5, place], ([6, 7], ()), rewards=[float(place % 2)]) for place in range(3, 9)]
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", minibatches=1, temperature=temperature)
+    samples = [
+        sample(
+            one.token_ids[:3],
+            (one.token_ids[3:], ()),
+            rewards=one.rewards,
+            logprobs=said_logps(trainee.model, one, temperature=temperature),
+        )
+        for one in bare
+    ]
+    trainee.trainer.accumulate(samples)
+    report = trainee.trainer.update()
+    assert report["approx_kl"] == pytest.approx(0.0, abs=1e-7)
+    assert report["clip_share"] == 0.0
+    slope = {name: values for name, values in trainee.gradients().items() if name.startswith("policy.model.layers.0")}
+    assert any(abs(value) > 1e-4 for values in slope.values() for value in values)
+
+
+def test_an_algorithm_that_lacks_its_critic_or_reference_is_refused_at_once(tiny_folder: Path, tmp_path: Path) -> None:
+    from envkit.trainer_bridge import catalogue
+    from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+
+    settings = TrainerSettings(1e-3, 1e-3, 1.0, 100, 0)
+    with pytest.raises(ValueError, match="gae needs a critic"):
+        TorchTrainer(object(), catalogue.PRESETS["ppo"], settings, tmp_path)
+    with pytest.raises(ValueError, match="needs a reference"):
+        TorchTrainer(object(), catalogue.resolve("grpo", {"kl_coefficient": 0.1}), settings, tmp_path)

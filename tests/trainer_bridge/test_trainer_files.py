@@ -1,0 +1,196 @@
+"""What the trainer writes: weights for the engine, and all that it takes to go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from envkit import clock
+from envkit.errors import UsageError
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
+from envkit.trainer_bridge.warmup import Imitator, Stage
+from envkit.types import Completion, SamplingParams, Weights
+from tests.trainer_bridge.models import open_model, slow_generate, write_tiny
+from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
+
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+
+
+def learn(trainee: Trainee, folder: Path, seed: int) -> Mapping[str, float]:
+    trainee.trainer.accumulate(draw_samples(seed, 8, folder))
+    return trainee.trainer.update()
+
+
+# --- Going on --------------------------------------------------------------------------------------------------------
+
+
+@EVERY_KIND
+def test_a_restored_trainer_goes_on_bit_for_bit(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    unbroken = Trainee(tiny_folder, tmp_path, **KINDS[kind])
+    for seed in range(3):
+        expected = learn(unbroken, tiny_folder, seed)
+
+    first = Trainee(tiny_folder, tmp_path, **KINDS[kind])
+    for seed in range(2):
+        learn(first, tiny_folder, seed)
+    place = tmp_path / "checkpoint"
+    place.mkdir()
+    first.trainer.save(str(place))
+
+    # What the second part of a run starts from differs in every weight; nothing of it may be left.
+    other = write_tiny(tmp_path / "other", seed=77)
+    second = Trainee(other, tmp_path, **KINDS[kind])
+    second.trainer.restore(str(place))
+    assert second.trainer.version == 2
+    assert learn(second, tiny_folder, 2) == expected
+    assert second.weights() == unbroken.weights()
+    assert second.trainer.version == unbroken.trainer.version == 3
+
+
+@EVERY_KIND
+def test_saving_changes_nothing(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    plain, saved = (Trainee(tiny_folder, tmp_path, **KINDS[kind]) for _ in range(2))
+    for seed in range(2):
+        learn(plain, tiny_folder, seed)
+        learn(saved, tiny_folder, seed)
+        saved.trainer.save(str(tmp_path))
+    assert plain.weights() == saved.weights()
+
+
+def test_a_checkpoint_holds_a_model_folder_that_plays_like_the_policy(tiny_folder: Path, tmp_path: Path) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
+    learn(trainee, tiny_folder, 0)
+    trainee.trainer.save(str(tmp_path))
+    reread = open_model(tmp_path / "policy")
+    how = SamplingParams(max_tokens=12, seed=5)
+    assert slow_generate(reread, [1, 5, 6], how) == slow_generate(trainee.model, [1, 5, 6], how)
+
+
+# --- Checkpoints that are no good ------------------------------------------------------------------------------------
+
+
+def saved(folder: Path, place: Path, kind: str = "ppo") -> Path:
+    trainee = Trainee(folder, place, **KINDS[kind])
+    learn(trainee, folder, 0)
+    place.mkdir()
+    trainee.trainer.save(str(place))
+    return place
+
+
+def refuses(trainee: Trainee, place: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        trainee.trainer.restore(str(place))
+    text = str(caught.value)
+    assert text.startswith(f"{place}: not a checkpoint of this policy and algorithm: ")
+    assert "\n" not in text
+    assert len(text) > len(f"{place}: not a checkpoint of this policy and algorithm: ")
+    return text
+
+
+@pytest.mark.parametrize("shape", [{"hidden_size": 32}, {"layers": 1}, {"layers": 3}])
+def test_a_checkpoint_of_another_shape_is_refused(shape: Any, tiny_folder: Path, tmp_path: Path) -> None:
+    place = saved(tiny_folder, tmp_path / "checkpoint")
+    refuses(Trainee(write_tiny(tmp_path / "other", seed=1, **shape), tmp_path, **KINDS["ppo"]), place)
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    place = saved(tiny_folder, tmp_path / "checkpoint", kind="grpo")
+    assert "critic" in refuses(Trainee(tiny_folder, tmp_path, **KINDS["ppo"]), place)
+    assert "reference" in refuses(Trainee(tiny_folder, tmp_path, **KINDS["grpo with kl"]), place)
+
+
+def test_a_folder_that_holds_nothing_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, **KINDS["grpo"])
+    refuses(trainee, tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    refuses(trainee, tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["policy/model.safetensors", "optimizer.pt", "trainer.json", "reference.safetensors"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "garbled"])
+def test_a_damaged_checkpoint_is_refused_in_one_line(name: str, damage: str, tiny_folder: Path, tmp_path: Path) -> None:
+    place = saved(tiny_folder, tmp_path / "checkpoint", kind="grpo with kl")
+    file = place / name
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        file.write_bytes(b"\xff\x00\x80 nonsense " * 50)
+    refuses(Trainee(tiny_folder, tmp_path, **KINDS["grpo with kl"]), place)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"version": "x"}', "{}"])
+def test_a_version_that_is_none_is_refused(content: str, tiny_folder: Path, tmp_path: Path) -> None:
+    place = saved(tiny_folder, tmp_path / "checkpoint", kind="grpo")
+    (place / "trainer.json").write_text(content)
+    refuses(Trainee(tiny_folder, tmp_path, **KINDS["grpo"]), place)
+
+
+# --- Publishing ------------------------------------------------------------------------------------------------------
+
+
+def test_publishing_leaves_one_file_that_names_its_version(tiny_folder: Path, tmp_path: Path) -> None:
+    trainee = Trainee(tiny_folder, tmp_path / "weights", preset="grpo")
+    assert trainee.trainer.publish() == Weights(0, str(tmp_path / "weights" / "version-0.safetensors"))
+    for seed in range(2):
+        learn(trainee, tiny_folder, seed)
+        weights = trainee.trainer.publish()
+    assert weights == Weights(2, str(tmp_path / "weights" / "version-2.safetensors"))
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["version-2.safetensors"]
+    trainee.trainer.publish()  # the same once more
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["version-2.safetensors"]
+
+
+def test_an_engine_plays_with_what_was_published(tiny_folder: Path, tmp_path: Path) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
+    engine = TransformersEngine(open_model(tiny_folder), pad_id=0)
+    learn(trainee, tiny_folder, 0)
+    how = SamplingParams(max_tokens=10, seed=2)
+
+    async def main() -> Completion:
+        await engine.load(trainee.trainer.publish())
+        return await engine.generate([1, 5, 6], how)
+
+    got = clock.run(main, virtual=True)
+    said, logps = slow_generate(trainee.model, [1, 5, 6], how)
+    assert list(got.token_ids) == said
+    assert list(got.logprobs) == pytest.approx(logps, abs=1e-5)
+    assert got.versions == ((1, 10),)
+
+
+def test_a_model_whose_embeddings_are_its_output_layer_is_published_once(tiny_folder: Path, tmp_path: Path) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
+    names = set(safetensors.torch.load_file(trainee.trainer.publish().location))
+    assert len(names & {"model.embed_tokens.weight", "lm_head.weight"}) == 1
+
+
+def test_learning_after_imitation_starts_with_an_optimizer_of_its_own(tiny_folder: Path, tmp_path: Path) -> None:
+    """A trainer that is made after a warm-up and restored from its checkpoint plays the same part."""
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
+    imitator = Imitator(trainee.model, max_grad_norm=1.0, micro_tokens=1000)
+
+    async def never(update: int, loss: float) -> bool:
+        return False
+
+    samples = draw_samples(5, 8, tiny_folder)
+    clock.run(lambda: imitator.run(Stage(2, 8, 1e-2), lambda update: samples, after=never), virtual=True)
+    place = tmp_path / "checkpoint"
+    place.mkdir()
+    trainee.trainer.save(str(place))
+    again = Trainee(tiny_folder, tmp_path, preset="grpo")
+    again.trainer.restore(str(place))
+    assert json.loads((place / "trainer.json").read_text()) == {"version": 0}
+    assert learn(again, tiny_folder, 1) == learn(trainee, tiny_folder, 1)
+    assert torch.equal(again.model.get_input_embeddings().weight, trainee.model.get_input_embeddings().weight)
+    shutil.rmtree(place)

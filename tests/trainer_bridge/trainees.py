@@ -1,0 +1,111 @@
+"""Trainers of small policies and samples for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from envkit.trainer_bridge import catalogue
+from envkit.trainer_bridge.critic import Critic
+from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+from envkit.types import Sample
+from tests.trainer_bridge.models import open_model, sample, shake, slow_logps
+
+KINDS: dict[str, dict[str, Any]] = {
+    "grpo": {"preset": "grpo"},
+    "grpo with kl": {"preset": "grpo", "kl_coefficient": 0.1, "entropy_coefficient": 0.02},
+    "reinforce": {"preset": "reinforce", "entropy_coefficient": 0.01},
+    "ppo": {"preset": "ppo", "epochs": 2},
+}
+"""Every part of a loss is in one of them."""
+
+
+class Trainee:
+    """A trainer, and what it trains.
+
+    Args:
+        folder: Of the policy that it starts from.
+        weights: Where it publishes.
+        how: Preset and changes, as for `catalogue.resolve`; the rest are settings of the trainer.
+    """
+
+    def __init__(self, folder: Path, weights: Path, *, preset: str, **how: Any) -> None:
+        settings: dict[str, Any] = {
+            "learning_rate": 1e-2,
+            "critic_learning_rate": 1e-2,
+            "max_grad_norm": 1e9,
+            "micro_tokens": 10**6,
+            "seed": 3,
+        }
+        changes = {name: value for name, value in how.items() if name not in settings and name != "temperature"}
+        settings |= {name: value for name, value in how.items() if name not in changes}
+        self.algorithm = catalogue.resolve(preset, changes)
+        self.model = open_model(folder)
+        self.critic: Critic | None = None
+        if self.algorithm.has_critic:
+            self.critic = Critic(self.model)
+            shake(self.critic, seed=11)
+        self.reference: Any = None
+        if self.algorithm.kl_coefficient > 0:
+            self.reference = open_model(folder)
+            shake(self.reference, seed=12)
+        self.trainer = TorchTrainer(
+            self.model,
+            self.algorithm,
+            TrainerSettings(**settings),
+            weights,
+            critic=self.critic,
+            reference=self.reference,
+        )
+
+    def gradients(self) -> dict[str, list[float]]:
+        """The gradient of the last minibatch, of policy and critic."""
+        modules = {"policy": self.model, **({"critic": self.critic} if self.critic is not None else {})}
+        return {
+            f"{kind}.{name}": weight.grad.flatten().tolist()
+            for kind, module in modules.items()
+            for name, weight in module.named_parameters()
+            if weight.grad is not None
+        }
+
+    def weights(self) -> dict[str, list[float]]:
+        """All weights of policy and critic."""
+        modules = {"policy": self.model, **({"critic": self.critic} if self.critic is not None else {})}
+        return {
+            f"{kind}.{name}": weight.flatten().tolist()
+            for kind, module in modules.items()
+            for name, weight in module.named_parameters()
+        }
+
+
+def draw_samples(seed: int, count: int, folder: Path, *, temperature: float = 1.0) -> list[Sample]:
+    """Ragged episodes of one to three turns in groups of four, as a policy near that in `folder` would play them."""
+    rng = random.Random(seed)
+    model = open_model(folder)
+    drawn = []
+    for number in range(count):
+
+        def some(low: int, high: int) -> list[int]:
+            return [rng.randrange(3, 19) for _ in range(rng.randint(low, high))]
+
+        turns = [(some(1, 3), some(1, 4)) for _ in range(rng.randint(1, 3))]
+        prompt = [1, 3 + number % 16, *some(1, 5)]
+        rewards = [rng.choice([0.0, 1.0, -0.1, 0.5]) for _ in turns]
+        bare = sample(prompt, *turns, rewards=rewards, group=f"task-{number // 4}")
+        logprobs = [logp + rng.uniform(-0.5, 0.5) for logp in said_logps(model, bare, temperature=temperature)]
+        drawn.append(sample(prompt, *turns, rewards=rewards, logprobs=logprobs, group=bare.group))
+    return drawn
+
+
+def said_logps(model: Any, one: Sample, *, temperature: float = 1.0) -> list[float]:
+    """Log-probabilities of the tokens with mask 1, one prompt after another without a cache."""
+    places = [place for place, own in enumerate(one.mask) if own]
+    return [slow_logps(model, one.token_ids[:place], temperature)[one.token_ids[place]] for place in places]
+
+
+def total(values: Sequence[float]) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).sum())
