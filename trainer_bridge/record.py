@@ -32,7 +32,7 @@ import orjson
 import yaml
 
 from envkit.errors import EnvkitError, UsageError
-from envkit.types import JSON, Trajectory
+from envkit.types import JSON, Step, Trajectory
 
 if TYPE_CHECKING:
     from envkit.trainer_bridge.events import EventFile
@@ -287,7 +287,7 @@ def _json(value: object, *, indented: bool = False) -> bytes:
 
 def _plain(value: Any) -> object:
     """Return what JSON can say of `value`; worlds may put anything into their infos."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+    if isinstance(value, Step):
         return value._asdict()
     return dict(value) if isinstance(value, Mapping) else repr(value)
 
