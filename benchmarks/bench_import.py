@@ -12,7 +12,6 @@ PROGRAMS = {
     "bare interpreter": "pass",
     "import envkit": "import envkit",
     "import gymnasium": "import gymnasium",
-    "import gymnasium, envkit.gym": "import gymnasium, envkit.gym",
     "envkit.make": "import envkit; envkit.make('FrozenLake-v0').close()",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from envkit.gym import register_all
 from envkit.registry import EnvSpec, register
 from envkit.types import Observation, Reset, Step, Task
 
@@ -37,6 +38,8 @@ _LATE = {
     "make_vec": "envkit.wiring.envs",
     "registered": "envkit.wiring.envs",
 }
+
+register_all()
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,6 @@ import pytest
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 import envkit
-import envkit.gym  # registers the ids
 from envkit.errors import OptionError
 
 MOVES = ["right", "right", "down", "nonsense", "down"]
@@ -92,6 +91,7 @@ def test_a_name_that_gymnasium_cannot_read_does_not_take_the_others_with_it() ->
 import envkit
 envkit.register("some/odd/Name-v0", "nowhere:Nothing")
 import gymnasium, envkit.gym
+envkit.gym.register_all()
 gymnasium.make("envkit/FrozenLake-v0").close()
 """
     )
@@ -105,7 +105,7 @@ def test_an_id_alone_is_enough_and_no_world_is_imported_for_the_names() -> None:
 import sys
 import gymnasium
 assert "envkit" not in sys.modules
-gymnasium.make("envkit.gym:envkit/FrozenLake-v0").close()
+gymnasium.make("envkit:envkit/FrozenLake-v0").close()
 assert "envkit/Sokoban-v0" in gymnasium.registry
 assert not [name for name in sys.modules if name.startswith("envkit.environments.sokoban")]
 """,

@@ -12,25 +12,25 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envkit import registry
 from envkit.env import AsyncEnv, BlockingEnv
-from envkit.environments.catalog import CATALOG
 from envkit.errors import ConfigError
 from envkit.protocols import EnvHost, Expert
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Task
 from envkit.vector import SlotHost, World
+from envkit.wiring.catalogue import load_catalogue
 
 VectorMode = Literal["sync", "async"]
 
 
 def registered() -> Sequence[EnvSpec]:
     """Every environment that `make` knows, by id."""
-    _load_catalog()
+    load_catalogue()
     return list(registry.specs())
 
 
 def find(env_id: str) -> EnvSpec:
     """Return the spec of `env_id`; see `envkit.registry.find`."""
-    _load_catalog()
+    load_catalogue()
     return registry.find(env_id)
 
 
@@ -123,8 +123,3 @@ def check_task(task: Task) -> None:
 async def _one_slot(world: AsyncEnv) -> AsyncIterator[EnvHost]:
     async with SlotHost(lambda env_id: world, 1) as host:
         yield host
-
-
-def _load_catalog() -> None:
-    for entry in CATALOG:
-        registry.register(**entry)  # type: ignore[arg-type]
