@@ -71,7 +71,7 @@ def latest(folder: Path) -> Path:
     """
     found = _found(folder)
     if not found:
-        raise UsageError(f"{folder}: no checkpoint to continue from; start again with --force")
+        raise UsageError(f"{folder}: no checkpoint to continue from; start without --resume")
     return found[-1]
 
 

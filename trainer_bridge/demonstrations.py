@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import anyio.lowlevel
+
 from envkit.protocols import EnvHost, Expert, Renderer
 from envkit.types import Observation, Sample, Task
 
@@ -101,6 +103,7 @@ async def lessons(
     found: list[Lesson] = []
     rng = random.Random(seed)
     for task in tasks:
+        await anyio.lowlevel.checkpoint()  # worlds that only compute never wait, and Ctrl-C has to come through
         async with host.lease(task) as episode:
             observation = (await episode.reset()).observation
             ended = False
@@ -131,6 +134,7 @@ async def _demonstration(
     mask: list[int] = []
     turn_ids: list[int] = []
     success = False
+    await anyio.lowlevel.checkpoint()
     async with host.lease(task) as episode:
         observation = (await episode.reset()).observation
         prompt = teacher.renderer.open(observation)

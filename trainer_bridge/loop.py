@@ -17,7 +17,7 @@ from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import Display
 from envkit.trainer_bridge.rollout import Rollout, RolloutResult
 from envkit.trainer_bridge.samples import samples_of
-from envkit.types import Task, Trajectory, stable_hash
+from envkit.types import JSON, Task, Trajectory, stable_hash
 
 
 class PolicyEngine(Engine, WeightSink, Protocol):
@@ -146,22 +146,13 @@ class TrainLoop:
         """Train to the end. When it is cancelled, the state is that of the last finished train step: call `save`."""
         settings, state = self._settings, self.state
         await self._engine.load(await clock.to_thread(self._trainer.publish))
-        if "before" not in state.facts:
-            state.facts["before"] = {**await self._evaluate(display)}
-        if self._saved != state.step:
-            await self.save()
+        await self._look(display)
         self._train_phase(display)
         while state.step < settings.steps:
             await self._train_step()
             display.advance(1, **self._shown)
-            if state.step % settings.evaluate_every == 0 and state.step < settings.steps:
-                await self._evaluate(display)
+            if await self._look(display):
                 self._train_phase(display)
-            if state.step % settings.checkpoint_every == 0:
-                await self.save()
-        if self._saved != state.step:
-            await self.save()
-        state.facts["after"] = {**await self._evaluate(display)}
 
     async def save(self) -> None:
         """Write a checkpoint of the last finished train step, unless there is one."""
@@ -171,6 +162,20 @@ class TrainLoop:
                 self.state.wall_s = self._elapsed_s()
                 await clock.to_thread(checkpoint.save, self._checkpoints, self._trainer, self.state, keep=keep)
                 self._saved = self.state.step
+
+    async def _look(self, display: Display) -> bool:
+        """Evaluate and save if that is due after this many steps and was not done; say whether it was evaluated."""
+        settings, state = self._settings, self.state
+        at_end = state.step in (0, settings.steps)
+        evaluates = (at_end or state.step % settings.evaluate_every == 0) and state.facts.get("evaluated") != state.step
+        if evaluates:
+            values = await self._evaluate(display)
+            state.facts.setdefault("before", values)
+            state.facts |= {"after": values, "evaluated": state.step}
+        # Only now, so that a run that goes on from here has the evaluation too.
+        if at_end or state.step % settings.checkpoint_every == 0:
+            await self.save()
+        return evaluates
 
     def _train_phase(self, display: Display) -> None:
         display.phase("train", self._settings.steps)
@@ -204,12 +209,12 @@ class TrainLoop:
                 self._record.trajectories(number, result.trajectories[: settings.trajectories])
         self._show(values)
 
-    async def _evaluate(self, display: Display) -> dict[str, float]:
+    async def _evaluate(self, display: Display) -> dict[str, JSON]:
         values = await self._evaluator.run(display)
         if values:
             self._record.evaluation(self.state.step, values)
             self._shown["held-out"] = f"{values['eval_success']:.3f}"
-        return values
+        return {**values}
 
     def _show(self, values: Mapping[str, float]) -> None:
         self._shown |= {

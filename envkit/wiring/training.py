@@ -59,7 +59,7 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
     try:
         return await _Run(run, record, display, state, newest).finish()
     except BaseExceptionGroup as group:
-        raise _first_cause(group) from group
+        raise _first_cause(group) from None
     finally:
         record.close()
         display.close()
