@@ -1,0 +1,205 @@
+"""Words to tokens and back: what was sent or sampled stays as it is, whatever comes after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit import clock
+from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.samples import sample_of
+from envkit.trainer_bridge.tiny import make_tokenizer
+from envkit.types import FinishReason, Observation, Task
+from envkit.wiring.policy import load_policy
+from tests.trainer_bridge.fakes import Answer, ScriptedHost
+from tests.trainer_bridge.models import CHAT_TEMPLATE, WORDS, chat_tokenizer
+
+TOKENIZER: Any = make_tokenizer(WORDS)
+CHAT: Any = chat_tokenizer()
+
+
+def see(text: str) -> Observation:
+    return Observation(text)
+
+
+def words(token_ids: Sequence[int], tokenizer: Any = TOKENIZER) -> str:
+    return str(tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def said(text: str, tokenizer: Any = TOKENIZER) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+# --- Plain -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_reads_as_observations_and_answers() -> None:
+    renderer = PlainRenderer(TOKENIZER)
+    ids = renderer.open(see("#P_\n#T#"))
+    for answer, text in (("up", "#_P\n#T#"), ("right", "#_#")):
+        ids += said(answer) + renderer.extend(said(answer), see(text))
+    assert words(ids) == ("<s>#P_\n#T#\n<answer>up</answer>#_P\n#T#\n<answer>right</answer>#_#\n<answer>")
+    assert TOKENIZER.unk_token_id not in ids
+
+
+def test_a_completion_that_closes_its_answer_is_not_closed_again() -> None:
+    renderer = PlainRenderer(TOKENIZER)
+    (close,) = renderer.stop
+    assert words(renderer.extend((*said("up"), close), see("#"))) == "#\n<answer>"
+    assert words(renderer.extend(said("up"), see("#"))) == "</answer>#\n<answer>"
+    assert words(renderer.extend((), see("#"))) == "</answer>#\n<answer>"
+
+
+@pytest.mark.parametrize(
+    ("completion", "action"),
+    [
+        ("up", "<answer>up</answer>"),
+        ("up</answer>", "<answer>up</answer>"),
+        ("</answer>", "<answer></answer>"),
+        ("", "<answer></answer>"),
+        ("up#\ndown", "<answer>up#\ndown</answer>"),
+        ("<answer>up", "<answer><answer>up</answer>"),
+    ],
+)
+def test_an_action_is_the_completion_between_its_tags(completion: str, action: str) -> None:
+    assert PlainRenderer(TOKENIZER).action(said(completion)) == action
+
+
+def test_padding_in_a_completion_is_no_word() -> None:
+    assert PlainRenderer(TOKENIZER).action((TOKENIZER.pad_token_id, *said("up"))) == "<answer>up</answer>"
+
+
+@pytest.mark.parametrize("move", ["up", "down", "left", "right"])
+def test_a_policy_says_a_demonstrated_move_in_one_token(move: str) -> None:
+    renderer = PlainRenderer(TOKENIZER)
+    shown = renderer.demonstrate(f"<answer>{move}</answer>")
+    assert shown == said(move)
+    assert len(shown) == 1
+    assert renderer.action(shown) == f"<answer>{move}</answer>"
+    assert renderer.demonstrate(move) == shown
+
+
+def test_a_tokenizer_without_a_token_for_the_tags_has_no_stop_and_frames_the_same_words() -> None:
+    renderer = PlainRenderer(CHAT)
+    assert renderer.stop == ()
+    up = said("up", CHAT)
+    closed = said("up</answer>", CHAT)
+    ids = (
+        renderer.open(see("a wall")) + up + renderer.extend(up, see("you")) + closed + renderer.extend(closed, see("a"))
+    )
+    assert words(ids, CHAT) == "a wall\n<answer>up</answer>you\n<answer>up</answer>a\n<answer>"
+    assert renderer.action(closed) == "<answer>up</answer>"
+
+
+# --- Chat ------------------------------------------------------------------------------------------------------------
+
+PLAY = [("you see a wall", "up"), ("\n#P_\n\nmore", "I go <answer>left</answer>"), ("", "right!"), ("ä ö √ 墙", "down")]
+
+
+def render(chat: list[dict[str, str]], tokenizer: Any = CHAT) -> str:
+    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+
+@pytest.mark.parametrize("stopped", [True, False])  # whether the policy says its end, or is cut off before it
+def test_the_tokens_of_a_chat_are_those_of_the_template_and_each_prompt_begins_with_the_last(stopped: bool) -> None:
+    renderer = ChatRenderer(CHAT)
+    end = renderer.stop if stopped else ()
+    chat: list[dict[str, str]] = []
+    ids: tuple[int, ...] = ()
+    completion: tuple[int, ...] = ()
+    for number, (text, answer) in enumerate(PLAY):
+        ids += renderer.extend(completion, see(text)) if number else renderer.open(see(text))
+        chat.append({"role": "user", "content": text})
+        assert list(ids) == CHAT.encode(render(chat), add_special_tokens=False)
+        completion = said(answer, CHAT) + end
+        ids += completion
+        chat.append({"role": "assistant", "content": answer})
+
+
+def test_the_action_is_what_the_policy_said_without_its_end() -> None:
+    renderer = ChatRenderer(CHAT)
+    assert renderer.stop == (CHAT.convert_tokens_to_ids("<|im_end|>"),)
+    assert renderer.action(said("go up", CHAT) + renderer.stop) == "go up"
+    assert renderer.action(said("go up", CHAT)) == "go up"
+    assert renderer.action(()) == ""
+
+
+def test_a_demonstration_is_the_answer_and_its_end() -> None:
+    renderer = ChatRenderer(CHAT)
+    shown = renderer.demonstrate("<answer>up</answer>")
+    assert shown == said("<answer>up</answer>", CHAT) + renderer.stop
+    assert renderer.action(shown) == "<answer>up</answer>"
+    whole = renderer.open(see("a wall")) + shown + renderer.extend(shown, see("you"))
+    assert words(whole, CHAT) == render(
+        [
+            {"role": "user", "content": "a wall"},
+            {"role": "assistant", "content": "<answer>up</answer>"},
+            {"role": "user", "content": "you"},
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # Only the first message has a system prompt before it.
+        "<|im_start|>system\nplay<|im_end|>\n" + CHAT_TEMPLATE,
+        # What the assistant thought is left out of the chat as soon as another message follows.
+        CHAT_TEMPLATE.replace(
+            "{{ message['content'] }}",
+            "{{ message['content'].split('!')[-1] if message['role'] == 'assistant' else message['content'] }}",
+        ),
+        # All but the last message is dropped.
+        CHAT_TEMPLATE.replace("in messages", "in messages[-2:]"),
+    ],
+    ids=["system", "drops thoughts", "drops history"],
+)
+def test_a_template_that_rewrites_history_does_not_rewrite_tokens_that_were_sampled(template: str) -> None:
+    tokenizer: Any = chat_tokenizer()
+    tokenizer.chat_template = template
+    renderer = ChatRenderer(tokenizer)
+    first = render([{"role": "user", "content": "a wall"}], tokenizer)
+    assert list(renderer.open(see("a wall"))) == tokenizer.encode(first, add_special_tokens=False)
+    frame = renderer.extend(said("think! up", tokenizer), see("you"))
+    assert words(frame, tokenizer) == "<|im_end|>\n<|im_start|>user\nyou<|im_end|>\n<|im_start|>assistant\n"
+    assert renderer.extend(said("think! up", tokenizer) + renderer.stop, see("you")) == frame[1:]
+
+
+def test_a_qwen2_plays_a_world_through_its_template(chat_folder: Path) -> None:
+    policy = load_policy(str(chat_folder), device="cpu")
+    # Two layers of 2368, a norm of 16, and for each token 16 numbers going in and 16 coming out.
+    parameters = 2 * 2368 + 16 + 32 * len(CHAT)
+    assert policy.description == f"policy: Qwen2ForCausalLM with {parameters:,} parameters on cpu"
+    texts = ["you see a wall", "up", "#P_#\n####", "down"]
+    host = ScriptedHost(lambda task, time: [Answer(text) for text in texts])
+    limits = RolloutLimits(max_turns=4, max_tokens=500, turn_tokens=40, timeout_s=10, retries=0)
+    rollout = Rollout(host, policy.engine, policy.renderer, limits, 8)
+    tasks = [Task("World-v0", seed) for seed in range(4)]
+    result = clock.run(lambda: rollout.groups(tasks, 2, temperature=2.5, seed=5), virtual=True)
+
+    end = policy.renderer.stop[0]
+    finishes = set()
+    for trajectory in result.trajectories:
+        expected = said(render([{"role": "user", "content": texts[0]}]), CHAT)
+        for number, turn in enumerate(trajectory.turns):
+            completion = turn.completion.token_ids
+            finishes.add(turn.completion.finish)
+            assert end not in completion[:-1]
+            assert (completion[-1] == end) == (turn.completion.finish is FinishReason.STOP)
+            assert turn.action == CHAT.decode(completion, skip_special_tokens=True)
+            expected += completion
+            if number + 1 < len(trajectory.turns):
+                closing = "" if completion[-1] == end else "<|im_end|>"
+                frame = f"{closing}\n<|im_start|>user\n{texts[number + 1]}<|im_end|>\n<|im_start|>assistant\n"
+                expected += said(frame, CHAT)
+        got = sample_of(trajectory, "")
+        assert got.token_ids == expected
+        assert sum(got.mask) == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
+    assert [episode.heard for episode in host.episodes] == [
+        [turn.action for turn in trajectory.turns] for trajectory in result.trajectories
+    ]
+    assert finishes == {FinishReason.STOP, FinishReason.LENGTH}  # or this showed only half of it

@@ -1,0 +1,55 @@
+"""The tiny policy: an ordinary model folder whose vocabulary is its world's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from envkit.trainer_bridge.tiny import make_policy, make_tokenizer
+from tests.trainer_bridge.models import WORDS, open_model
+
+
+def test_words_are_tokens_and_boards_are_read_sign_by_sign() -> None:
+    tokenizer = make_tokenizer(["up", "#P_\nB√T", "you see"])
+    ids = tokenizer.encode("up #PB√\n", add_special_tokens=False)
+    assert tokenizer.convert_ids_to_tokens(ids) == ["up", " ", "#", "P", "B", "√", "\n"]
+
+
+def test_what_was_read_is_written_again_letter_by_letter() -> None:
+    tokenizer = make_tokenizer(["up", "#P_\nB√T", "you see, don't"])
+    for text in ("#P_\nB√T", "you see, don't up\n\n<answer>up</answer>", "", " "):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+
+
+def test_the_vocabulary_does_not_depend_on_the_order_of_the_texts() -> None:
+    texts = ["up", "down", "#P_", "you see"]
+    assert make_tokenizer(texts).get_vocab() == make_tokenizer(reversed(texts)).get_vocab()
+
+
+def test_a_word_that_was_never_seen_is_unknown_and_no_error() -> None:
+    tokenizer = make_tokenizer(["up"])
+    assert tokenizer.encode("zebra", add_special_tokens=False) == [tokenizer.unk_token_id]
+
+
+def make(folder: Path, seed: int) -> torch.Tensor:
+    make_policy(folder, WORDS, hidden_size=16, layers=2, heads=2, max_tokens=100, seed=seed)
+    weight: torch.Tensor = torch.cat([weight.flatten() for weight in open_model(folder).parameters()])
+    return weight.detach()
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_does(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first = make(tmp_path / "a", seed=5)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    assert torch.equal(make(tmp_path / "b", seed=5), first)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(make(tmp_path / "c", seed=6), first)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_it_is_an_ordinary_model_folder(name: str, tmp_path: Path) -> None:
+    make(tmp_path / "policy", seed=0)
+    assert (tmp_path / "policy" / name).is_file()
