@@ -172,6 +172,7 @@ class TrainLoop:
             values = await self._evaluate(display)
             state.facts.setdefault("before", values)
             state.facts |= {"after": values, "evaluated": state.step}
+            self._saved = None  # what is there does not know of the evaluation
         # Only now, so that a run that goes on from here has the evaluation too.
         if at_end or state.step % settings.checkpoint_every == 0:
             await self.save()
