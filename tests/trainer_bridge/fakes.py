@@ -33,6 +33,7 @@ class Answer:
     after_s: float = 0.0
     error: Exception | None = None
     info: Info = field(default_factory=dict)
+    legal_moves: tuple[str, ...] = ("u", "d", "l", "r")
 
 
 @dataclass
@@ -44,13 +45,13 @@ class ScriptedEpisode:
 
     async def reset(self) -> Reset:
         answer = await self._next()
-        return Reset(Observation(answer.text), answer.info)
+        return Reset(Observation(answer.text, answer.legal_moves), answer.info)
 
     async def step(self, action: str) -> Step:
         self.heard.append(action)
         answer = await self._next()
         ends = (answer.ends == "terminated", answer.ends == "truncated")
-        return Step(Observation(answer.text), answer.reward, *ends, answer.info)
+        return Step(Observation(answer.text, answer.legal_moves), answer.reward, *ends, answer.info)
 
     async def _next(self) -> Answer:
         answer = self.answers[0]

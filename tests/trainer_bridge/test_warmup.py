@@ -1,0 +1,210 @@
+"""Warm-up: what is drawn for an update, and that imitation learns it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit import clock, config
+from envkit.trainer_bridge.demonstrations import Lesson, unscored_sample
+from envkit.trainer_bridge.display import SilentDisplay
+from envkit.trainer_bridge.warmup import Imitator, LessonBook, Stage
+from envkit.types import JSON, Sample
+from envkit.wiring import checks, envs
+from envkit.wiring.policy import open_policy
+from envkit.wiring.warmup import warm_up
+from tests.trainer_bridge.models import open_model, sample
+from tests.trainer_bridge.trainees import said_logps
+
+GOOD, OTHER = ((50,), (51,)), ((50,), (51,), (52,), (53,))
+
+
+def lesson(number: int, *, is_tricky: bool) -> Lesson:
+    """A lesson whose prompt names it and whether it is tricky."""
+    kind = 1 if is_tricky else 0
+    return Lesson((kind, number, 7), (kind, number, 8), GOOD, OTHER, is_tricky)
+
+
+BOOK = [lesson(number, is_tricky=number % 10 == 0) for number in range(40)]
+
+
+def draw(share: float, *, lessons: Sequence[Lesson] = BOOK, size: int = 50, noise: float = 0.0) -> list[Sample]:
+    batch = LessonBook(lessons, share, noise, seed=3).batches(size)
+    return [one for update in range(20) for one in batch(update)]
+
+
+# --- Lessons ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
+def test_the_tricky_share_of_every_update_is_exact_however_rare_they_are(share: float) -> None:
+    batch = LessonBook(BOOK, share, 0.0, seed=3).batches(50)
+    for update in range(5):
+        assert sum(one.token_ids[0] for one in batch(update)) == round(50 * share)
+        assert len(batch(update)) == 50
+
+
+@pytest.mark.parametrize("is_tricky", [True, False])
+def test_a_book_of_one_kind_gives_that_kind(is_tricky: bool) -> None:
+    book = [lesson(number, is_tricky=is_tricky) for number in range(5)]
+    assert {one.token_ids[:2] for one in draw(0.4, lessons=book)} == {(int(is_tricky), number) for number in range(5)}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4, 1.0])
+def test_so_many_lessons_show_a_random_move(noise: float) -> None:
+    samples = draw(0.5, noise=noise)
+    good = sum((one.token_ids[-1],) in GOOD for one in samples) / len(samples)
+    # A random move is one of four, and two of them are good.
+    assert good == (pytest.approx(1 - noise / 2, abs=0.05) if noise else 1.0)
+
+
+def test_only_the_answer_carries_loss() -> None:
+    one = draw(0.5)[0]
+    assert one.token_ids[2] == 7
+    assert one.mask == (0, 0, 0, 1)
+    assert one.turn_ids == (0, 0, 0, 0)
+
+
+def test_strung_lessons_are_turns_of_one_sequence_each_with_its_own_answer() -> None:
+    batch = LessonBook(BOOK, 0.5, 0.0, seed=3).batches(10, strung=4)
+    samples = batch(0)
+    assert [len(one.token_ids) for one in samples] == [16, 16, 8]  # four, four and the two that are left
+    for one in samples:
+        turns = len(one.token_ids) // 4
+        assert one.mask == (0, 0, 0, 1) * turns
+        assert list(one.turn_ids) == [turn for turn in range(turns) for _ in range(4)]
+        assert one.token_ids[2::4] == (7,) + (8,) * (turns - 1)
+    assert sum(tricky for one in samples for tricky in one.token_ids[::4]) == 5
+
+
+def test_an_update_draws_the_same_again_and_every_update_something_else() -> None:
+    batch = LessonBook(BOOK, 0.5, 0.5, seed=3).batches(20)
+    assert batch(4) == LessonBook(BOOK, 0.5, 0.5, seed=3).batches(20)(4)
+    assert batch(4) != batch(5)
+    assert batch(4) != LessonBook(BOOK, 0.5, 0.5, seed=4).batches(20)(4)
+
+
+# --- Imitation -------------------------------------------------------------------------------------------------------
+
+
+def echo(update: int) -> list[Sample]:
+    """A task that can be learned: say the last token of the prompt."""
+    rng = random.Random(update)
+    prompts = [[1, *(rng.randrange(3, 19) for _ in range(rng.randint(1, 3)))] for _ in range(32)]
+    return [unscored_sample((*ids, ids[-1]), (0,) * len(ids) + (1,), (0,) * (len(ids) + 1)) for ids in prompts]
+
+
+def imitate(folder: Path, stage: Stage, *, micro_tokens: int = 10**6, stop_at: int = 10**6) -> tuple[int, list[float]]:
+    losses: list[float] = []
+    numbers: list[int] = []
+    imitator = Imitator(open_model(folder), max_grad_norm=1.0, micro_tokens=micro_tokens)
+
+    async def after(update: int, loss: float) -> bool:
+        numbers.append(update)
+        losses.append(loss)
+        return update == stop_at
+
+    made = clock.run(lambda: imitator.run(stage, echo, after=after), virtual=True)
+    assert numbers == list(range(1, made + 1))
+    return made, losses
+
+
+def test_thirty_updates_learn_to_say_the_last_token_again(tiny_folder: Path) -> None:
+    made, losses = imitate(tiny_folder, Stage(updates=30, batch=32, learning_rate=0.05))
+    assert made == 30
+    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < math.log(16)  # better than not knowing which of the sixteen
+
+
+def test_the_loss_is_in_nats_a_token_whatever_the_size_of_the_passes(tiny_folder: Path) -> None:
+    model = open_model(tiny_folder)
+    logps = [logp for one in echo(0) for logp in said_logps(model, one)]
+    for micro_tokens in (1, 30, 10**6):
+        _, losses = imitate(tiny_folder, Stage(2, 32, 1e-3), micro_tokens=micro_tokens)
+        assert losses[0] == pytest.approx(-math.fsum(logps) / len(logps), abs=1e-5)
+
+
+def test_imitation_ends_when_it_is_told_to(tiny_folder: Path) -> None:
+    made, losses = imitate(tiny_folder, Stage(30, 32, 1e-3), stop_at=4)
+    assert made == len(losses) == 4
+
+
+def test_the_same_updates_end_in_the_same_loss(tiny_folder: Path) -> None:
+    assert imitate(tiny_folder, Stage(5, 32, 1e-2)) == imitate(tiny_folder, Stage(5, 32, 1e-2))
+
+
+def test_tokens_without_a_mask_are_not_learned(tiny_folder: Path) -> None:
+    """Prompts that differ after the last answer give the same update."""
+    ends: list[Any] = []
+    for tail in ((5, 6), (9, 9)):
+        model = open_model(tiny_folder)
+        imitator = Imitator(model, max_grad_norm=1.0, micro_tokens=1000)
+        one = sample([1, 5, 6], ([7], ()))
+        longer = Sample(
+            one.group, (*one.token_ids, *tail), (*one.mask, 0, 0), (0.0,) * 6, (0,) * 6, one.rewards, (0,) * 6
+        )
+
+        async def never(update: int, loss: float) -> bool:
+            return False
+
+        clock.run(lambda imitator=imitator, longer=longer: run(imitator, longer, never), virtual=True)
+        ends.append([weight.tolist() for name, weight in model.named_parameters() if "layers" in name])
+    assert ends[0] == ends[1]
+
+
+async def run(imitator: Imitator, one: Sample, after: Any) -> None:
+    await imitator.run(Stage(2, 1, 1e-2), lambda update: [one], after=after)
+
+
+# --- All stages ------------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "seed": 5,
+    "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 2, "frozen": 1.0}},
+    "engine": {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"},
+    "trainer": {"threads": 1},
+    "warmup": {
+        "lesson_states": 40,
+        "lesson_batch": 16,
+        "lesson_updates": 3,
+        "strung_lessons": 2,
+        "strung_updates": 2,
+        "episode_batch": 4,
+        "episode_updates": 4,
+        "check_every": 2,
+        "check_episodes": 4,
+        "greedy_goal": 0.0,
+    },
+}
+
+
+def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
+    section = {**SMALL["warmup"], **changes}  # type: ignore[dict-item]
+    run = checks.resolve(config.parse({**SMALL, "warmup": section}))
+
+    async def main() -> dict[str, JSON]:
+        policy = open_policy(run, folder)
+        spec = envs.find(run.env.id)
+        return await warm_up(run, spec, policy, folder / "warmup.safetensors", SilentDisplay())
+
+    return clock.run(main)
+
+
+def test_a_warm_up_ends_at_the_first_look_that_is_good_enough(tmp_path: Path) -> None:
+    facts = warmed(tmp_path)
+    assert (facts["lesson_updates"], facts["episode_updates"]) == (5, 2)
+
+
+def test_a_warm_up_that_never_gets_good_enough_ends_at_its_bound_and_is_the_same_again(tmp_path: Path) -> None:
+    first, second = (warmed(tmp_path / name, greedy_goal=1.0, check_every=3) for name in "ab")
+    assert (first["lesson_updates"], first["episode_updates"]) == (5, 4)
+    assert {**first, "wall_s": 0} == {**second, "wall_s": 0}
+    success, greedy = first["demonstrator_success"], first["greedy_validation"]
+    assert isinstance(success, float)
+    assert success in [number / 16 for number in range(17)]
+    assert greedy in (0.0, 0.25, 0.5, 0.75)
