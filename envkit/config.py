@@ -191,13 +191,13 @@ class WarmupSection(Section):
     """Updates with one state a sequence."""
     strung_lessons: Count = 4
     """States a sequence in the second stage, each with its own answer: the newest one is what counts."""
-    strung_updates: Annotated[int, Field(ge=0)] = 200
+    strung_updates: Annotated[int, Field(ge=0)] = 300
     """Updates of the second stage."""
     episode_noise: Share = 0.65
     """Share of random moves in whole demonstrated episodes, which come last."""
     episode_batch: Count = 64
     """Episodes an update."""
-    episode_updates: Annotated[int, Field(ge=0)] = 100
+    episode_updates: Annotated[int, Field(ge=0)] = 50
     """Bound on the updates of the last stage."""
     learning_rate: Rate = 4e-3
     """Step size of Muon and AdamW in lessons; falls as a cosine."""
