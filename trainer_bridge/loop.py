@@ -146,13 +146,15 @@ class TrainLoop:
         """Train to the end. When it is cancelled, the state is that of the last finished train step: call `save`."""
         settings, state = self._settings, self.state
         await self._engine.load(await clock.to_thread(self._trainer.publish))
+        shows_training = False
         await self._look(display)
-        self._train_phase(display)
         while state.step < settings.steps:
+            if not shows_training:
+                display.phase("train", settings.steps)
+                display.advance(state.step, **self._shown)
             await self._train_step()
             display.advance(1, **self._shown)
-            if await self._look(display):
-                self._train_phase(display)
+            shows_training = not await self._look(display)
 
     async def save(self) -> None:
         """Write a checkpoint of the last finished train step, unless there is one."""
@@ -177,10 +179,6 @@ class TrainLoop:
         if at_end or state.step % settings.checkpoint_every == 0:
             await self.save()
         return evaluates
-
-    def _train_phase(self, display: Display) -> None:
-        display.phase("train", self._settings.steps)
-        display.advance(self.state.step, **self._shown)
 
     async def _train_step(self) -> None:
         settings, state = self._settings, self.state

@@ -123,7 +123,7 @@ def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens:
     engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens)
     count = sum(weight.numel() for weight in model.parameters())
     kind = type(model).__name__
-    return Policy(model, engine, renderer, tokenizer, f"policy: {kind} with {count:,} parameters on {device}")
+    return Policy(model, engine, renderer, tokenizer, f"{kind} with {count:,} parameters on {device}")
 
 
 def device_of(wish: str) -> str:

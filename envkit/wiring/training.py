@@ -135,7 +135,7 @@ class _Run:
             tasks.start_soon(self._stop_on_signal, scope)
             with scope:
                 policy = await clock.to_thread(open_policy, self._run, self._record.folder)
-                self._display.say(policy.description)
+                self._display.say(f"policy: {policy.description}")
                 await self._warm_up(policy)
                 async with self._host() as host:
                     loop = self._loop(policy, host)
@@ -232,7 +232,7 @@ class _Run:
             "eval_success_after": after.get("eval_success"),
             "eval_greedy_before": before.get("eval_greedy"),
             "eval_greedy_after": after.get("eval_greedy"),
-            "eval_episodes": after.get("eval_episodes"),
+            "eval_episodes": round(played) if isinstance(played := after.get("eval_episodes"), float) else 0,
             "train_steps": self._state.step,
             "episodes": self._state.episodes,
             "lost_episodes": self._state.lost_episodes,
