@@ -1,8 +1,8 @@
 """Warm-up: a policy that knows nothing imitates demonstrations of mixed quality until reinforcement can take over.
 
-Lessons show single states, which is where features are learned; then several unrelated ones in a row, which teaches that
-the newest is the one to answer; whole episodes come last. That last stage ends by a rule and not by a count, since seeds
-differ in how much they need.
+Lessons show single states, which is where features are learned; then several unrelated ones in a row, which teaches
+that the newest is the one to answer; whole episodes come last. That last stage ends by a rule and not by a count, since
+seeds differ in how much they need.
 """
 
 from __future__ import annotations
