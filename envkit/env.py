@@ -143,8 +143,9 @@ class BlockingEnv(gymnasium.Env[str, str]):
         task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
         task = Task(self._env_id, task_seed, {**self._options, **(options or {})})
         self._end_lease()
-        self._lease = self._portal.wrap_async_context_manager(self._host.lease(task))
-        self._episode = self._lease.__enter__()
+        lease = self._portal.wrap_async_context_manager(self._host.lease(task))
+        self._episode = lease.__enter__()
+        self._lease = lease
         observation, info = self._portal.call(self._episode.reset)
         return observation.text, info
 

@@ -25,7 +25,7 @@ RETRY_DELAYS_S = (0.05, 0.5)
 """Seconds before each attempt to connect again, in a row, after a socket broke."""
 
 _MAX_SENDS = 2
-_MAX_SWEEP_S = 0.5
+_MIN_SWEEP_S, _MAX_SWEEP_S = 0.01, 0.5
 _BATCH_BYTES = 1 << 20
 _CLOSING_S = 1.0
 
@@ -82,7 +82,7 @@ class Channel:
         self._number = number = self._number + 1
         frame = b'{"id":%d,"method":"%b","params":%b}' % (number, method.encode(), write(params))
         self._calls[number] = call = _Call(method, frame, timeout_s)
-        self._shortest_s = min(self._shortest_s, timeout_s / 4)
+        self._shortest_s = min(self._shortest_s, max(timeout_s / 4, _MIN_SWEEP_S))
         self._unsent.append(number)
         if not self._filled.is_set():
             self._filled.set()
@@ -187,6 +187,8 @@ class Channel:
 
     async def _sweep(self) -> None:
         while True:
+            if not self._calls:  # an idle client sleeps
+                await self._filled.wait()
             await anyio.sleep(self._shortest_s)
             now = clock.now()
             for call in list(self._calls.values()):

@@ -77,6 +77,11 @@ class EnvClient:
         self._left: anyio.Event
 
     @property
+    def address(self) -> str:
+        """How errors name the server."""
+        return self._address
+
+    @property
     def capacity(self) -> int:
         """Number of episodes at once, as the server said when it was connected to or last asked."""
         return self._capacity

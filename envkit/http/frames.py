@@ -109,15 +109,20 @@ class _Outbox:
 
     async def run(self, send: Send) -> None:
         """Send what is put in, until cancelled or the socket is closed."""
-        while True:
-            await self._filled.wait()
-            self._filled = anyio.Event()
-            answers, self._answers = self._answers, []
-            for batch in batches(answers, _BATCH_BYTES):
-                try:
+        try:
+            while True:
+                await self._filled.wait()
+                self._filled = anyio.Event()
+                answers, self._answers = self._answers, []
+                for batch in batches(answers, _BATCH_BYTES):
                     await send({"type": "websocket.send", "bytes": batch})
-                except OSError:  # closed meanwhile, which `receive` reports too
-                    return
-            self.owed -= len(answers)
-            emptied, self._emptied = self._emptied, anyio.Event()
-            emptied.set()
+                self._sent(len(answers))
+        except OSError:  # closed meanwhile, which `receive` reports too
+            pass
+        finally:
+            self._sent(self.owed)
+
+    def _sent(self, count: int) -> None:
+        self.owed -= count
+        emptied, self._emptied = self._emptied, anyio.Event()
+        emptied.set()

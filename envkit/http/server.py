@@ -133,6 +133,8 @@ def _config(app: App) -> uvicorn.Config:
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:  # the resolver would take its last 16 bits
+        raise UsageError(f"port {port} cannot be used: a port lies in 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # The protocol is named because asyncio switches Nagle's algorithm off only then; replies would wait for 40 ms.
@@ -143,8 +145,8 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
         else:
             remedy = f"cannot be used: {error.strerror or error}"
         raise UsageError(f"port {port} on {host} {remedy}") from None
-    except (OverflowError, UnicodeError):
-        raise UsageError(f"port {port} on {host[:80]} cannot be used: a port lies in 0 to 65535") from None
+    except UnicodeError:
+        raise UsageError(f"{host[:80]!r} is no name of a host") from None
 
 
 def _listen_unix(path: Path) -> socket.socket:

@@ -132,7 +132,9 @@ class Session:
         self.task = task
         self.state = SessionState.OPENING
         self.turn = 0
-        self.used_at = self.step_began_at = clock.now()
+        self.used_at = clock.now()
+        self.began_at = self.used_at
+        """When the reset or the step began that goes on."""
         self.start: Reset | None = None
         self.episode: Episode | None = None
         self.computing: ComputingEpisode | None = None
@@ -179,7 +181,7 @@ class Session:
 
     def begin(self, turn: int, action: str) -> Move:
         self.move = move = Move(turn, action)
-        self.step_began_at = self.used_at
+        self.began_at = self.used_at
         self.happens(SessionEvent.STEP)
         return move
 

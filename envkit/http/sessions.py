@@ -87,6 +87,7 @@ class SessionTable:
         self._leased = 0
         self._kept: list[set[str]] = []
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
+        self._filled: anyio.Event
 
     @property
     def capacity(self) -> int:
@@ -203,6 +204,7 @@ class SessionTable:
             self._kept = [kept for kept in self._kept if kept is not ids]
 
     async def __aenter__(self) -> Self:
+        self._filled = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._sweep)
         return self
@@ -226,6 +228,8 @@ class SessionTable:
         self._leased += 1
         self.tally.sessions += 1
         session = self._sessions[id] = Session(id, task)
+        if not self._filled.is_set():
+            self._filled.set()
         self._tasks.start_soon(self._hold, session)
         return session
 
@@ -294,6 +298,9 @@ class SessionTable:
     async def _sweep(self) -> None:
         interval_s = min(_MAX_SWEEP_S, self._ttl_s / 4, self._step_timeout_s / 4)
         while True:
+            if not self._sessions:  # an idle server sleeps: there may be a thousand of them on a machine
+                self._filled = anyio.Event()
+                await self._filled.wait()
             await anyio.sleep(interval_s)
             now = clock.now()
             for ids in self._kept:
@@ -302,16 +309,14 @@ class SessionTable:
                     self._sessions[id].used_at = now
             for session in list(self._sessions.values()):
                 if session.state is SessionState.STEPPING:
-                    if now - session.step_began_at >= self._step_timeout_s:
+                    if now - session.began_at >= self._step_timeout_s:
                         session.end(DeadlineError(f"the step took longer than {self._step_timeout_s:g} s"))
+                elif session.state is SessionState.OPENING:
+                    if now - session.began_at >= self._ttl_s:
+                        session.end(DeadlineError(f"the reset took longer than {self._ttl_s:g} s"))
                 elif now - session.used_at >= self._ttl_s:
                     del self._sessions[session.id]
-                    session.end(self._expiry(session))
-
-    def _expiry(self, session: Session) -> EnvkitError:
-        if session.state is SessionState.OPENING:
-            return DeadlineError(f"the reset took longer than {self._ttl_s:g} s")
-        return SessionNotFoundError(f"session {session.id} has expired")
+                    session.end(SessionNotFoundError(f"session {session.id} has expired"))
 
 
 def _attributed(error: Exception, task: Task) -> EnvkitError:

@@ -12,6 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from envkit import clock
+from envkit.http.frames import MAX_OWED
 from envkit.types import Task
 from tests.http.worlds import Lender, serving, slots
 
@@ -207,6 +208,26 @@ def test_an_open_socket_keeps_its_sessions_and_a_closed_one_does_not() -> None:
                 with anyio.fail_after(5):
                     while "result" in (await ask(watcher, frame(1, "session", session_id="a")))[0]:
                         pass  # looking does not keep it
+
+    clock.run(run)
+
+
+def test_a_client_that_never_reads_is_not_read_from_and_can_leave() -> None:
+    async def run() -> None:
+        async with slots() as host, serving(host, ttl_s=0.2) as address:
+            url = address.replace("http", "ws") + "/v1/ws"
+            async with connect(url, proxy=None) as watcher:
+                deaf = await connect(url, proxy=None, max_queue=1)
+                await deaf.send(json.dumps(frame(0, "create", session_id="a", **COUNT)))
+                many = json.dumps([frame(number, "nonsense" * 20) for number in range(MAX_OWED // 2)])
+                with anyio.move_on_after(1):
+                    for _ in range(6):
+                        await deaf.send(many)
+                (answer,) = await ask(watcher, frame(1, "session", session_id="a"))
+                assert answer["result"]["state"] == "ready"
+                deaf.transport.abort()
+                while "result" in (await ask(watcher, frame(1, "session", session_id="a")))[0]:
+                    pass  # while its socket is served, the session is kept
 
     clock.run(run)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import anyio
 import gymnasium
@@ -115,3 +116,36 @@ async def serving(
         await is_ready.wait()
         yield addresses[0]
         tasks.cancel_scope.cancel()
+
+
+class Line:
+    """Connects to the Unix socket of a server, counts how often, and can break what it connected."""
+
+    def __init__(self, address: str) -> None:
+        self._path = address.removeprefix("unix:")
+        self._copies: list[socket.socket] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._copies)
+
+    async def connect(self) -> socket.socket:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.connect(self._path)
+        except OSError:
+            connected.close()
+            raise
+        connected.setblocking(False)
+        self._copies.append(connected.dup())
+        return connected
+
+    def cut(self) -> None:
+        self._copies[-1].shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for copy in self._copies:
+            copy.close()

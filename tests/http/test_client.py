@@ -1,0 +1,446 @@
+"""The client against a real server: it plays as if the worlds were here, and says what happened when they are not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from envkit import clock
+from envkit.errors import (
+    DeadlineError,
+    EnvError,
+    EnvkitError,
+    OptionError,
+    RequestError,
+    SandboxLostError,
+    StepOrderError,
+    UnknownEnvError,
+    UnreachableError,
+    UsageError,
+)
+from envkit.http.client import EnvClient
+from envkit.protocols import EnvHost
+from envkit.types import Reset, Step, Task
+from tests.http.worlds import Lender, Line, serving, slots
+
+COUNT = Task("Count-v0", 7)
+SLEEPER = Task("Sleeper-v0", 0)
+
+Main: TypeAlias = Callable[[EnvClient, Lender], Awaitable[None]]
+
+
+def play(main: Main, *, capacity: int = 4, timeout_s: float = 20, **settings: Any) -> None:
+    """Run `main` with a client of a running server; afterwards no lease may be open."""
+
+    async def run() -> None:
+        lender = Lender(slots(capacity))
+        async with serving(lender, **settings) as address:
+            with anyio.fail_after(30):
+                async with EnvClient(address, timeout_s=timeout_s) as client:
+                    await main(client, lender)
+        assert lender.open == 0
+
+    clock.run(run)
+
+
+def test_an_episode_far_away_is_played_like_one_here() -> None:
+    async def episode(host: EnvHost) -> tuple[Reset, list[Step]]:
+        async with host.lease(COUNT) as episode:
+            return await episode.reset(), [await episode.step(action) for action in ("x", "äöü \N{SNOWMAN}", "")]
+
+    async def main(client: EnvClient, lender: Lender) -> None:
+        assert client.capacity == 4
+        far = await episode(client)
+        async with slots() as here:
+            assert far == await episode(here)
+        assert far[1][-1].terminated
+
+    play(main)
+
+
+def test_a_client_satisfies_the_protocol_and_knows_what_the_server_has() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        host: EnvHost = client
+        assert host.capacity == 9
+        assert (await client.health()).status == "alive"
+        assert await client.envs() == []
+        async with client.lease(COUNT):
+            ready = await client.ready()
+            assert (ready.ready, ready.capacity, ready.leased) == (True, 9, 1)
+
+    play(main, capacity=9)
+
+
+def test_leaving_a_lease_gives_its_place_back_however_it_is_left() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with client.lease(COUNT):
+            assert lender.open == 1
+        assert lender.open == 0
+
+        async def leave_by_error() -> None:
+            async with client.lease(COUNT):
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            await leave_by_error()
+        assert lender.open == 0
+        with anyio.move_on_after(0.1):
+            async with client.lease(SLEEPER) as episode:
+                await episode.reset()
+                await episode.step("sleep 50")
+        assert lender.open == 0
+
+    play(main)
+
+
+def test_errors_arrive_as_what_they_were() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with client.lease(COUNT) as episode:
+            with pytest.raises(StepOrderError, match="before reset"):
+                await episode.step("x")
+            await episode.reset()
+            with pytest.raises(EnvError) as raised:
+                await episode.step("raise")
+            assert (raised.value.env_id, raised.value.cause) == ("Count-v0", "ValueError: boom")
+        async with client.lease(Task("Count-v0", 0, {"end": 1})) as episode:
+            await episode.reset()
+            await episode.step("x")
+            with pytest.raises(StepOrderError, match="after the end"):
+                await episode.step("x")
+        async with client.lease(Task("Count-v0", 0, {"end": 0})) as episode:
+            with pytest.raises(OptionError) as refused:
+                await episode.reset()
+            assert (refused.value.option, refused.value.reason) == ("end", "must be at least 1")
+        with pytest.raises(UnknownEnvError, match="did you mean 'Count-v0'"):
+            async with client.lease(Task("Cuont-v0", 0)):
+                pass
+        with pytest.raises(RequestError, match="cannot be said in JSON"):
+            async with client.lease(Task("Count-v0", 0, {"end": object()})):  # type: ignore[dict-item]
+                pass
+
+    play(main)
+
+
+@pytest.mark.parametrize(("action", "reward"), [("nan", math.nan), ("infinity", -math.inf)])
+def test_a_reward_that_is_no_number_survives(action: str, reward: float) -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with client.lease(COUNT) as episode:
+            await episode.reset()
+            assert (await episode.step(action)).reward == pytest.approx(reward, nan_ok=True)
+
+    play(main)
+
+
+def test_an_action_that_is_no_text_is_an_action_like_any_other() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with client.lease(COUNT) as episode:
+            await episode.reset()
+            assert (await episode.step("\ud800\x00")).observation.text == "1 ?\x00"
+
+    play(main)
+
+
+def test_two_hundred_sessions_share_one_socket(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with slots(200) as host, serving(host, uds=str(tmp_path / "s")) as address:
+            with Line(address) as line:
+                texts: list[str] = []
+                async with EnvClient(connect=line.connect) as client, anyio.create_task_group() as tasks:
+
+                    async def episode(number: int) -> None:
+                        async with client.lease(Task("Sleeper-v0", number)) as episode:
+                            await episode.reset()
+                            for turn in range(3):
+                                await episode.step("sleep 0.05" if turn == 1 else "sleep 0")
+                            texts.append((await episode.step("sleep 0")).observation.text)
+
+                    for number in range(200):
+                        tasks.start_soon(episode, number)
+                assert (texts, line.count) == (["4 slept"] * 200, 1)
+
+    clock.run(run)
+
+
+def test_leases_wait_while_the_server_is_full_also_for_those_of_other_clients() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        most = played = 0
+
+        async def episodes(mine: EnvClient) -> None:
+            nonlocal most, played
+            async with mine.lease(SLEEPER) as episode:
+                await episode.reset()
+                most = max(most, lender.open)
+                await episode.step("sleep 0.02")
+                played += 1
+
+        async with EnvClient(client.address) as other, anyio.create_task_group() as tasks:
+            for mine in (client, other):
+                for _ in range(12):
+                    tasks.start_soon(episodes, mine)
+        assert (most, played) == (3, 24)
+
+    play(main, capacity=3)
+
+
+def test_a_socket_that_breaks_during_a_call_is_made_again_and_the_world_moves_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with slots() as host, serving(host, uds=str(tmp_path / "s")) as address:
+            with Line(address) as line:
+                async with (
+                    EnvClient(connect=line.connect) as client,
+                    client.lease(SLEEPER) as episode,
+                    anyio.create_task_group() as tasks,
+                ):
+                    await episode.reset()
+
+                    async def cut() -> None:
+                        await anyio.sleep(0.1)
+                        line.cut()
+
+                    tasks.start_soon(cut)
+                    assert (await episode.step("sleep 0.4")).observation.text == "1 slept"
+                    assert (await episode.step("sleep 0")).observation.text == "2 slept"
+                    assert line.count == 2
+
+    clock.run(run)
+
+
+def test_a_socket_that_breaks_between_calls_goes_unnoticed(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with slots() as host, serving(host, uds=str(tmp_path / "s")) as address:
+            with Line(address) as line:
+                async with EnvClient(connect=line.connect) as client:
+                    for _ in range(3):
+                        line.cut()
+                        await client.health()
+                assert line.count == 4
+
+    clock.run(run)
+
+
+async def until_refused(client: EnvClient) -> None:
+    while (await client.health()).status == "alive":
+        pass
+
+
+def test_a_server_that_comes_back_is_found_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+
+    async def run() -> None:
+        async with slots() as host, anyio.create_task_group() as tasks:
+            up, down = anyio.Event(), anyio.Event()
+
+            async def first() -> None:
+                async with serving(host, uds=path):
+                    up.set()
+                    await down.wait()
+
+            tasks.start_soon(first)
+            await up.wait()
+            async with EnvClient(f"unix:{path}") as client:
+                down.set()
+                with pytest.raises(UnreachableError, match=f"unix:{path} does not answer: "):
+                    await until_refused(client)
+                async with serving(host, uds=path):
+                    assert (await client.health()).status == "alive"
+
+    clock.run(run)
+
+
+def test_a_call_has_a_deadline_and_a_late_answer_does_no_harm() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with client.lease(SLEEPER) as episode:
+            await episode.reset()
+            began = clock.now()
+            with pytest.raises(DeadlineError, match=r"did not answer 'step' within 0\.2 s"):
+                await episode.step("sleep 0.5")
+            assert 0.2 <= clock.now() - began < 2
+            with anyio.move_on_after(0.5):
+                await anyio.sleep_forever()
+            assert (await client.health()).status == "alive"
+
+    play(main, timeout_s=0.2)
+
+
+def test_a_reset_that_the_server_gives_up_is_an_error_of_the_lease() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        with pytest.raises(DeadlineError, match=r"the reset took longer than 0\.2 s"):
+            async with client.lease(Task("Sleeper-v0", 0, {"reset_s": 50})):
+                pass
+
+    play(main, ttl_s=0.2)
+
+
+def test_a_client_that_was_left_says_so() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with EnvClient(client.address) as other:
+            pass
+        with pytest.raises(UnreachableError, match=r"the connection to http://.* was closed"):
+            await other.health()
+
+    play(main)
+
+
+def test_an_error_of_the_block_leaves_the_client_as_it_is() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async def fail() -> None:
+            async with EnvClient(client.address):
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            await fail()
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://127.0.0.1:1", "http://127.0.0.1:1 does not answer: "),
+        ("http://127.0.0.1:1/", "http://127.0.0.1:1 does not answer: "),
+        ("http://nowhere.invalid", "http://nowhere.invalid does not answer: "),
+        ("unix:/nowhere/socket", "unix:/nowhere/socket does not answer: No such file or directory"),
+    ],
+)
+def test_an_address_where_nobody_listens_is_named(url: str, message: str) -> None:
+    async def run() -> None:
+        async with EnvClient(url, timeout_s=5):
+            pass
+
+    with pytest.raises(UnreachableError, match=message):
+        clock.run(run)
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "", "ftp://host", "http://", "http://[::1", "http://host:x", "unix:"]
+)
+def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+    with pytest.raises(UsageError, match="no address of a server"):
+        EnvClient(url)
+
+
+def test_a_client_needs_one_way_to_its_server() -> None:
+    for arguments in ({}, {"url": "http://host", "connect": Line("unix:x").connect}):
+        with pytest.raises(UsageError, match="a url or a way to connect"):
+            EnvClient(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="timeout_s"):
+        EnvClient("http://host", timeout_s=0)
+
+
+def test_a_place_that_is_gone_is_told_as_such_by_the_way_to_it() -> None:
+    async def connect() -> Any:
+        raise SandboxLostError("box-1", "killed by signal 9")
+
+    async def run() -> None:
+        async with EnvClient(connect=connect):
+            pass
+
+    with pytest.raises(SandboxLostError, match="box-1"):
+        clock.run(run)
+
+
+HONEST = '{"id":%d,"result":{"ready":true,"capacity":1,"leased":0,"version":"1"}}'
+
+
+class Scripted:
+    """A server that answers each message as its script says (None closes the socket), and honestly after its end."""
+
+    def __init__(self, *script: str | None) -> None:
+        self.messages: list[list[Any]] = []
+        self._script = [HONEST, *script]  # a client begins with a call of its own
+
+    async def __call__(self, socket: ServerConnection) -> None:
+        async for message in socket:
+            content = json.loads(message)
+            frames = content if isinstance(content, list) else [content]
+            self.messages.append(frames)
+            template = self._script.pop(0) if self._script else HONEST
+            if template is None:
+                return
+            answers = [template % frame["id"] if "%d" in template else template for frame in frames]
+            await socket.send("[" + ",".join(answers) + "]")
+
+
+def against(server: Scripted, main: Callable[[EnvClient], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with serve(server, "127.0.0.1", 0) as listening:
+            port = next(iter(listening.sockets)).getsockname()[1]
+            with anyio.fail_after(20):
+                async with EnvClient(f"http://127.0.0.1:{port}", timeout_s=5) as client:
+                    await main(client)
+
+    clock.run(run)
+
+
+def test_calls_of_one_turn_of_the_loop_travel_in_one_message() -> None:
+    async def main(client: EnvClient) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(client.health)
+
+    server = Scripted()
+    against(server, main)
+    assert [len(frames) for frames in server.messages] == [1, 10]
+
+
+def test_a_call_that_breaks_two_sockets_is_not_tried_a_third_time() -> None:
+    async def main(client: EnvClient) -> None:
+        with pytest.raises(UnreachableError, match="broke the connection during 'health', twice"):
+            await client.health()
+        assert (await client.health()).version == "1"
+
+    server = Scripted(None, None)
+    against(server, main)
+    assert [frames[0]["method"] for frames in server.messages] == ["ready", "health", "health", "health"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        ("nonsense", UnreachableError, "answers what is no answer"),
+        ('{"id":[]}', UnreachableError, "answers what is no answer"),
+        ('{"id":%d}', RequestError, "'health' in a way that cannot be read"),
+        ('{"id":%d,"result":null}', RequestError, "'health' in a way that cannot be read"),
+        ('{"id":%d,"result":{"version":7}}', RequestError, "'health' in a way that cannot be read"),
+        ('{"id":%d,"error":{"type":"no_such_code","detail":"strange"}}', EnvkitError, "strange"),
+        ('{"id":%d,"error":{"type":"env_error","fields":{"x":1},"detail":"strange"}}', EnvkitError, "strange"),
+        (
+            '{"id":%d,"error":{"type":"unknown_env","fields":{"env_id":1,"known":[2],"hint":0},"detail":"strange"}}',
+            EnvkitError,
+            "strange",
+        ),
+        ('{"id":%d,"error":{}}', EnvkitError, "without saying which"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(
+    answer: str, error: type[EnvkitError], message: str
+) -> None:
+    async def main(client: EnvClient) -> None:
+        with pytest.raises(error, match=message):
+            await client.health()
+        assert (await client.health()).version == "1"
+
+    against(Scripted(answer), main)
+
+
+def test_an_answer_that_nobody_waits_for_is_ignored() -> None:
+    async def main(client: EnvClient) -> None:
+        assert (await client.health()).version == "1"
+
+    against(Scripted('{"id":99,"result":{}},{"id":null,"error":{}},' + HONEST), main)
+
+
+def test_a_server_of_another_kind_is_recognised() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        with pytest.raises(UnreachableError, match="/else answers with status 403; is it an `envkit serve`"):
+            async with EnvClient(client.address + "/else"):
+                pass
+
+    play(main)

@@ -1,0 +1,313 @@
+"""Servers as processes: how they start, refuse to start, end, and die."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+import envkit
+from envkit import clock
+from envkit.errors import EnvkitError, OptionError, UnknownEnvError, UnreachableError, UsageError
+from envkit.http.app import create_app
+from envkit.http.client import EnvClient
+from envkit.http.server import serve
+from envkit.types import Task
+from tests.http.worlds import serving, slots
+
+PROGRAM = """
+import sys
+from functools import partial
+from envkit import clock
+from envkit.wiring.serve import serve_envs
+from envkit.errors import EnvkitError
+
+where = {"uds": sys.argv[1]} if "/" in sys.argv[1] else {"port": int(sys.argv[1])}
+clock.run(partial(serve_envs, **where, on_ready=lambda address: print("ready", address, flush=True)), fast=True)
+"""
+INSIDE = [sys.executable, "-W", "error", "-m", "envkit.wiring.inside"]
+PATIENCE_S = 30
+LAKE = Task("FrozenLake-v0", 3, {"size": 4})
+
+
+@contextmanager
+def process(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+@contextmanager
+def server(where: str = "0") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with process([sys.executable, "-W", "error", "-c", PROGRAM, where]) as running:
+        assert running.stdout is not None
+        ready, _, address = running.stdout.readline().strip().partition(" ")
+        assert ready == "ready", running.communicate()
+        yield running, address
+
+
+@contextmanager
+def inside(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with process([*INSIDE, "--socket", str(path), *arguments]) as running:
+        clock.run(until_connectable, path, running)
+        yield running
+
+
+async def until_connectable(path: Path, running: subprocess.Popen[str]) -> None:
+    with anyio.fail_after(PATIENCE_S):
+        while running.poll() is None:
+            try:
+                async with await anyio.connect_unix(str(path)):
+                    return
+            except OSError:
+                await anyio.sleep(0.02)
+    raise AssertionError(running.communicate())
+
+
+async def play(address: str) -> tuple[int, str]:
+    async with EnvClient(address) as client, client.lease(LAKE) as episode:
+        return client.capacity, (await episode.reset()).observation.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_cleanly_and_in_silence(number: signal.Signals) -> None:
+    with server() as (running, address):
+        clock.run(play, address)
+        running.send_signal(number)
+        out, err = running.communicate(timeout=PATIENCE_S)
+    assert (running.returncode, out, err) == (0, "", "")
+
+
+def test_a_signal_lets_the_running_step_finish_and_refuses_new_ones() -> None:
+    async def run() -> None:
+        lender = slots()
+        async with lender, anyio.create_task_group() as tasks:
+            is_ready = anyio.Event()
+            addresses: list[str] = []
+
+            def on_ready(address: str) -> None:
+                addresses.append(address)
+                is_ready.set()
+
+            tasks.start_soon(partial(serve, create_app(lender), port=0, on_ready=on_ready))
+            await is_ready.wait()
+            async with EnvClient(addresses[0]) as client, client.lease(Task("Sleeper-v0", 0)) as episode:
+                await episode.reset()
+
+                async def interrupt() -> None:
+                    await anyio.sleep(0.1)
+                    signal.raise_signal(signal.SIGTERM)
+                    await anyio.sleep(0.1)
+                    with pytest.raises(UnreachableError, match="the server is shutting down"):
+                        async with client.lease(Task("Sleeper-v0", 1)):
+                            pass
+
+                tasks.start_soon(interrupt)
+                assert (await episode.step("sleep 0.5")).observation.text == "1 slept"
+
+    clock.run(run)
+
+
+def test_a_server_that_is_killed_is_reported_at_once_and_nothing_hangs() -> None:
+    async def main(running: subprocess.Popen[str], address: str) -> float:
+        async with EnvClient(address) as client:
+            outcomes: list[str] = []
+
+            async def episode(number: int) -> None:
+                try:
+                    async with client.lease(Task("FrozenLake-v0", number)) as episode:
+                        await episode.reset()
+                        while True:
+                            await episode.step("<answer>up</answer>")
+                            await anyio.sleep(0.01)
+                except EnvkitError as error:
+                    outcomes.append(str(error))
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(20):
+                    tasks.start_soon(episode, number)
+                await anyio.sleep(0.03)
+                running.kill()
+                began = clock.now()
+            assert len(outcomes) == 20
+            with pytest.raises(UnreachableError, match=f"{address} does not answer: "):
+                await client.health()
+            return clock.now() - began
+
+    with server() as (running, address):
+        assert clock.run(main, running, address) < 10
+
+
+def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
+    async def run() -> None:
+        async with slots() as host, serving(host) as address:
+            port = int(address.rpartition(":")[2])
+            message = f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any that is free"
+            with pytest.raises(UsageError, match=f"^{message}$"):
+                await serve(create_app(host), port=port)
+
+    clock.run(run)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message"),
+    [
+        ("127.0.0.1", 70_000, "port 70000 cannot be used: a port lies in 0 to 65535"),
+        ("127.0.0.1", -1, "port -1 cannot be used: a port lies in 0 to 65535"),
+        ("nowhere.invalid", 0, r"port 0 on nowhere\.invalid cannot be used: [^\n]+"),
+        ("203.0.113.7", 0, r"port 0 on 203\.0\.113\.7 cannot be used: [^\n]+"),
+        ("a" * 300, 0, f"'{'a' * 80}' is no name of a host"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_on_is_refused_in_one_line(host: str, port: int, message: str) -> None:
+    async def run() -> None:
+        async with slots() as envs:
+            with anyio.fail_after(PATIENCE_S):
+                await serve(create_app(envs), host=host, port=port)
+
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        clock.run(run)
+
+
+def test_a_server_listens_on_version_six_of_the_protocol_too() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+
+    async def run() -> str:
+        addresses: list[str] = []
+
+        def on_ready(address: str) -> None:
+            addresses.append(address)
+            tasks.cancel_scope.cancel()
+
+        async with slots() as host, anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(serve, create_app(host), host="::1", port=0, on_ready=on_ready))
+        return addresses[0]
+
+    assert clock.run(run).startswith("http://[::1]:")
+
+
+def test_a_socket_that_was_left_behind_is_replaced_and_removed_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(path))
+
+    async def run() -> None:
+        async with slots() as host, serving(host, uds=str(path)) as address, EnvClient(address) as client:
+            assert address == f"unix:{path}"
+            assert client.capacity == 4
+
+    clock.run(run)
+    assert not path.exists()
+
+
+def test_a_socket_of_a_living_server_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    file = tmp_path / "file"
+    file.write_text("precious")
+
+    async def run() -> None:
+        async with slots() as host, serving(host, uds=str(path)) as address, EnvClient(address) as client:
+            for taken, message in (
+                (path, f"a server listens at {path} already; stop it or choose another path"),
+                (file, f"{file} is there and is not a socket; choose another path"),
+                (tmp_path / "no" / "folder", "no socket can be made at .*: No such file or directory"),
+                (tmp_path / ("x" * 120), "no socket can be made at .*: .*too long"),
+            ):
+                with pytest.raises(UsageError, match=message):
+                    await serve(create_app(host), uds=str(taken))
+            assert (await client.health()).status == "alive"
+
+    clock.run(run)
+    assert file.read_text() == "precious"
+
+
+def test_the_server_in_a_box_plays_and_ends_when_its_parent_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with inside(path, "--capacity", "3") as running:
+        capacity, text = clock.run(play, f"unix:{path}")
+        assert (capacity, text) == (3, envkit.make("FrozenLake-v0", size=4).reset(seed=3)[0])
+        out, err = running.communicate(timeout=PATIENCE_S)  # closes its standard input
+    assert (running.returncode, out, err) == (0, "", "")
+    assert not path.exists()
+
+
+def test_the_server_in_a_box_ends_on_sigterm(tmp_path: Path) -> None:
+    with inside(tmp_path / "socket") as running:
+        running.terminate()
+        assert running.wait(PATIENCE_S) == 0
+
+
+def test_the_server_in_a_box_stays_when_nobody_holds_its_standard_input(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    arguments = [*INSIDE, "--socket", str(path)]
+    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        clock.run(until_connectable, path, running)
+        assert clock.run(play, f"unix:{path}")[0] == 1
+        running.terminate()
+        assert running.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--socket", "/nowhere/socket"], "no socket can be made at /nowhere/socket: No such file or directory\n"),
+        (["--socket", "/tmp/x", "--capacity", "0"], "--capacity must be at least 1\n"),
+    ],
+)
+def test_the_server_in_a_box_refuses_in_one_line(arguments: list[str], message: str) -> None:
+    done = subprocess.run([*INSIDE, *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(message)
+    assert "Traceback" not in done.stderr
+
+
+def test_the_server_in_a_box_starts_without_what_it_does_not_need() -> None:
+    heavy = "fastapi pydantic prometheus_client httpx torch uvloop"
+    program = f"import sys, envkit.wiring.inside; print([name for name in '{heavy}'.split() if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_make_with_an_address_plays_the_same_as_without(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    moves = [f"<answer>{move}</answer>" for move in ("up", "left", "nonsense", "down", "right", "up")]
+    with inside(path):
+        played = []
+        for options in ({}, {"url": f"unix:{path}"}):
+            with envkit.make("FrozenLake-v0", slip=0.4, **options) as env:
+                start, info = env.reset(seed=11, options={"size": 5})
+                steps = []
+                for move in moves:
+                    steps.append(env.step(move))
+                    if steps[-1][2] or steps[-1][3]:
+                        break
+                played.append((start, info["level"], [step[:4] for step in steps]))
+        assert played[0] == played[1]
+        assert len(played[0][2]) >= 1
+
+
+def test_make_with_an_address_raises_what_the_server_says(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with pytest.raises(UnreachableError, match=f"unix:{path} does not answer"):
+        envkit.make("FrozenLake-v0", url=f"unix:{path}")
+    with inside(path):
+        with envkit.make("FrozenLake-v0", url=f"unix:{path}") as env:
+            with pytest.raises(OptionError, match="size"):
+                env.reset(seed=0, options={"size": 1})
+            assert env.reset(seed=0)[0]
+        unknown = envkit.make("FrozenLkae-v0", url=f"unix:{path}")
+        with unknown, pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"):
+            unknown.reset(seed=0)
