@@ -1,11 +1,13 @@
-"""A host, an episode, an engine and a renderer that do what a script says, and remember what was asked of them."""
+"""A host, an episode, an engine, a renderer and a trainer that do as scripted and remember what was asked of them."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 
@@ -16,10 +18,12 @@ from envkit.types import (
     Info,
     Observation,
     Reset,
+    Sample,
     SamplingParams,
     Step,
     Task,
     Weights,
+    stable_hash,
 )
 
 
@@ -125,6 +129,37 @@ class ScriptedEngine:
 
     async def load(self, weights: Weights) -> None:
         self.version = weights.version
+
+
+class ScriptedTrainer:
+    """Its weights are a hash of all that it was taught."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.weights = 0
+        self.taught: list[tuple[int, list[Sample]]] = []
+        self.during_update: Callable[[], object] = lambda: None
+        self._samples: list[Sample] = []
+
+    def accumulate(self, samples: Sequence[Sample]) -> None:
+        self._samples += samples
+
+    def update(self) -> Mapping[str, float]:
+        self.during_update()
+        self.weights = stable_hash(self.weights, [list(sample.token_ids) for sample in self._samples]) % 2**32
+        self.version += 1
+        self.taught.append((self.version, self._samples))
+        self._samples = []
+        return {"policy_loss": self.weights / 2**32, "entropy_nats": 1.5}
+
+    def publish(self) -> Weights:
+        return Weights(self.version, str(self.weights))
+
+    def save(self, folder: str) -> None:
+        (Path(folder) / "weights.json").write_text(json.dumps([self.version, self.weights]))
+
+    def restore(self, folder: str) -> None:
+        self.version, self.weights = json.loads((Path(folder) / "weights.json").read_text())
 
 
 class LetterRenderer:

@@ -25,6 +25,7 @@ from envkit.errors import UsageError
 from envkit.trainer_bridge import advantages, losses
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
+from envkit.trainer_bridge.record import writing
 from envkit.types import Sample, Weights
 
 _UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
@@ -129,10 +130,15 @@ class TorchTrainer:
         return {**report, "grad_norm": grad_norm}
 
     def publish(self) -> Weights:
-        """See `envkit.protocols.Trainer.publish`; older published weights are removed."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """See `envkit.protocols.Trainer.publish`; older published weights are removed.
+
+        Raises:
+            UsageError: The disk is full or the folder cannot be written.
+        """
         path = self._folder / f"version-{self.version}.safetensors"
-        safetensors.torch.save_model(self._model, str(path))
+        with writing(path):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            safetensors.torch.save_model(self._model, str(path))
         for old in self._folder.glob("version-*.safetensors"):
             if old != path:
                 old.unlink()
@@ -147,7 +153,8 @@ class TorchTrainer:
         if self._critic is not None and self._critic_optimizer is not None:
             state["critic"] = self._critic.state_dict()
             state["critic_optimizer"] = self._critic_optimizer.state_dict()
-        torch.save(state, Path(folder) / "optimizer.pt")
+        with (Path(folder) / "optimizer.pt").open("wb") as file:  # given a path, torch hides what the system said
+            torch.save(state, file)
         if self._reference is not None:
             safetensors.torch.save_model(self._reference, str(Path(folder) / "reference.safetensors"))
         (Path(folder) / "trainer.json").write_text(json.dumps({"version": self.version}))

@@ -1,0 +1,359 @@
+"""The loop: what is played, learned, looked at and kept, in which order, and how it goes on after an interruption."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxLostError
+from envkit.trainer_bridge import checkpoint
+from envkit.trainer_bridge.checkpoint import RunState
+from envkit.trainer_bridge.display import SilentDisplay
+from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.types import Info, Task, Trajectory, stable_hash
+from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
+
+SETTINGS = LoopSettings(
+    steps=6,
+    groups_per_step=2,
+    group_size=2,
+    temperature=0.9,
+    seed=7,
+    evaluate_every=2,
+    checkpoint_every=3,
+    keep_checkpoints=2,
+    trajectories_every=0,
+    trajectories=3,
+)
+FOLDS: Info = {"metrics": {"success": "last"}}
+
+
+@dataclass
+class Notes:
+    """What the loop wrote down, without what depends on the machine."""
+
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
+    shown: dict[int, list[Trajectory]] = field(default_factory=dict)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        assert step not in self.steps
+        self.steps[step] = {name: value for name, value in values.items() if not name.endswith("_s")}
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        assert step not in self.evaluations
+        self.evaluations[step] = dict(values)
+
+    def trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        self.shown[step] = list(trajectories)
+
+
+class Part:
+    """One part of a run, from the newest checkpoint if there is one."""
+
+    def __init__(self, folder: Path, settings: LoopSettings = SETTINGS, *, eval_tasks: int = 3) -> None:
+        self.trainer = ScriptedTrainer()
+        self.cut_at: int | None = None
+        self.scope: anyio.CancelScope
+        self.engine = ScriptedEngine(self._say)
+        self.host = ScriptedHost(self.script)
+        self.notes = Notes()
+        self.seconds = 0.0
+        state = RunState()
+        if list(folder.glob("step-*")):
+            newest = checkpoint.latest(folder)
+            state = checkpoint.load_state(newest)
+            self.trainer.restore(str(newest))
+        limits = RolloutLimits(max_turns=3, max_tokens=100, turn_tokens=2, timeout_s=10, retries=1)
+        rollout = Rollout(self.host, self.engine, LetterRenderer(), limits, 100)
+        self.loop = TrainLoop(
+            rollout=rollout,
+            engine=self.engine,
+            trainer=self.trainer,
+            evaluator=Evaluator(
+                rollout, [Task("World-v0", 1000 + n) for n in range(eval_tasks)], temperature=0.9, seed=99
+            ),
+            tasks=lambda number: Task("World-v0", number),
+            record=self.notes,
+            checkpoints=folder,
+            settings=settings,
+            state=state,
+            elapsed_s=lambda: self.seconds,
+        )
+
+    def script(self, task: Task, time: int) -> Sequence[Answer]:
+        """Two steps; the second one pays, and is a success, for even tasks."""
+        even = task.seed % 2 == 0
+        won: Info = {"success": even}
+        middle = Answer("t", info={"success": False})
+        return [Answer("s", info=FOLDS), middle, Answer("", float(even), "terminated", info=won)]
+
+    def _say(self, call: Call) -> str:
+        if self.cut_at is not None and len(self.engine.calls) >= self.cut_at:
+            self.scope.cancel()
+        # The policy: what it says follows from its weights, the prompt and the seed.
+        return "abcdefgh"[stable_hash(self.engine.version, list(call.prompt), call.params.seed) % 8]
+
+    def run(self) -> Part:
+        async def main() -> None:
+            with anyio.CancelScope() as self.scope:
+                await self.loop.run(SilentDisplay())
+            await self.loop.save()
+
+        clock.run(main, virtual=True)
+        return self
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- An unbroken run -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_evaluates_saves_and_learns_when_it_should(tmp_path: Path) -> None:
+    part = Part(tmp_path).run()
+    assert list(part.notes.steps) == [1, 2, 3, 4, 5, 6]
+    assert list(part.notes.evaluations) == [0, 2, 4, 6]
+    assert checkpoints(tmp_path) == ["step-3", "step-6"]  # step-0 was one more than is kept
+    assert [version for version, _ in part.trainer.taught] == [1, 2, 3, 4, 5, 6]
+    assert part.engine.version == 6
+
+
+def test_every_train_step_plays_the_next_tasks_with_the_newest_weights(tmp_path: Path) -> None:
+    part = Part(tmp_path, eval_tasks=0).run()
+    for version, samples in part.trainer.taught:
+        numbers = [2 * (version - 1), 2 * (version - 1) + 1]
+        assert [sample.group for sample in samples] == [Task("World-v0", n).key for n in numbers for _ in range(2)]
+        assert {one for sample in samples for one in sample.versions} == {-1, version - 1}
+    seeds = [call.params.seed for call in part.engine.calls]
+    assert len(set(seeds)) == len(seeds) == 6 * 2 * 2 * 2
+
+
+def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None:
+    part = Part(tmp_path, replace(SETTINGS, steps=1)).run()
+    # Tasks 0 and 1, each twice; only task 0 pays. Every episode reads 3 + 3 tokens and says 1 + 1.
+    assert part.notes.steps[1] == {
+        "success": 0.5,
+        "return": 0.5,
+        "episode_turns": 2.0,
+        "episodes": 4.0,
+        "lost_episodes": 0.0,
+        "lost_total": 0.0,
+        "tokens": 32.0,
+        "policy_version": 0.0,
+        "policy_loss": part.trainer.weights / 2**32,
+        "entropy_nats": 1.5,
+    }
+
+
+def test_an_evaluation_plays_the_same_tasks_with_the_same_seeds_sampled_and_greedily(tmp_path: Path) -> None:
+    part = Part(tmp_path).run()
+    # Tasks 1000, 1001 and 1002, of which two pay.
+    two_thirds = pytest.approx(2 / 3)
+    assert part.notes.evaluations[4] == {
+        "eval_success": two_thirds,
+        "eval_greedy": two_thirds,
+        "eval_return": two_thirds,
+        "eval_turns": 2.0,
+        "eval_episodes": 3.0,
+    }
+    facts = part.loop.state.facts
+    assert (facts["before"], facts["after"]) == (part.notes.evaluations[0], part.notes.evaluations[6])
+    # 3 tasks, 2 turns, twice: 12 calls, four times; between them two train steps of 8 calls.
+    heats = [(call.params.temperature, call.params.seed) for call in part.engine.calls]
+    looks = [heats[first : first + 12] for first in (0, 28, 56, 84)]
+    assert looks[0] == looks[1] == looks[2] == looks[3]
+    assert [heat for heat, _ in looks[0]] == [0.9] * 6 + [0.0] * 6
+
+
+def test_without_held_out_tasks_nothing_is_evaluated(tmp_path: Path) -> None:
+    part = Part(tmp_path, eval_tasks=0).run()
+    assert part.notes.evaluations == {}
+    assert len(part.engine.calls) == 6 * 8
+    assert checkpoints(tmp_path) == ["step-3", "step-6"]
+
+
+def test_a_run_of_no_steps_looks_once_and_keeps_what_it_was_given(tmp_path: Path) -> None:
+    part = Part(tmp_path, replace(SETTINGS, steps=0)).run()
+    assert list(part.notes.evaluations) == [0]
+    assert part.notes.steps == {}
+    assert checkpoints(tmp_path) == ["step-0"]
+    assert part.loop.state.facts["before"] == part.loop.state.facts["after"]
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [1, 2, 4, 6]), (5, [1, 5])])
+def test_some_trajectories_are_shown_now_and_then(every: int, steps: list[int], tmp_path: Path) -> None:
+    part = Part(tmp_path, replace(SETTINGS, trajectories_every=every)).run()
+    assert list(part.notes.shown) == steps
+    assert {len(shown) for shown in part.notes.shown.values()} <= {3}
+
+
+# --- What is lost ----------------------------------------------------------------------------------------------------
+
+
+class Broken(Part):
+    """Every first episode of an odd task is lost; those of task 3 always are."""
+
+    def script(self, task: Task, time: int) -> Sequence[Answer]:
+        if task.seed == 3 or (task.seed % 2 and time == 0):
+            return [Answer("s"), Answer(error=SandboxLostError("box", "gone"))]
+        return super().script(task, time)
+
+
+def test_lost_episodes_are_counted_and_not_learned_from(tmp_path: Path) -> None:
+    part = Broken(tmp_path, replace(SETTINGS, steps=2), eval_tasks=0).run()
+    # Step 1: task 1 is lost once, and played again. Step 2: task 3 is lost twice for each of its two members.
+    assert [(row["episodes"], row["lost_episodes"], row["lost_total"]) for row in part.notes.steps.values()] == [
+        (4.0, 1.0, 1.0),
+        (2.0, 4.0, 5.0),
+    ]
+    assert [len(samples) for _, samples in part.trainer.taught] == [4, 2]
+    assert (part.loop.state.episodes, part.loop.state.lost_episodes) == (5 + 6, 5)
+    assert part.notes.steps[2]["success"] == 1.0  # of the two that are left
+
+
+class AllLost(Part):
+    """Nothing can be played."""
+
+    def script(self, task: Task, time: int) -> Sequence[Answer]:
+        return [Answer(error=SandboxLostError("box", "gone"))]
+
+
+def test_a_step_whose_episodes_were_all_lost_teaches_nothing_and_is_written_down(tmp_path: Path) -> None:
+    part = AllLost(tmp_path, replace(SETTINGS, steps=1, groups_per_step=1)).run()
+    assert part.trainer.taught == []
+    assert (part.trainer.version, part.engine.version) == (0, 0)
+    row = part.notes.steps[1]
+    assert (row["episodes"], row["lost_episodes"], row["tokens"]) == (0.0, 4.0, 0.0)
+    assert math.isnan(row["success"])
+    assert checkpoints(tmp_path) == ["step-0", "step-1"]
+
+
+# --- Interruptions ---------------------------------------------------------------------------------------------------
+
+
+def same_as_unbroken(folder: Path, whole: Part, first: Part) -> None:
+    """Go on from what `first` left, and compare both parts with the unbroken run."""
+    second = Part(folder).run()
+    assert first.notes.steps | second.notes.steps == whole.notes.steps
+    assert not set(first.notes.steps) & set(second.notes.steps)
+    assert first.notes.evaluations | second.notes.evaluations == whole.notes.evaluations
+    assert not set(first.notes.evaluations) & set(second.notes.evaluations)
+    assert first.trainer.taught + second.trainer.taught == whole.trainer.taught
+    assert second.trainer.publish() == whole.trainer.publish()
+    # What was begun and not finished is begun again; then everything is asked for as if nothing had happened.
+    asked = [replace(call, at_s=0.0) for call in second.engine.calls]
+    assert asked == [replace(call, at_s=0.0) for call in whole.engine.calls[-len(asked) :]] * (len(asked) > 0)
+    assert len(first.engine.calls) + len(asked) - len(whole.engine.calls) in range(13)
+    assert second.loop.state == whole.loop.state
+
+
+@pytest.mark.parametrize("cut_at", range(1, 97, 5))
+def test_a_run_that_is_cut_anywhere_goes_on_as_if_it_had_not_been(cut_at: int, tmp_path: Path) -> None:
+    whole = Part(tmp_path / "whole").run()
+    assert len(whole.engine.calls) == 96
+    first = Part(tmp_path / "cut")
+    first.cut_at = cut_at
+    first.run()
+    assert first.scope.cancelled_caught
+    assert first.loop.state.step == len(first.notes.steps) == first.trainer.version
+    assert checkpoint.load_state(checkpoint.latest(tmp_path / "cut")).step == first.loop.state.step
+    same_as_unbroken(tmp_path / "cut", whole, first)
+
+
+def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    whole = Part(tmp_path / "whole").run()
+    shutil.rmtree(tmp_path / "whole" / "step-6")
+    second = Part(tmp_path / "whole").run()
+    assert list(second.notes.steps) == [4, 5, 6]
+    assert list(second.notes.evaluations) == [4, 6]
+    assert second.notes.steps == {step: whole.notes.steps[step] for step in (4, 5, 6)}
+    assert second.trainer.taught == whole.trainer.taught[3:]
+
+
+def test_a_step_that_is_learning_when_the_run_is_cut_is_finished_and_written_down(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+
+    def cut_in_the_second() -> None:
+        if part.trainer.version == 1:
+            anyio.from_thread.run_sync(part.scope.cancel)
+
+    part.trainer.during_update = cut_in_the_second
+    part.run()
+    assert part.scope.cancelled_caught
+    assert list(part.notes.steps) == [1, 2]
+    assert (part.loop.state.step, part.trainer.version, part.engine.version) == (2, 2, 2)
+    assert checkpoints(tmp_path) == ["step-0", "step-2"]
+    same_as_unbroken(tmp_path, Part(tmp_path / "whole").run(), part)
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    whole = Part(tmp_path).run()
+    again = Part(tmp_path).run()
+    assert (again.notes.steps, again.notes.evaluations, again.engine.calls) == ({}, {}, [])
+    assert again.loop.state == whole.loop.state
+    assert again.engine.version == 6
+
+
+def test_saving_twice_writes_once(tmp_path: Path) -> None:
+    part = Part(tmp_path).run()
+    before = (tmp_path / "step-6").stat().st_mtime_ns
+    clock.run(part.loop.save, virtual=True)
+    assert (tmp_path / "step-6").stat().st_mtime_ns == before
+
+
+def test_a_checkpoint_knows_how_long_the_run_took(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+    part.seconds = 12.5
+    part.run()
+    assert checkpoint.load_state(tmp_path / "step-6").wall_s == 12.5
+
+
+def test_an_error_while_learning_ends_the_run_at_the_last_finished_step(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+
+    def fail() -> None:
+        if part.trainer.version == 2:
+            raise RuntimeError("out of memory")
+
+    part.trainer.during_update = fail
+    with pytest.raises(RuntimeError, match="out of memory"):
+        part.run()
+    assert list(part.notes.steps) == [1, 2]
+    assert part.loop.state.step == 2
+
+
+# --- What is shown ---------------------------------------------------------------------------------------------------
+
+
+class Watching(SilentDisplay):
+    """Counts how far each part of the run came."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, int, int]] = []
+
+    def phase(self, name: str, total: int) -> None:
+        self.parts.append((name, total, 0))
+
+    def advance(self, count: int = 1, **shown: float | str) -> None:
+        name, total, done = self.parts[-1]
+        self.parts[-1] = (name, total, done + count)
+
+
+def test_every_part_is_shown_to_its_end(tmp_path: Path) -> None:
+    display: Any = Watching()
+    part = Part(tmp_path)
+    clock.run(lambda: part.loop.run(display), virtual=True)
+    look = ("evaluate", 6, 6)
+    assert display.parts == [look, ("train", 6, 2), look, ("train", 6, 4), look, ("train", 6, 6), look]
