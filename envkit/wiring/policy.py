@@ -11,6 +11,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from envkit.config import RunConfig
 from envkit.env import AsyncEnv
@@ -19,6 +20,7 @@ from envkit.protocols import Renderer
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
 from envkit.trainer_bridge.engines.transformers import TransformersEngine, open_model
+from envkit.trainer_bridge.record import writing
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.tiny import make_policy
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
@@ -55,9 +57,14 @@ class Policy:
         return self._trainer
 
     def write_weights(self, path: Path) -> None:
-        """Write the weights as they are, so that the engine can load them."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        safetensors.torch.save_model(self.model, str(path))
+        """Write the weights as they are, so that the engine can load them.
+
+        Raises:
+            UsageError: The disk is full or the folder cannot be written.
+        """
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            safetensors.torch.save_model(self.model, str(path))
 
     def begin_training(self, algorithm: Algorithm, run: RunConfig, folder: Path) -> None:
         """Make the trainer, with a critic and a reference as the algorithm needs them, from the weights as they are."""
@@ -83,22 +90,24 @@ def open_policy(run: RunConfig, folder: Path) -> Policy:
     """Load the model that the file names, or make a tiny one in ``policy/`` of the run's folder.
 
     Raises:
-        UsageError: There is no such model.
+        UsageError: There is no such model, or no room for a tiny one.
     """
     section = run.engine
     _silence_transformers()
     torch.set_num_threads(run.trainer.threads or torch.get_num_threads())
     if section.model is None:
         path = str(folder / "policy")
-        make_policy(
-            folder / "policy",
-            _texts(run),
-            hidden_size=section.hidden_size,
-            layers=section.layers,
-            heads=section.heads,
-            max_tokens=run.rollout.max_tokens,
-            seed=run.seed,
-        )
+        texts = _texts(run)
+        with writing(folder / "policy"):
+            make_policy(
+                folder / "policy",
+                texts,
+                hidden_size=section.hidden_size,
+                layers=section.layers,
+                heads=section.heads,
+                max_tokens=run.rollout.max_tokens,
+                seed=run.seed,
+            )
     else:
         path = section.model
     return load_policy(path, device=device_of(section.device), dtype=section.dtype, batch_tokens=section.batch_tokens)
@@ -114,7 +123,7 @@ def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens:
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path)
         model = open_model(path, device=device, dtype=dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UsageError(f"engine.model: cannot load {path}: {reason}") from error
     playing = copy.deepcopy(model)

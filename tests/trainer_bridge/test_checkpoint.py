@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +9,7 @@ import pytest
 from envkit.errors import UsageError
 from envkit.trainer_bridge import checkpoint
 from envkit.trainer_bridge.checkpoint import RunState
+from tests.trainer_bridge.disk import FULL, full_disk
 from tests.trainer_bridge.fakes import ScriptedTrainer
 from tests.trainer_bridge.models import write_tiny
 from tests.trainer_bridge.trainees import Trainee, draw_samples
@@ -126,29 +122,6 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
 # --- A full disk -----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def a_full_disk(place: Path, room: int) -> Iterator[None]:
-    """Leave so many bytes to be written: a real, small file system for root, a bound on files for others."""
-    if os.geteuid() == 0:
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(place)]
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            try:
-                yield
-            finally:
-                subprocess.run(["umount", str(place)], check=True)
-            return
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room // 4, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-FULL = "(No space left on device|File too large)"
-
-
 class Heavy(ScriptedTrainer):
     """Writes a megabyte."""
 
@@ -159,8 +132,7 @@ class Heavy(ScriptedTrainer):
 
 def test_a_full_disk_is_said_in_one_line_and_costs_no_older_checkpoint(tmp_path: Path) -> None:
     place = tmp_path / "disk"
-    place.mkdir()
-    with a_full_disk(place, 256 << 10):
+    with full_disk(place, 256 << 10):
         keep(place, 1, 2)
         with pytest.raises(UsageError, match=f"^{place}/step-3: {FULL}; .*--resume$"):
             checkpoint.save(place, Heavy(), RunState(step=3), keep=1)
@@ -178,8 +150,7 @@ def test_a_full_disk_is_said_the_same_way_by_the_libraries_that_write_weights(sh
     needed = sum(path.stat().st_size for path in whole.rglob("*"))
 
     place = tmp_path / "disk"
-    place.mkdir()
-    with a_full_disk(place, int(share * needed)):
+    with full_disk(place, int(share * needed)):
         with pytest.raises(UsageError, match=f"^{place}/step-3: {FULL}; .*--resume$") as caught:
             checkpoint.save(place, trainee.trainer, RunState(step=3), keep=1)
         assert "\n" not in str(caught.value)
@@ -188,7 +159,6 @@ def test_a_full_disk_is_said_the_same_way_by_the_libraries_that_write_weights(sh
 
 def test_a_full_disk_is_said_when_weights_are_published(tmp_path: Path) -> None:
     place = tmp_path / "disk"
-    place.mkdir()
     trainee = Trainee(write_tiny(tmp_path / "policy", seed=1, hidden_size=32), place / "weights", preset="grpo")
-    with a_full_disk(place, 32 << 10), pytest.raises(UsageError, match=f"^{place}/weights/version-0.*: {FULL}; "):
+    with full_disk(place, 32 << 10), pytest.raises(UsageError, match=f"^{place}/weights/version-0.*: {FULL}; "):
         trainee.trainer.publish()

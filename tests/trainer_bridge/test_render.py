@@ -173,7 +173,7 @@ def test_a_qwen2_plays_a_world_through_its_template(chat_folder: Path) -> None:
     policy = load_policy(str(chat_folder), device="cpu")
     # Two layers of 2368, a norm of 16, and for each token 16 numbers going in and 16 coming out.
     parameters = 2 * 2368 + 16 + 32 * len(CHAT)
-    assert policy.description == f"policy: Qwen2ForCausalLM with {parameters:,} parameters on cpu"
+    assert f"Qwen2ForCausalLM with {parameters:,} parameters on cpu" in policy.description
     texts = ["you see a wall", "up", "#P_#\n####", "down"]
     host = ScriptedHost(lambda task, time: [Answer(text) for text in texts])
     limits = RolloutLimits(max_turns=4, max_tokens=500, turn_tokens=40, timeout_s=10, retries=0)

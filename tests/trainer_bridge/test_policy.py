@@ -1,0 +1,162 @@
+"""The policy of a run: made on the spot or read from a folder, once to learn and once to play."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from envkit import config
+from envkit.config import RunConfig
+from envkit.errors import UsageError
+from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
+from envkit.types import Observation
+from envkit.wiring import checks, envs
+from envkit.wiring.policy import Policy, device_of, load_policy, open_policy
+from tests.trainer_bridge.disk import FULL, full_disk
+from tests.trainer_bridge.models import write_tiny
+
+TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+
+
+def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> RunConfig:
+    content = {
+        "seed": seed,
+        "env": {"id": env_id, "num_envs": 4},
+        "engine": TINY,
+        "trainer": {"threads": 1},
+        **sections,
+    }
+    return checks.resolve(config.parse(content))
+
+
+def weights(policy: Policy) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in policy.model.parameters()])
+
+
+# --- Made on the spot ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
+def test_a_tiny_policy_knows_every_word_of_its_world_and_says_a_move_in_one_token(env_id: str, tmp_path: Path) -> None:
+    run = run_of(env_id)
+    policy = open_policy(run, tmp_path)
+    assert isinstance(policy.renderer, PlainRenderer)
+    with envs.make(env_id, **run.env.options) as world:
+        for seed in range(500, 530):
+            text, info = world.reset(seed=seed)
+            ended = False
+            while not ended:
+                assert policy.tokenizer.unk_token_id not in policy.renderer.open(Observation(text))
+                text, _, terminated, truncated, _ = world.step(f"<answer>{info['legal_moves'][seed % 4]}</answer>")
+                ended = terminated or truncated
+    for move in info["legal_moves"]:
+        (token,) = policy.renderer.demonstrate(f"<answer>{move}</answer>")
+        assert token != policy.tokenizer.unk_token_id
+
+
+def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: Path) -> None:
+    one, same, other = (open_policy(run_of(seed=seed), tmp_path / str(n)) for n, seed in enumerate((5, 5, 6)))
+    assert torch.equal(weights(one), weights(same))
+    assert one.tokenizer.get_vocab() == same.tokenizer.get_vocab()
+    assert not torch.equal(weights(one), weights(other))
+
+
+def test_learning_leaves_the_engines_copy_alone_until_it_is_loaded(tmp_path: Path) -> None:
+    policy = open_policy(run_of(), tmp_path)
+    before = weights(policy).clone()
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(1.0)
+    playing = torch.cat([weight.flatten() for weight in policy.engine._model.parameters()])
+    assert torch.equal(playing, before)
+
+
+def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_path: Path) -> None:
+    for preset, changes, kinds in (
+        ("grpo", {}, (False, False)),
+        ("ppo", {}, (True, False)),
+        ("reinforce", {"kl_coefficient": 0.1}, (False, True)),
+    ):
+        run = run_of(algorithm={"preset": preset, **changes})
+        policy = open_policy(run, tmp_path / preset)
+        with pytest.raises(AssertionError, match="begin_training comes first"):
+            _ = policy.trainer
+        policy.begin_training(checks.algorithm_of(run), run, tmp_path / preset / "weights")
+        assert (policy.trainer._critic is not None, policy.trainer._reference is not None) == kinds
+
+
+def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: Path) -> None:
+    run = run_of(rollout={"temperature": 0.6})
+    policy = open_policy(run, tmp_path)
+    policy.begin_training(checks.algorithm_of(run), run, tmp_path / "weights")
+    assert policy.trainer._settings.temperature == 0.6
+
+
+def test_a_full_disk_is_said_when_a_policy_or_its_weights_are_written(tmp_path: Path) -> None:
+    policy = open_policy(run_of(), tmp_path / "roomy")
+    disk = tmp_path / "disk"
+    with full_disk(disk, 8 << 10):
+        with pytest.raises(UsageError, match=f"^{disk}/weights/warmup.safetensors: {FULL}; "):
+            policy.write_weights(disk / "weights" / "warmup.safetensors")
+        with pytest.raises(UsageError, match=f"^{disk}/policy: {FULL}; "):
+            open_policy(run_of(), disk)
+
+
+# --- Read from a folder ----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_read_twice_and_its_template_decides_how_words_are_framed(
+    tiny_folder: Path, chat_folder: Path
+) -> None:
+    plain, chat = load_policy(str(tiny_folder), device="cpu"), load_policy(str(chat_folder), device="cpu")
+    assert isinstance(plain.renderer, PlainRenderer)
+    assert isinstance(chat.renderer, ChatRenderer)
+    assert "LlamaForCausalLM with 5,504 parameters on cpu" in plain.description
+    assert plain.model is not plain.engine._model
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_policy(str(folder), device="cpu")
+    text = str(caught.value)
+    assert text.startswith(f"engine.model: cannot load {folder}: ")
+    assert "\n" not in text
+    return text
+
+
+def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
+    refusal(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbled"])
+def test_a_damaged_model_folder_is_refused_in_one_line(name: str, damage: str, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "policy", seed=1)
+    if damage == "missing":
+        (folder / name).unlink()
+        if name == "tokenizer.json":
+            (folder / "tokenizer_config.json").unlink()
+    else:
+        (folder / name).write_bytes(b"" if damage == "empty" else b"\xff\x00 nonsense " * 20)
+    refusal(folder)
+
+
+def test_a_model_of_an_unknown_kind_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "policy", seed=1)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "model_type": "lama"}))
+    refusal(folder)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    if torch.cuda.is_available():
+        assert device_of("cuda") == device_of("auto") == "cuda"
+    else:
+        with pytest.raises(UsageError, match=r"^engine\.device: torch finds no GPU here; take auto or cpu$"):
+            device_of("cuda")
+        assert device_of("auto") == "cpu"
+    assert device_of("cpu") == "cpu"
