@@ -79,7 +79,7 @@ def _check_env(run: RunConfig) -> None:
         raise ConfigError([f"env.options.{error.option}: {error.reason}"]) from None
     except TypeError as error:
         raise ConfigError([f"env.options: {run.env.id} refuses them: {error}"]) from None
-    if "split" in run.env.options and "split" in envs.find(run.env.id).splits:
+    if "split" in run.env.options and envs.find(run.env.id).splits:
         raise ConfigError(["env.options.split: is set by the run, which trains on one split and evaluates on another"])
 
 
@@ -102,9 +102,10 @@ def _check_algorithm(run: RunConfig) -> None:
         raise ConfigError(
             [f"rollout.group_size: {run.algorithm.preset} compares the episodes of a group, so it must be at least 2"]
         )
-    if algorithm.loss == "reinforce" and algorithm.epochs * algorithm.minibatches > 1:
-        reason = f"{run.algorithm.preset} is only right for samples of the current policy"
-        raise ConfigError([f"algorithm.epochs: {reason}; take 1 epoch and 1 minibatch, or the clipped loss"])
+    repeats = {"epochs": algorithm.epochs, "minibatches": algorithm.minibatches}
+    if algorithm.loss == "reinforce" and max(repeats.values()) > 1:
+        reason = "the reinforce loss is only right for samples of the current policy; take 1, or the clipped loss"
+        raise ConfigError(f"algorithm.{key}: {reason}" for key, count in repeats.items() if count > 1)
 
 
 def _check_warmup(run: RunConfig) -> None:

@@ -109,7 +109,7 @@ def open_policy(run: RunConfig, folder: Path) -> Policy:
                 seed=run.seed,
             )
     else:
-        path = section.model
+        path = str(Path(section.model).expanduser())
     return load_policy(path, device=device_of(section.device), dtype=section.dtype, batch_tokens=section.batch_tokens)
 
 

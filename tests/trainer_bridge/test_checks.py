@@ -1,0 +1,187 @@
+"""What a training file means: its problems beyond grammar, and what its values stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit import config
+from envkit.config import RunConfig
+from envkit.errors import ConfigError
+from envkit.wiring import checks, envs
+from envkit.wiring.training import train
+from tests.trainer_bridge.models import write_tiny
+
+
+def run_of(**sections: Any) -> RunConfig:
+    return config.parse({"env": {"id": "FrozenLake-v0"}, **sections})
+
+
+# --- Problems --------------------------------------------------------------------------------------------------------
+
+
+def test_the_shortest_file_has_no_problem() -> None:
+    assert checks.check(run_of()) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        (
+            {"env": {"id": "FrozenLak-v0"}},
+            "env.id: no environment is called 'FrozenLak-v0'; did you mean 'FrozenLake-v0'?",
+        ),
+        ({"env": {"id": "Chess-v0"}}, "env.id: no environment is called 'Chess-v0'; there are: "),
+        ({"env": {"id": "FrozenLake-v0", "options": {"size": 1}}}, "env.options.size: "),
+        ({"env": {"id": "FrozenLake-v0", "options": {"size": "big"}}}, "env.options.size: "),
+        ({"env": {"id": "FrozenLake-v0", "options": {"sise": 4}}}, "env.options.sise: "),
+        ({"env": {"id": "FrozenLake-v0", "options": {"env_id": 4}}}, "env.options: FrozenLake-v0 refuses them: "),
+        (
+            {"env": {"id": "FrozenLake-v0", "options": {"split": "train"}}},
+            "env.options.split: is set by the run, which trains on one split and evaluates on another",
+        ),
+        ({"env": {"id": "Sokoban-v0", "options": {"boxes": 99}}}, "env.options."),
+        (
+            {"engine": {"hidden_size": 64, "heads": 3}},
+            "engine.heads: twice 3 must divide engine.hidden_size, which is 64",
+        ),
+        (
+            {"engine": {"model": "./nowhere"}},
+            "engine.model: ./nowhere is no model folder (it has no config.json)",
+        ),
+        ({"engine": {"model": "~/nowhere"}}, "engine.model: ~/nowhere is no model folder (it has no config.json)"),
+        ({"engine": {"model": "nowhere"}}, "engine.model: nowhere is no model folder (it has no config.json)"),
+        (
+            {"rollout": {"group_size": 1}},
+            "rollout.group_size: grpo compares the episodes of a group, so it must be at least 2",
+        ),
+        (
+            {"rollout": {"group_size": 1}, "algorithm": {"preset": "ppo", "advantage": "group_normalised"}},
+            "rollout.group_size: ",
+        ),
+        ({"algorithm": {"preset": "gprp"}}, "algorithm.preset: no algorithm is called 'gprp'; did you mean 'grpo'?"),
+        ({"algorithm": {"loss": "x"}}, "algorithm.loss: no loss is called 'x'; there are: clipped, reinforce"),
+        ({"algorithm": {"preset": "reinforce", "epochs": 2}}, "algorithm.epochs: the reinforce loss is only right for"),
+        (
+            {"algorithm": {"preset": "reinforce", "minibatches": 2}},
+            "algorithm.minibatches: the reinforce loss is only right for",
+        ),
+        ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: the reinforce loss is only right for"),
+        ({"warmup": {"kind": "none"}}, "warmup.kind: a tiny policy that knows nothing needs demonstrations"),
+    ],
+)
+def test_a_problem_is_one_line_that_begins_with_its_key(sections: dict[str, Any], problem: str) -> None:
+    found = checks.check(run_of(**sections))
+    assert len(found) == 1, found
+    assert found[0].startswith(problem)
+    assert "\n" not in found[0]
+
+
+def test_problems_of_all_sections_are_found_at_once() -> None:
+    found = checks.check(
+        run_of(env={"id": "Chess-v0"}, engine={"heads": 3}, rollout={"group_size": 1}, warmup={"kind": "none"})
+    )
+    assert [line.partition(":")[0] for line in found] == ["env.id", "engine.heads", "rollout.group_size", "warmup.kind"]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"rollout": {"group_size": 1}, "algorithm": {"preset": "reinforce"}},
+        {"rollout": {"group_size": 1}, "algorithm": {"preset": "ppo"}},
+        {"algorithm": {"loss": "reinforce", "minibatches": 1}},
+        {"engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct"}},  # a name of the hub is not looked up
+        {"engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct", "heads": 3}},
+        {"warmup": {"kind": "none"}, "engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct"}},
+    ],
+)
+def test_what_works_is_no_problem(sections: dict[str, Any]) -> None:
+    assert checks.check(run_of(**sections)) == []
+
+
+def test_a_model_folder_is_found_also_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from envkit.wiring.policy import open_policy
+
+    write_tiny(tmp_path / "policy", seed=1)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (str(tmp_path / "policy"), "~/policy"):
+        run = checks.resolve(run_of(engine={"model": name, "device": "cpu"}, trainer={"threads": 1}))
+        assert checks.check(run) == []
+        assert "LlamaForCausalLM" in open_policy(run, tmp_path / "run").description
+
+
+def test_a_run_with_problems_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    from envkit import clock
+    from envkit.trainer_bridge.display import SilentDisplay
+
+    run = run_of(env={"id": "Chess-v0"}, rollout={"group_size": 1})
+
+    async def main() -> None:
+        await train(run, tmp_path / "run", resume=False, force=False, display=SilentDisplay())
+
+    with pytest.raises(ConfigError) as caught:
+        clock.run(main)
+    assert len(caught.value.problems) == 2
+    assert not (tmp_path / "run").exists()
+
+
+# --- Meaning ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tiny_policy_reads_the_tersest_text_answers_in_a_token_and_is_warmed_up() -> None:
+    run = checks.resolve(run_of())
+    assert run.env.options == {"instructions": False}
+    assert (run.rollout.turn_tokens, run.warmup.kind) == (1, "demonstrations")
+    model = checks.resolve(run_of(engine={"model": "Qwen/Qwen2.5-0.5B-Instruct"}))
+    assert model.env.options == {}
+    assert (model.rollout.turn_tokens, model.warmup.kind) == (128, "none")
+
+
+def test_what_the_file_says_is_kept() -> None:
+    run = checks.resolve(
+        run_of(
+            env={"id": "FrozenLake-v0", "options": {"instructions": True, "size": 5}},
+            rollout={"turn_tokens": 3},
+            engine={"model": "Qwen/Qwen2.5-0.5B-Instruct"},
+            warmup={"kind": "demonstrations"},
+        )
+    )
+    assert run.env.options == {"instructions": True, "size": 5}
+    assert (run.rollout.turn_tokens, run.warmup.kind) == (3, "demonstrations")
+    assert checks.resolve(run) == run
+
+
+def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
+    run = checks.resolve(run_of())
+    spec = envs.find(run.env.id)
+    tasks = [
+        checks.task_of(run, spec, split, seed, number)
+        for split in ("train", "validation", "eval")
+        for seed in (7, 8)
+        for number in range(50)
+    ]
+    assert len({task.seed for task in tasks}) == len(tasks)
+    assert {task.options["split"] for task in tasks} == {"train", "validation", "eval"}
+    assert all(0 <= task.seed < 2**31 for task in tasks)
+    assert tasks[0] == checks.task_of(run, spec, "train", 7, 0)
+    assert tasks[0].options == {"instructions": False, "split": "train"}
+
+
+def test_limits_are_the_files() -> None:
+    run = checks.resolve(run_of(rollout={"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}))
+    limits = checks.limits_of(run)
+    assert (limits.max_turns, limits.max_tokens, limits.turn_tokens, limits.timeout_s, limits.retries) == (
+        5,
+        99,
+        1,
+        7,
+        0,
+    )
+
+
+def test_the_algorithm_is_the_files() -> None:
+    run = run_of(algorithm={"preset": "ppo", "clip": 0.1, "epochs": 3})
+    algorithm = checks.algorithm_of(run)
+    assert (algorithm.advantage, algorithm.clip, algorithm.epochs, algorithm.minibatches) == ("gae", 0.1, 3, 2)

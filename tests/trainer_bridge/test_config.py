@@ -1,0 +1,163 @@
+"""The grammar of a training file: every problem at once, one line each, starting with the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envkit import config
+from envkit.errors import ConfigError
+
+MINIMAL = "env: {id: FrozenLake-v0}\n"
+
+
+def load(folder: Path, text: str, *overrides: str) -> config.RunConfig:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return config.load(path, overrides)
+
+
+def problems(folder: Path, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text, *overrides)
+    assert all("\n" not in problem for problem in caught.value.problems)
+    return list(caught.value.problems)
+
+
+# --- Files -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_environments_id_is_all_that_must_be_said(tmp_path: Path) -> None:
+    run = load(tmp_path, MINIMAL)
+    assert (run.env.id, run.seed, run.algorithm.preset, run.engine.model) == ("FrozenLake-v0", 7, "grpo", None)
+
+
+def test_what_is_dumped_is_read_again_as_the_same(tmp_path: Path) -> None:
+    text = "env: {id: Sokoban-v0, options: {size: 6, boxes: 1, words: [ä, '✓']}}\nalgorithm: {preset: ppo, clip: 0.3}\n"
+    run = load(tmp_path, text)
+    dumped = config.dump(run)
+    assert load(tmp_path, dumped) == run
+    assert config.dump(load(tmp_path, dumped)) == dumped
+    assert "✓" in dumped
+
+
+def test_small_numbers_may_be_written_without_a_point(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL + "trainer: {learning_rate: 1e-6}").trainer.learning_rate == 1e-6
+
+
+def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "no.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigError) as caught:
+            config.load(path)
+        assert caught.value.problems == (f"{path}: {reason}",)
+
+
+@pytest.mark.parametrize("text", ["env: {id: x", "env:\n\tid: x", "a: b: c", "env: *nobody", "env: !!python/none x"])
+def test_what_is_not_yaml_is_said_in_one_line(text: str, tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, text)
+    assert problem.startswith(f"{tmp_path}/run.yaml: not YAML: ")
+
+
+def test_bytes_that_are_no_text_are_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"env: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"run\.yaml: not YAML: 'utf-8' codec"):
+        config.load(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "- env", "env", "3"])
+def test_a_file_without_keys_is_told_what_one_looks_like(text: str, tmp_path: Path) -> None:
+    assert problems(tmp_path, text) == [
+        f"{tmp_path}/run.yaml: must hold keys and values, such as 'env: {{id: Sokoban-v0}}'"
+    ]
+
+
+# --- Keys and values -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("env: {id: x, num_env: 3}", "env.num_env: no such key; did you mean 'num_envs'?"),
+        ("env: {id: x}\ntrianer: {}", "trianer: no such key; did you mean 'trainer'?"),
+        ("env: {id: x}\ntrainer: {lr: 1}", "trainer.lr: no such key; there are: "),
+        (
+            "env: {id: x}\nsandbox: {health: {interval: 3}}",
+            "sandbox.health.interval: no such key; did you mean 'interval_s'?",
+        ),
+        ("env: {id: x}\n3: 4", "3: "),
+        ("env: {id: x}\ntrainer: {steps: many}", "trainer.steps: Input should be a valid integer"),
+        ("env: {id: x}\ntrainer: {steps: 1.5}", "trainer.steps: Input should be a valid integer"),
+        ("env: {id: x}\ntrainer: {steps: -1}", "trainer.steps: Input should be greater than or equal to 0, got -1"),
+        ("env: {id: x}\ntrainer: {steps: [3]}", "trainer.steps: Input should be a valid integer"),
+        ("env: {id: x}\ntrainer: {steps: null}", "trainer.steps: Input should be a valid integer"),
+        ("env: {id: x}\ntrainer: 3", "trainer: Input should be"),
+        ("env: {id: x}\ntrainer: {learning_rate: .inf}", "trainer.learning_rate: Input should be a finite number"),
+        ("env: {id: x}\ntrainer: {learning_rate: .nan}", "trainer.learning_rate: Input should be a finite number"),
+        ("env: {id: x}\nrollout: {temperature: 0}", "rollout.temperature: Input should be greater than 0, got 0"),
+        ("env: {id: x}\nalgorithm: {gamma: 1.1}", "algorithm.gamma: Input should be less than or equal to 1, got 1.1"),
+        ("env: {id: x}\nengine: {kind: vlm}", "engine.kind: Input should be 'transformers', got 'vlm'"),
+        ("env: {id: x}\nseed: -1", "seed: Input should be greater than or equal to 0, got -1"),
+        ("env: {id: x, options: 3}", "env.options: Input should be a valid dictionary"),
+        ("seed: 3", "env: Field required"),
+        ("env: {}", "env.id: Field required"),
+        ("env: {id: 3}", "env.id: Input should be a valid string, got 3"),
+    ],
+)
+def test_a_problem_begins_with_its_key(text: str, problem: str, tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, text)
+    assert found.startswith(problem)
+
+
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
+    text = "env: {num_envs: 0}\ntrainer: {stepz: 3, learning_rate: fast}\nwat: 1\n"
+    keys = [problem.partition(":")[0] for problem in problems(tmp_path, text)]
+    assert sorted(keys) == ["env.id", "env.num_envs", "trainer.learning_rate", "trainer.stepz", "wat"]
+
+
+# --- Overrides -------------------------------------------------------------------------------------------------------
+
+
+def test_overrides_are_read_as_yaml_and_the_last_one_wins(tmp_path: Path) -> None:
+    run = load(
+        tmp_path,
+        MINIMAL,
+        "trainer.steps=3",
+        "trainer.steps=5",
+        "env.options={slip: 0.25}",
+        "env.options.size=3",
+        "algorithm.preset=ppo",
+        "tracking.tensorboard=false",
+        "engine.model=null",
+        "sandbox.health.interval_s=2.5",
+        "trainer.learning_rate=1e-5",
+    )
+    assert (run.trainer.steps, run.trainer.learning_rate, run.algorithm.preset) == (5, 1e-5, "ppo")
+    assert run.env.options == {"slip": 0.25, "size": 3}
+    assert (run.tracking.tensorboard, run.engine.model, run.sandbox.health.interval_s) == (False, None, 2.5)
+
+
+def test_an_override_may_hold_an_equals_sign_and_an_empty_value(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL, "env.options.word='a=b'").env.options == {"word": "a=b"}
+    assert load(tmp_path, MINIMAL, "env.options.word=").env.options == {"word": None}
+
+
+def test_an_override_can_name_the_environment_of_a_file_that_does_not(tmp_path: Path) -> None:
+    assert load(tmp_path, "seed: 3", "env.id=Sokoban-v0").env.id == "Sokoban-v0"
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("trainer.steps", "trainer.steps: must read key=value, such as trainer.steps=10"),
+        ("=3", "=3: must read key=value, such as trainer.steps=10"),
+        ("seed.x=3", "seed.x: seed is a value and has no keys"),
+        ("env.id.x.y=3", "env.id.x.y: id is a value and has no keys"),
+        ("trainer.steps=[1", "trainer.steps: '[1' is not YAML"),
+        ("trainer.step=3", "trainer.step: no such key; did you mean 'steps'?"),
+        ("trainer.steps=soon", "trainer.steps: Input should be a valid integer"),
+    ],
+)
+def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, MINIMAL + "seed: 3\n", override)
+    assert found.startswith(problem)
