@@ -26,7 +26,7 @@ RETRY_DELAYS_S = (0.05, 0.5)
 
 _MAX_SENDS = 2
 _MIN_SWEEP_S, _MAX_SWEEP_S = 0.01, 0.5
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 19
 _CLOSING_S = 1.0
 
 _ANSWERS = msgspec.json.Decoder(list[Answer])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import Any
 
 import anyio
 import uvicorn
-from anyio.abc import TaskStatus
 
 from envkit.errors import UsageError
 from envkit.http.app import App
@@ -54,22 +53,23 @@ async def serve(
     Raises:
         UsageError: The port or the path cannot be used; the message says what to do.
     """
-    listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
-    address = _address(listener)
-    try:
-        server = _Server(_config(app), lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
-        async with anyio.create_task_group() as tasks:
-            if handle_signals:
-                await tasks.start(_stop_on_signal, server.stopping)
-            tasks.start_soon(server.run_to_the_end, listener)
-            try:
-                await server.stopping.wait()
-            finally:
-                server.stopping.set()
-            await server.ended.wait()
-            tasks.cancel_scope.cancel()
-    finally:
-        _stop_listening(listener, uds)
+    with _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
+        listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
+        address = _address(listener)
+        try:
+            server = _Server(_config(app), lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
+            async with anyio.create_task_group() as tasks:
+                if signals is not None:
+                    tasks.start_soon(server.stop_on, signals)
+                tasks.start_soon(server.run_to_the_end, listener)
+                try:
+                    await server.stopping.wait()
+                finally:
+                    server.stopping.set()
+                await server.ended.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            _stop_listening(listener, uds)
 
 
 class _Server(uvicorn.Server):
@@ -92,6 +92,10 @@ class _Server(uvicorn.Server):
             finally:
                 self.ended.set()
 
+    async def stop_on(self, signals: AsyncIterator[signal.Signals]) -> None:
+        async for _ in signals:
+            self.stopping.set()
+
     async def main_loop(self) -> None:
         self._on_ready()
         await self.stopping.wait()
@@ -102,11 +106,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _stop_on_signal(stopping: anyio.Event, *, task_status: TaskStatus[None]) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        task_status.started()
-        async for _ in signals:
-            stopping.set()
+def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
+    return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
 
 
 def _config(app: App) -> uvicorn.Config:

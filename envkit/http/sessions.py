@@ -253,6 +253,7 @@ class SessionTable:
                     session.start = await episode.reset()
                     session.episode = episode
                     session.computing = episode if isinstance(episode, ComputingEpisode) else None
+                    session.used_at = clock.now()
                     session.happens(SessionEvent.OPENED)
                     session.opened.set()
                     await session.released.wait()
@@ -292,7 +293,8 @@ class SessionTable:
         except Exception as error:
             answer = _attributed(error, session.task)
         finally:
-            self.tally.step(clock.now() - began)
+            session.used_at = clock.now()
+            self.tally.step(session.used_at - began)
             session.settle(move, answer)
 
     async def _sweep(self) -> None:
@@ -303,8 +305,9 @@ class SessionTable:
                 await self._filled.wait()
             await anyio.sleep(interval_s)
             now = clock.now()
+            alive = {id for id, session in self._sessions.items() if not session.is_over}
             for ids in self._kept:
-                ids.intersection_update(id for id, session in self._sessions.items() if not session.is_over)
+                ids &= alive
                 for id in ids:
                     self._sessions[id].used_at = now
             for session in list(self._sessions.values()):

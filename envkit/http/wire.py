@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
@@ -37,7 +37,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 SessionId = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[A-Za-z0-9._~-]{1,128}$",
+        pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",  # Python's own $ lets a last line end pass
         description="Chosen by the caller: 1 to 128 letters, digits, dots, dashes, underscores, tildes.",
     ),
 ]
@@ -280,9 +280,10 @@ def batches(messages: Iterable[bytes], most_bytes: int) -> Iterator[bytes]:
 
 
 def _plain(value: object) -> object:
-    if hasattr(value, "tolist"):  # NumPy's scalars and arrays
-        return value.tolist()
-    raise TypeError(f"a {type(value).__name__} is not JSON")
+    to_list = getattr(value, "tolist", None)
+    if to_list is None:
+        raise TypeError(f"a {type(value).__name__} is not JSON")
+    return cast("object", to_list())  # NumPy's scalars and arrays
 
 
 def _joined(batch: list[bytes]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -217,7 +217,7 @@ def test_a_reward_that_is_no_number_travels_as_text(action: str, reward: object)
 
 @pytest.mark.parametrize("path", ["/v1/sessions/a/step", "/v1/sessions/a", "/v1/sessions:step"])
 def test_a_body_that_is_too_large_is_refused_whether_announced_or_not(path: str) -> None:
-    async def chunks() -> Any:
+    async def chunks() -> AsyncIterator[bytes]:
         for _ in range(30):
             yield b" " * 100
 

@@ -219,15 +219,17 @@ def test_a_client_that_never_reads_is_not_read_from_and_can_leave() -> None:
             async with connect(url, proxy=None) as watcher:
                 deaf = await connect(url, proxy=None, max_queue=1)
                 await deaf.send(json.dumps(frame(0, "create", session_id="a", **COUNT)))
-                many = json.dumps([frame(number, "nonsense" * 20) for number in range(MAX_OWED // 2)])
-                with anyio.move_on_after(1):
-                    for _ in range(6):
+                many = json.dumps([frame("x" * 2000, "step")] * (MAX_OWED // 3))
+                with anyio.move_on_after(2) as scope:
+                    for _ in range(9):
                         await deaf.send(many)
+                assert scope.cancelled_caught
                 (answer,) = await ask(watcher, frame(1, "session", session_id="a"))
                 assert answer["result"]["state"] == "ready"
                 deaf.transport.abort()
-                while "result" in (await ask(watcher, frame(1, "session", session_id="a")))[0]:
-                    pass  # while its socket is served, the session is kept
+                with anyio.fail_after(20):
+                    while "result" in (await ask(watcher, frame(1, "session", session_id="a")))[0]:
+                        pass  # while its socket is served, the session is kept
 
     clock.run(run)
 

@@ -281,12 +281,15 @@ def test_a_session_that_nobody_uses_expires() -> None:
 
 def test_a_session_does_not_expire_while_it_plays_a_step_or_is_kept() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
-        await table.create("a", SLEEPER)
+        await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 9}))
+        await anyio.sleep(8)
         assert (await table.step("a", 0, "sleep 30")).turn == 1
+        await anyio.sleep(8)
+        assert (await table.step("a", 1, "sleep 0")).turn == 2
         names = {"a", "unknown"}
         with table.keeping(names):
             await anyio.sleep(1000)
-            assert (await table.step("a", 1, "sleep 0")).turn == 2
+            assert (await table.step("a", 2, "sleep 0")).turn == 3
         assert names == {"a"}
         await anyio.sleep(11)
         assert table.views() == []
