@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,52 +13,12 @@ import pytest
 import safetensors.torch
 
 from envkit import clock
-from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.types import Completion, FinishReason, SamplingParams, Weights
-from tests.trainer_bridge.models import open_model, shake, slow_generate
+from tests.trainer_bridge.models import open_model, shake
+from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, params
 
 END = 4
 """The token that the tests stop at."""
-
-
-class Watched:
-    """An engine with a record of what its model was fed: rows and tokens of each forward pass."""
-
-    def __init__(self, folder: Path, *, batch_tokens: int = 65536) -> None:
-        self.model = open_model(folder)
-        self.engine = TransformersEngine(self.model, pad_id=0, batch_tokens=batch_tokens)
-        self.fed: list[tuple[int, int]] = []
-        self.before_pass: Callable[[], object] = lambda: None
-        self.model.register_forward_pre_hook(self._note, with_kwargs=True)
-
-    def _note(self, module: Any, args: Any, kwargs: Any) -> None:
-        rows, width = kwargs["input_ids"].shape
-        self.fed.append((rows, width))
-        self.before_pass()
-
-    async def all_of(self, requests: Sequence[tuple[str | None, Sequence[int], SamplingParams]]) -> list[Completion]:
-        """Send all requests in the same moment."""
-        done: dict[int, Completion] = {}
-
-        async def one(number: int, session: str | None, prompt: Sequence[int], params: SamplingParams) -> None:
-            done[number] = await self.engine.generate(prompt, params, session=session)
-
-        async with anyio.create_task_group() as tasks:
-            for number, request in enumerate(requests):
-                tasks.start_soon(one, number, *request)
-        return [done[number] for number in range(len(requests))]
-
-
-def params(seed: int = 0, *, n: int = 4, **changes: Any) -> SamplingParams:
-    return SamplingParams(seed=seed, max_tokens=n, **changes)
-
-
-def agrees_with_the_slow_way(model: Any, prompt: Sequence[int], how: SamplingParams, got: Completion) -> None:
-    said, logps = slow_generate(model, prompt, how)
-    assert list(got.token_ids) == said
-    assert list(got.logprobs) == pytest.approx(logps, abs=1e-5)
-    stopped = said[-1] in how.stop
-    assert got.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
 
 
 async def play(watched: Watched, reference: Any, rng: random.Random, *, sessions: int, turns: int, vocab: int) -> int:
@@ -338,117 +298,3 @@ def test_weights_of_another_model_are_refused(tiny_folder: Path, tmp_path: Path)
             await Watched(tiny_folder).engine.load(Weights(1, str(file)))
 
     clock.run(main, virtual=True)
-
-
-# --- When something goes wrong ---------------------------------------------------------------------------------------
-
-
-def test_a_failing_model_raises_in_every_waiting_caller_and_the_engine_works_afterwards(tiny_folder: Path) -> None:
-    async def main() -> list[str]:
-        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
-        (kept,) = await watched.all_of([("z", [1, 9, 9], params(7, n=1))])
-        told: list[str] = []
-
-        async def fails(name: str) -> None:
-            with pytest.raises(RuntimeError, match="out of memory") as caught:
-                await watched.engine.generate([1, 5, 6], params(1, n=3), session=name)
-            told.append(f"{name}: {caught.value}")
-
-        def break_the_second_pass() -> None:
-            if len(watched.fed) == 3:
-                raise RuntimeError("out of memory")
-
-        watched.before_pass = break_the_second_pass
-        async with anyio.create_task_group() as tasks:
-            for name in "abc":
-                tasks.start_soon(fails, name)
-
-        requests = [
-            ("a", [1, 5, 6], params(1, n=3)),
-            ("b", [1, 5, 6, 7, 8], params(2, n=3)),
-            ("z", [1, 9, 9, *kept.token_ids, 5], params(3, n=3)),
-        ]
-        for (_, prompt, how), got in zip(requests, await watched.all_of(requests), strict=True):
-            agrees_with_the_slow_way(reference, prompt, how, got)
-        return told
-
-    assert clock.run(main, virtual=True) == [f"{name}: out of memory" for name in "abc"]
-
-
-@pytest.mark.parametrize("leaver", ["a", "b", "c"])  # the first caller runs the batch for the others
-def test_a_caller_that_is_cancelled_does_not_break_the_others(tiny_folder: Path, leaver: str) -> None:
-    async def main() -> set[str]:
-        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
-        done: set[str] = set()
-        scopes = {name: anyio.CancelScope() for name in "abc"}
-
-        async def one(name: str, prompt: list[int], how: SamplingParams) -> None:
-            with scopes[name]:
-                got = await watched.engine.generate(prompt, how, session=name)
-                agrees_with_the_slow_way(reference, prompt, how, got)
-                done.add(name)
-
-        def cancel_in_the_second_pass() -> None:
-            if len(watched.fed) == 2:
-                anyio.from_thread.run_sync(scopes[leaver].cancel)
-
-        watched.before_pass = cancel_in_the_second_pass
-        async with anyio.create_task_group() as tasks:
-            for number, name in enumerate("abc"):
-                tasks.start_soon(one, name, [1, 5 + number, 6], params(number, n=4))
-
-        (later,) = await watched.all_of([("d", [1, 8], params(4, n=2))])
-        agrees_with_the_slow_way(reference, [1, 8], params(4, n=2), later)
-        return done
-
-    assert clock.run(main, virtual=True) == set("abc") - {leaver}
-
-
-def test_a_session_can_be_forgotten_while_its_batch_runs(tiny_folder: Path) -> None:
-    async def main() -> list[tuple[int, int]]:
-        watched, reference = Watched(tiny_folder, batch_tokens=1), open_model(tiny_folder)
-        first = await watched.all_of([("a", [1, 5], params(1, n=1)), ("b", [1, 6], params(2, n=1))])
-        requests = [
-            (name, [1, 5 + number, *first[number].token_ids, 9], params(number, n=2))
-            for number, name in enumerate("ab")
-        ]
-        watched.before_pass = lambda: anyio.from_thread.run_sync(watched.engine.forget, "b")
-        second = await watched.all_of(requests)
-        for (_, prompt, how), got in zip(requests, second, strict=True):
-            agrees_with_the_slow_way(reference, prompt, how, got)
-        watched.before_pass = lambda: None
-        watched.fed.clear()
-        for (name, prompt, how), got in zip(requests, second, strict=True):
-            await watched.all_of([(name, [*prompt, *got.token_ids, 5], how)])
-        return watched.fed
-
-    # a goes on from its cache, b is read from the start.
-    assert clock.run(main, virtual=True) == [(1, 2), (1, 1), (1, 7), (1, 1)]
-
-
-@pytest.mark.parametrize("end", ["cancelled", "failed"])
-def test_a_request_without_a_session_that_comes_to_nothing_leaves_nothing_behind(tiny_folder: Path, end: str) -> None:
-    async def main() -> list[tuple[int, int]]:
-        watched = Watched(tiny_folder, batch_tokens=1)
-        prompt = [1, 5, 6]  # the same list again and again, so that its place in memory names nobody
-        scope = anyio.CancelScope()
-
-        def end_it() -> None:
-            if len(watched.fed) == 2:
-                if end == "failed":
-                    raise RuntimeError("out of memory")
-                anyio.from_thread.run_sync(scope.cancel)
-
-        watched.before_pass = end_it
-        with scope:
-            try:
-                await watched.engine.generate(prompt, params(1, n=2))
-            except RuntimeError:
-                assert end == "failed"
-        watched.fed.clear()
-        watched.before_pass = lambda: None
-        prompt += [7, 8]
-        await watched.engine.generate(prompt, params(1, n=1))
-        return watched.fed
-
-    assert clock.run(main, virtual=True) == [(1, 5)]

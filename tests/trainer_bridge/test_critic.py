@@ -1,0 +1,58 @@
+"""The critic: one estimate for each turn, of what stood before the policy spoke."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from envkit.trainer_bridge.critic import Critic
+from tests.trainer_bridge.models import open_model, sample, shake
+
+
+def critic_of(folder: Path) -> Critic:
+    critic = Critic(open_model(folder))
+    shake(critic, seed=4)
+    return critic
+
+
+def test_a_new_critic_expects_nothing_and_starts_from_the_policys_body(tiny_folder: Path) -> None:
+    model = open_model(tiny_folder)
+    critic = Critic(model)
+    assert critic([sample([1, 5], ([6], (7,)), ([8], ()))]).tolist() == [0.0, 0.0]
+    for own, other in zip(critic.body.parameters(), model.model.parameters(), strict=True):
+        assert torch.equal(own, other)
+        assert own.data_ptr() != other.data_ptr()  # a copy, which learns for itself
+
+
+def test_an_estimate_is_that_of_the_prompt_alone(tiny_folder: Path) -> None:
+    critic = critic_of(tiny_folder)
+    whole = critic([sample([1, 5, 6], ([7, 8], (9, 10)), ([11], (12,)), ([13, 3], ()))]).tolist()
+    prompts = [[1, 5, 6], [1, 5, 6, 7, 8, 9, 10], [1, 5, 6, 7, 8, 9, 10, 11, 12]]
+    for value, prompt in zip(whole, prompts, strict=True):
+        with torch.no_grad():
+            hidden_BLH = critic.body(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state
+            assert value == pytest.approx(critic.head(hidden_BLH[0, -1]).item(), abs=1e-5)
+    assert len({round(value, 3) for value in whole}) == 3
+
+
+def test_what_is_said_later_does_not_change_an_estimate(tiny_folder: Path) -> None:
+    critic = critic_of(tiny_folder)
+    one = critic([sample([1, 5, 6], ([7], (9,)), ([11], ()))]).tolist()
+    other = critic([sample([1, 5, 6], ([8], (10, 12)), ([3], ()))]).tolist()
+    assert one[0] == pytest.approx(other[0], abs=1e-6)
+    assert one[1] != pytest.approx(other[1], abs=1e-3)
+
+
+def test_rows_of_different_length_are_estimated_as_if_each_were_alone(tiny_folder: Path) -> None:
+    critic = critic_of(tiny_folder)
+    samples = [
+        sample([1, 5], ([6], ())),
+        sample([1, 5, 6, 7, 8], ([9], (10,)), ([11], ())),
+        sample([1], ([6, 7, 8], (9,)), ([3], (4,)), ([5], ())),
+    ]
+    together = critic(samples).tolist()
+    alone = [value for one in samples for value in critic([one]).tolist()]
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert len(together) == 1 + 2 + 3
