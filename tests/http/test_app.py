@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
-import anyio
 import httpx
 import pytest
 
 from envkit import clock
 from envkit.registry import EnvSpec
+from tests.http.stage import over_http
 from tests.http.worlds import serving, slots
-
-Main = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 COUNT = {"env_id": "Count-v0", "seed": 7}
 ENVS = [EnvSpec("Count-v0", "tests.http.worlds:Count", {"end": 3}, summary="Counts its steps.")]
-
-
-def play(main: Main, *, capacity: int = 4, **settings: Any) -> None:
-    """Run `main` with a client of a running server."""
-
-    async def run() -> None:
-        async with (
-            slots(capacity) as host,
-            serving(host, envs=lambda: ENVS, **settings) as address,
-            httpx.AsyncClient(base_url=address, trust_env=False, verify=False) as client,
-        ):
-            await main(client)
-
-    clock.run(run)
 
 
 def test_an_episode_is_made_played_looked_at_and_ended() -> None:
@@ -75,7 +58,7 @@ def test_an_episode_is_made_played_looked_at_and_ended() -> None:
             assert (await client.delete("/v1/sessions/a")).json() == {"done": True}
         assert (await client.get("/v1/sessions")).json() == {"sessions": []}
 
-    play(main)
+    over_http(main)
 
 
 def test_a_retry_that_comes_out_of_turn_learns_the_turn_of_the_session() -> None:
@@ -96,7 +79,7 @@ def test_a_retry_that_comes_out_of_turn_learns_the_turn_of_the_session() -> None
         other = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "y"})
         assert (other.status_code, other.json()["type"], other.json()["turn"]) == (409, "session_conflict", 1)
 
-    play(main)
+    over_http(main)
 
 
 def test_a_slow_reset_is_answered_with_202_until_it_is_done() -> None:
@@ -109,7 +92,7 @@ def test_a_slow_reset_is_answered_with_202_until_it_is_done() -> None:
             pass
         assert (done.status_code, done.json()["observation"]) == (200, "awake")
 
-    play(main, slow_reset_s=0.05)
+    over_http(main, slow_reset_s=0.05)
 
 
 def test_a_batch_is_answered_one_by_one_in_its_order() -> None:
@@ -148,7 +131,7 @@ def test_a_batch_is_answered_one_by_one_in_its_order() -> None:
         assert answer.json()[3]["error"]["turn"] == 0
         assert (await client.post("/v1/sessions:step", json=[])).json() == []
 
-    play(main)
+    over_http(main)
 
 
 def test_a_full_server_is_alive_but_not_ready() -> None:
@@ -164,7 +147,7 @@ def test_a_full_server_is_alive_but_not_ready() -> None:
         health = await client.get("/v1/health")
         assert (health.status_code, health.json()["status"], health.json()["protocol"]) == (200, "alive", 1)
 
-    play(main, capacity=1)
+    over_http(main, capacity=1)
 
 
 def test_the_environments_are_those_that_the_server_was_told_of() -> None:
@@ -173,7 +156,7 @@ def test_the_environments_are_those_that_the_server_was_told_of() -> None:
             "envs": [{"id": "Count-v0", "summary": "Counts its steps.", "options": {"end": 3}, "replayable": True}]
         }
 
-    play(main)
+    over_http(main, envs=ENVS)
 
 
 def test_errors_of_the_world_and_of_the_task_keep_their_fields() -> None:
@@ -191,7 +174,7 @@ def test_errors_of_the_world_and_of_the_task_keep_their_fields() -> None:
         assert (raised.status_code, raised.json()["type"]) == (500, "env_error")
         assert raised.json()["fields"] == {"env_id": "Count-v0", "cause": "ValueError: boom"}
 
-    play(main)
+    over_http(main)
 
 
 @pytest.mark.parametrize("action", ["odd", "surrogate"])
@@ -202,7 +185,7 @@ def test_an_observation_that_json_cannot_say_is_a_fault_of_the_world(action: str
         assert (answer.status_code, answer.json()["type"]) == (500, "env_error")
         assert "cannot be said in JSON" in answer.json()["detail"]
 
-    play(main)
+    over_http(main)
 
 
 @pytest.mark.parametrize(("action", "reward"), [("nan", "nan"), ("infinity", "-inf"), ("x", 0.5)])
@@ -212,7 +195,7 @@ def test_a_reward_that_is_no_number_travels_as_text(action: str, reward: object)
         answer = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": action})
         assert answer.json()["reward"] == reward
 
-    play(main)
+    over_http(main)
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions/a/step", "/v1/sessions/a", "/v1/sessions:step"])
@@ -228,7 +211,7 @@ def test_a_body_that_is_too_large_is_refused_whether_announced_or_not(path: str)
             assert (answer.status_code, answer.json()["type"]) == (413, "too_large")
         assert (await client.get("/v1/health")).status_code == 200
 
-    play(main, max_request_bytes=2000)
+    over_http(main, max_request_bytes=2000)
 
 
 def test_metrics_count_sessions_steps_and_errors() -> None:
@@ -252,7 +235,7 @@ def test_metrics_count_sessions_steps_and_errors() -> None:
         ):
             assert line in lines
 
-    play(main)
+    over_http(main)
 
 
 def test_the_document_describes_every_route_and_every_type_that_it_names() -> None:
@@ -276,105 +259,7 @@ def test_the_document_describes_every_route_and_every_type_that_it_names() -> No
         assert "422" not in document["paths"]["/v1/sessions/{session_id}"]["put"]["responses"]
         assert (await client.get("/docs")).status_code == 200
 
-    play(main)
-
-
-DEEP = b'{"env_id":"Count-v0","seed":1,"options":{"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}}"
-BODIES = [
-    b"",
-    b"null",
-    b"17",
-    b"[]",
-    b"[[]]",
-    b"{}",
-    b'"text"',
-    b"{",
-    b"\xff\xfe\x00",
-    b"NaN",
-    b'{"turn":0,"action":"\\ud800"}',
-    b'{"turn":0,"action":"\\u0000"}',
-    b'{"turn":0,"action":7}',
-    b'{"turn":true,"action":"x"}',
-    b'{"turn":-1,"action":"x"}',
-    b'{"turn":0.0,"action":"x"}',
-    b'{"turn":99999999999999999999999999,"action":"x"}',
-    b'{"turn":1e999,"action":"x"}',
-    b'{"turn":0,"action":"x","more":1}',
-    b'{"turn":0}',
-    b'[{"turn":0,"action":"x","session_id":"a"},null]',
-    b'[{"turn":0,"action":"x","session_id":5}]',
-    b'{"env_id":"Count-v0"}',
-    b'{"env_id":7,"seed":1}',
-    b'{"env_id":"Count-v0","seed":-1}',
-    b'{"env_id":"Count-v0","seed":"1"}',
-    b'{"env_id":"Count-v0","seed":1,"options":[]}',
-    b'{"env_id":"Count-v0","seed":1,"options":{"end":-5}}',
-    b'{"env_id":"Count-v0","seed":1,"option":{}}',
-    b'{"env_id":"\\u0000","seed":1}',
-    b'{"env_id":"../../etc/passwd","seed":1}',
-    DEEP,
-]
-ROUTES = [
-    ("PUT", "/v1/sessions/a"),
-    ("PUT", "/v1/sessions/%00"),
-    ("PUT", "/v1/sessions/" + "a" * 129),
-    ("PUT", "/v1/sessions/a%2Fb"),
-    ("PUT", "/v1/sessions/%ff%fe"),
-    ("POST", "/v1/sessions/a/step"),
-    ("POST", "/v1/sessions/%ff/step"),
-    ("POST", "/v1/sessions//step"),
-    ("POST", "/v1/sessions/a/b/step"),
-    ("POST", "/v1/sessions:step"),
-    ("POST", "/v1/sessions"),
-    ("GET", "/v1/sessions"),
-    ("GET", "/v1/sessions/a"),
-    ("GET", "/v1/sessions/a/step"),
-    ("DELETE", "/v1/sessions/%2e%2e"),
-    ("DELETE", "/v1/sessions"),
-    ("GET", "/v1/envs"),
-    ("GET", "/v1/ws"),
-    ("POST", "/v1/health"),
-    ("PATCH", "/v1/ready"),
-    ("OPTIONS", "/metrics"),
-    ("GET", "/v2/sessions"),
-    ("GET", "//"),
-    ("TRACE", "/" + "x" * 4000),
-]
-
-
-@pytest.mark.parametrize("route", ROUTES, ids=[f"{verb} {path[:30]}" for verb, path in ROUTES])
-def test_junk_is_refused_politely(route: tuple[str, str]) -> None:
-    async def main(client: httpx.AsyncClient) -> None:
-        verb, path = route
-        for body in BODIES:
-            answer = await client.request(verb, path, content=body)
-            assert answer.status_code < 500, (body[:60], answer.text)
-            if answer.status_code >= 400:
-                assert answer.headers["content-type"] == "application/problem+json"
-                assert answer.json()["status"] == answer.status_code
-        assert (await client.get("/v1/health")).status_code == 200
-
-    play(main, capacity=100)
-
-
-@pytest.mark.parametrize(
-    "request_line",
-    [
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"\x00\x01\x02\r\n\r\n",
-        b"PUT /v1/sessions/a HTTP/1.1\r\ncontent-length: -4\r\n\r\n{}",
-    ],
-)
-def test_what_is_not_even_http_does_not_stop_the_server(request_line: bytes) -> None:
-    async def main(client: httpx.AsyncClient) -> None:
-        url = client.base_url
-        with anyio.fail_after(5):
-            async with await anyio.connect_tcp(url.host, url.port or 0) as stream:
-                await stream.send(request_line)
-                assert not (await stream.receive()).startswith(b"HTTP/1.1 5")
-        assert (await client.get("/v1/health")).status_code == 200
-
-    play(main)
+    over_http(main)
 
 
 def test_the_registry_is_asked_anew_for_each_list() -> None:
@@ -400,7 +285,7 @@ def test_a_lazy_server_answers_the_same() -> None:
         assert (await client.put("/v1/sessions/a", json=COUNT)).json()["observation"] == "seed 7"
         assert (await client.get("/v1/health")).status_code == 200
 
-    play(main, lazy=True)
+    over_http(main, lazy=True)
 
 
 def test_a_reply_is_not_held_back_by_the_kernel() -> None:
@@ -413,4 +298,4 @@ def test_a_reply_is_not_held_back_by_the_kernel() -> None:
             seconds.append(clock.now() - began)
         assert min(seconds) < 0.03  # Nagle's algorithm and a delayed acknowledgement take 40 ms each time
 
-    play(main)
+    over_http(main)

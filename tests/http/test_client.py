@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 import pytest
-from websockets.asyncio.server import ServerConnection, serve
 
 from envkit import clock
 from envkit.errors import (
     DeadlineError,
     EnvError,
-    EnvkitError,
     OptionError,
     RequestError,
     SandboxLostError,
@@ -28,26 +24,11 @@ from envkit.errors import (
 from envkit.http.client import EnvClient
 from envkit.protocols import EnvHost
 from envkit.types import Reset, Step, Task
+from tests.http.stage import by_client
 from tests.http.worlds import Lender, Line, serving, slots
 
 COUNT = Task("Count-v0", 7)
 SLEEPER = Task("Sleeper-v0", 0)
-
-Main: TypeAlias = Callable[[EnvClient, Lender], Awaitable[None]]
-
-
-def play(main: Main, *, capacity: int = 4, timeout_s: float = 20, **settings: Any) -> None:
-    """Run `main` with a client of a running server; afterwards no lease may be open."""
-
-    async def run() -> None:
-        lender = Lender(slots(capacity))
-        async with serving(lender, **settings) as address:
-            with anyio.fail_after(30):
-                async with EnvClient(address, timeout_s=timeout_s) as client:
-                    await main(client, lender)
-        assert lender.open == 0
-
-    clock.run(run)
 
 
 def test_an_episode_far_away_is_played_like_one_here() -> None:
@@ -62,7 +43,7 @@ def test_an_episode_far_away_is_played_like_one_here() -> None:
             assert far == await episode(here)
         assert far[1][-1].terminated
 
-    play(main)
+    by_client(main)
 
 
 def test_a_client_satisfies_the_protocol_and_knows_what_the_server_has() -> None:
@@ -75,7 +56,7 @@ def test_a_client_satisfies_the_protocol_and_knows_what_the_server_has() -> None
             ready = await client.ready()
             assert (ready.ready, ready.capacity, ready.leased) == (True, 9, 1)
 
-    play(main, capacity=9)
+    by_client(main, capacity=9)
 
 
 def test_leaving_a_lease_gives_its_place_back_however_it_is_left() -> None:
@@ -97,7 +78,7 @@ def test_leaving_a_lease_gives_its_place_back_however_it_is_left() -> None:
                 await episode.step("sleep 50")
         assert lender.open == 0
 
-    play(main)
+    by_client(main)
 
 
 def test_errors_arrive_as_what_they_were() -> None:
@@ -125,7 +106,7 @@ def test_errors_arrive_as_what_they_were() -> None:
             async with client.lease(Task("Count-v0", 0, {"end": object()})):  # type: ignore[dict-item]
                 pass
 
-    play(main)
+    by_client(main)
 
 
 @pytest.mark.parametrize(("action", "reward"), [("nan", math.nan), ("infinity", -math.inf)])
@@ -135,7 +116,7 @@ def test_a_reward_that_is_no_number_survives(action: str, reward: float) -> None
             await episode.reset()
             assert (await episode.step(action)).reward == pytest.approx(reward, nan_ok=True)
 
-    play(main)
+    by_client(main)
 
 
 def test_an_action_that_is_no_text_is_an_action_like_any_other() -> None:
@@ -144,7 +125,7 @@ def test_an_action_that_is_no_text_is_an_action_like_any_other() -> None:
             await episode.reset()
             assert (await episode.step("\ud800\x00")).observation.text == "1 ?\x00"
 
-    play(main)
+    by_client(main)
 
 
 def test_two_hundred_sessions_share_one_socket(tmp_path: Path) -> None:
@@ -186,7 +167,7 @@ def test_leases_wait_while_the_server_is_full_also_for_those_of_other_clients() 
                     tasks.start_soon(episodes, mine)
         assert (most, played) == (3, 24)
 
-    play(main, capacity=3)
+    by_client(main, capacity=3)
 
 
 def test_a_socket_that_breaks_during_a_call_is_made_again_and_the_world_moves_once(tmp_path: Path) -> None:
@@ -266,7 +247,7 @@ def test_a_call_has_a_deadline_and_a_late_answer_does_no_harm() -> None:
                 await anyio.sleep_forever()
             assert (await client.health()).status == "alive"
 
-    play(main, timeout_s=0.2)
+    by_client(main, timeout_s=0.2)
 
 
 def test_a_reset_that_the_server_gives_up_is_an_error_of_the_lease() -> None:
@@ -275,7 +256,7 @@ def test_a_reset_that_the_server_gives_up_is_an_error_of_the_lease() -> None:
             async with client.lease(Task("Sleeper-v0", 0, {"reset_s": 50})):
                 pass
 
-    play(main, ttl_s=0.2)
+    by_client(main, ttl_s=0.2)
 
 
 def test_a_client_that_was_left_says_so() -> None:
@@ -285,7 +266,7 @@ def test_a_client_that_was_left_says_so() -> None:
         with pytest.raises(UnreachableError, match=r"the connection to http://.* was closed"):
             await other.health()
 
-    play(main)
+    by_client(main)
 
 
 def test_an_error_of_the_block_leaves_the_client_as_it_is() -> None:
@@ -297,7 +278,7 @@ def test_an_error_of_the_block_leaves_the_client_as_it_is() -> None:
         with pytest.raises(KeyError, match="mine"):
             await fail()
 
-    play(main)
+    by_client(main)
 
 
 @pytest.mark.parametrize(
@@ -346,101 +327,10 @@ def test_a_place_that_is_gone_is_told_as_such_by_the_way_to_it() -> None:
         clock.run(run)
 
 
-HONEST = '{"id":%d,"result":{"ready":true,"capacity":1,"leased":0,"version":"1"}}'
-
-
-class Scripted:
-    """A server that answers each message as its script says (None closes the socket), and honestly after its end."""
-
-    def __init__(self, *script: str | None) -> None:
-        self.messages: list[list[Any]] = []
-        self._script = [HONEST, *script]  # a client begins with a call of its own
-
-    async def __call__(self, socket: ServerConnection) -> None:
-        async for message in socket:
-            content = json.loads(message)
-            frames = content if isinstance(content, list) else [content]
-            self.messages.append(frames)
-            template = self._script.pop(0) if self._script else HONEST
-            if template is None:
-                return
-            answers = [template % frame["id"] if "%d" in template else template for frame in frames]
-            await socket.send("[" + ",".join(answers) + "]")
-
-
-def against(server: Scripted, main: Callable[[EnvClient], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with serve(server, "127.0.0.1", 0) as listening:
-            port = next(iter(listening.sockets)).getsockname()[1]
-            with anyio.fail_after(20):
-                async with EnvClient(f"http://127.0.0.1:{port}", timeout_s=5) as client:
-                    await main(client)
-
-    clock.run(run)
-
-
-def test_calls_of_one_turn_of_the_loop_travel_in_one_message() -> None:
-    async def main(client: EnvClient) -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(10):
-                tasks.start_soon(client.health)
-
-    server = Scripted()
-    against(server, main)
-    assert [len(frames) for frames in server.messages] == [1, 10]
-
-
-def test_a_call_that_breaks_two_sockets_is_not_tried_a_third_time() -> None:
-    async def main(client: EnvClient) -> None:
-        with pytest.raises(UnreachableError, match="broke the connection during 'health', twice"):
-            await client.health()
-        assert (await client.health()).version == "1"
-
-    server = Scripted(None, None)
-    against(server, main)
-    assert [frames[0]["method"] for frames in server.messages] == ["ready", "health", "health", "health"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "error", "message"),
-    [
-        ("nonsense", UnreachableError, "answers what is no answer"),
-        ('{"id":[]}', UnreachableError, "answers what is no answer"),
-        ('{"id":%d}', RequestError, "'health' in a way that cannot be read"),
-        ('{"id":%d,"result":null}', RequestError, "'health' in a way that cannot be read"),
-        ('{"id":%d,"result":{"version":7}}', RequestError, "'health' in a way that cannot be read"),
-        ('{"id":%d,"error":{"type":"no_such_code","detail":"strange"}}', EnvkitError, "strange"),
-        ('{"id":%d,"error":{"type":"env_error","fields":{"x":1},"detail":"strange"}}', EnvkitError, "strange"),
-        (
-            '{"id":%d,"error":{"type":"unknown_env","fields":{"env_id":1,"known":[2],"hint":0},"detail":"strange"}}',
-            EnvkitError,
-            "strange",
-        ),
-        ('{"id":%d,"error":{}}', EnvkitError, "without saying which"),
-    ],
-)
-def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(
-    answer: str, error: type[EnvkitError], message: str
-) -> None:
-    async def main(client: EnvClient) -> None:
-        with pytest.raises(error, match=message):
-            await client.health()
-        assert (await client.health()).version == "1"
-
-    against(Scripted(answer), main)
-
-
-def test_an_answer_that_nobody_waits_for_is_ignored() -> None:
-    async def main(client: EnvClient) -> None:
-        assert (await client.health()).version == "1"
-
-    against(Scripted('{"id":99,"result":{}},{"id":null,"error":{}},' + HONEST), main)
-
-
 def test_a_server_of_another_kind_is_recognised() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         with pytest.raises(UnreachableError, match="/else answers with status 403; is it an `envkit serve`"):
             async with EnvClient(client.address + "/else"):
                 pass
 
-    play(main)
+    by_client(main)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-
 import anyio
 import anyio.lowlevel
 import pytest
@@ -14,44 +11,18 @@ from envkit.errors import (
     CapacityError,
     DeadlineError,
     EnvError,
-    EnvkitError,
-    OptionError,
-    SandboxLostError,
     SessionBrokenError,
     SessionConflictError,
-    SessionNotFoundError,
     StepOrderError,
-    UnknownEnvError,
 )
 from envkit.http.session import Opened, Played, SessionState
 from envkit.http.sessions import SessionTable
-from envkit.protocols import Episode
-from envkit.types import Observation, Reset, Step, Task
-from tests.http.worlds import Lender, slots
+from envkit.types import Observation, Step, Task
+from tests.http.stage import on_table, settle
+from tests.http.worlds import Lender
 
 COUNT = Task("Count-v0", 7)
 SLEEPER = Task("Sleeper-v0", 0)
-
-Play = Callable[[SessionTable, Lender], Awaitable[None]]
-
-
-def play(main: Play, *, capacity: int = 4, ttl_s: float = 600, step_timeout_s: float = 60) -> Lender:
-    """Run `main` with a table on virtual time; afterwards no lease may be open."""
-
-    async def run() -> Lender:
-        lender = Lender(slots(capacity))
-        async with SessionTable(lender, ttl_s=ttl_s, step_timeout_s=step_timeout_s) as table:
-            await main(table, lender)
-        assert lender.open == 0
-        return lender
-
-    return clock.run(run, virtual=True)
-
-
-async def settle() -> None:
-    """Let everything run that is ready, without time moving."""
-    for _ in range(20):
-        await anyio.lowlevel.checkpoint()
 
 
 def test_a_session_starts_and_each_answer_names_its_turn() -> None:
@@ -63,7 +34,7 @@ def test_a_session_starts_and_each_answer_names_its_turn() -> None:
             Played(2, Step(Observation("2 y", ("on", "back")), 0.5, False, False, {"legal_moves": ["on", "back"]})),
         ]
 
-    play(main)
+    on_table(main)
 
 
 def test_creating_again_gives_the_same_start_and_the_turn_of_now() -> None:
@@ -74,7 +45,7 @@ def test_creating_again_gives_the_same_start_and_the_turn_of_now() -> None:
         assert await table.create("a", COUNT) == Opened(1, first.start)
         assert lender.open == 1
 
-    play(main)
+    on_table(main)
 
 
 def test_an_id_in_use_is_refused_to_another_task() -> None:
@@ -83,7 +54,7 @@ def test_an_id_in_use_is_refused_to_another_task() -> None:
         with pytest.raises(SessionConflictError, match="session a plays another task"):
             await table.create("a", Task("Count-v0", 8))
 
-    play(main)
+    on_table(main)
 
 
 def test_the_same_step_twice_moves_the_world_once() -> None:
@@ -93,7 +64,7 @@ def test_the_same_step_twice_moves_the_world_once() -> None:
         assert await table.step("a", 0, "x") == first
         assert (await table.step("a", 1, "x")).step.observation.text == "2 x"
 
-    play(main)
+    on_table(main)
 
 
 def test_a_step_out_of_turn_or_with_another_action_is_refused_and_changes_nothing() -> None:
@@ -109,7 +80,7 @@ def test_a_step_out_of_turn_or_with_another_action_is_refused_and_changes_nothin
         with pytest.raises(StepOrderError, match="expected turn 2, got 0"):
             await table.step("a", 0, "x")
 
-    play(main)
+    on_table(main)
 
 
 def test_a_repeat_that_comes_while_the_step_is_played_waits_for_its_answer() -> None:
@@ -132,7 +103,7 @@ def test_a_repeat_that_comes_while_the_step_is_played_waits_for_its_answer() -> 
         assert clock.now() == 10
         assert [answer.step.observation.text for _, answer in answers] == ["1 slept", "1 slept"]
 
-    play(main)
+    on_table(main)
 
 
 def test_a_step_that_is_cancelled_in_the_world_breaks_its_session() -> None:
@@ -147,7 +118,7 @@ def test_a_step_that_is_cancelled_in_the_world_breaks_its_session() -> None:
         await settle()
         assert (lender.open, lender.void) == (0, 1)
 
-    play(main)
+    on_table(main)
 
 
 def test_a_waiter_learns_that_the_step_it_waits_for_was_cancelled() -> None:
@@ -171,7 +142,7 @@ def test_a_waiter_learns_that_the_step_it_waits_for_was_cancelled() -> None:
             await settle()
             scope.cancel()
 
-    play(main)
+    on_table(main)
 
 
 def test_a_step_past_its_deadline_is_cancelled_and_breaks_the_session() -> None:
@@ -186,7 +157,7 @@ def test_a_step_past_its_deadline_is_cancelled_and_breaks_the_session() -> None:
         await settle()
         assert (lender.open, lender.void) == (0, 1)
 
-    play(main)
+    on_table(main)
 
 
 def test_a_step_just_within_its_deadline_is_answered() -> None:
@@ -194,7 +165,7 @@ def test_a_step_just_within_its_deadline_is_answered() -> None:
         await table.create("a", SLEEPER)
         assert (await table.step("a", 0, "sleep 59")).turn == 1
 
-    play(main)
+    on_table(main)
 
 
 def test_what_the_world_raises_is_the_answer_also_when_repeated_and_breaks_the_session() -> None:
@@ -208,7 +179,7 @@ def test_what_the_world_raises_is_the_answer_also_when_repeated_and_breaks_the_s
         await settle()
         assert (lender.open, lender.void, table.leased) == (0, 1, 0)
 
-    play(main)
+    on_table(main)
 
 
 def test_an_episode_that_ends_gives_its_place_back_and_keeps_its_last_answer() -> None:
@@ -223,7 +194,7 @@ def test_an_episode_that_ends_gives_its_place_back_and_keeps_its_last_answer() -
             await table.step("a", 1, "x")
         await table.create("b", COUNT)
 
-    play(main, capacity=1)
+    on_table(main, capacity=1)
 
 
 def test_a_full_host_says_so_at_once_and_has_room_again_after_a_delete() -> None:
@@ -235,214 +206,4 @@ def test_a_full_host_says_so_at_once_and_has_room_again_after_a_delete() -> None
         await table.delete("a")
         await table.create("b", COUNT)
 
-    play(main, capacity=1)
-
-
-def test_deleting_is_safe_to_repeat_and_ends_a_session_in_any_state() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        await table.delete("never made")
-        await table.create("ready", COUNT)
-        await table.create("stepping", SLEEPER)
-
-        async def refused(call: Awaitable[object], error: type[EnvkitError]) -> None:
-            with pytest.raises(error):
-                await call
-
-        async with anyio.create_task_group() as tasks:
-            opening = table.create("opening", Task("Sleeper-v0", 0, {"reset_s": 50}))
-            tasks.start_soon(refused, opening, SessionNotFoundError)
-            tasks.start_soon(refused, table.step("stepping", 0, "sleep 50"), SessionNotFoundError)
-            await settle()
-            for id in ("ready", "stepping", "opening"):
-                await table.delete(id)
-                await table.delete(id)
-                with pytest.raises(SessionNotFoundError, match=f"no session {id}"):
-                    await table.step(id, 0, "x")
-        assert (clock.now(), lender.open, table.leased, table.views()) == (0, 0, 0, [])
-
-    play(main)
-
-
-def test_a_session_that_nobody_uses_expires() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        await table.create("a", COUNT)
-        await anyio.sleep(599)
-        await table.step("a", 0, "x")
-        await anyio.sleep(599)
-        assert table.get("a").idle_s == 599  # looking is not using
-        assert lender.open == 1
-        await anyio.sleep(2)
-        with pytest.raises(SessionNotFoundError, match="has expired"):
-            await table.step("a", 1, "x")
-        assert lender.open == 0
-
-    play(main)
-
-
-def test_a_session_does_not_expire_while_it_plays_a_step_or_is_kept() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 9}))
-        await anyio.sleep(8)
-        assert (await table.step("a", 0, "sleep 30")).turn == 1
-        await anyio.sleep(8)
-        assert (await table.step("a", 1, "sleep 0")).turn == 2
-        names = {"a", "unknown"}
-        with table.keeping(names):
-            await anyio.sleep(1000)
-            assert (await table.step("a", 2, "sleep 0")).turn == 3
-        assert names == {"a"}
-        await anyio.sleep(11)
-        assert table.views() == []
-
-    play(main, ttl_s=10)
-
-
-def test_a_finished_session_is_not_kept_from_expiring() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        await table.create("a", Task("Count-v0", 0, {"end": 1}))
-        await table.step("a", 0, "x")
-        with table.keeping({"a"}):
-            await anyio.sleep(12)
-        assert table.views() == []
-
-    play(main, ttl_s=10)
-
-
-def test_a_reset_that_takes_too_long_is_given_up() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        with table.keeping({"a"}), pytest.raises(DeadlineError, match="the reset took longer than 100 s"):
-            await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 1000}))
-        assert (clock.now(), lender.open) == (100, 0)
-
-    play(main, ttl_s=100)
-
-
-def test_a_caller_that_stops_waiting_for_a_reset_can_come_back_for_it() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        task = Task("Sleeper-v0", 0, {"reset_s": 20})
-        with anyio.move_on_after(5):
-            await table.create("a", task)
-        assert table.get("a").state is SessionState.OPENING
-        with pytest.raises(StepOrderError, match="a step before the answer to create"):
-            await table.step("a", 0, "sleep 1")
-        assert (await table.create("a", task)).start.observation.text == "awake"
-        assert clock.now() == 20
-
-    play(main)
-
-
-def test_a_reset_that_fails_is_told_to_all_who_wait_and_frees_the_id() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        for task, error in (
-            (Task("Count-v0", 0, {"end": 0}), OptionError),
-            (Task("Cuont-v0", 0), UnknownEnvError),
-        ):
-            for _ in range(2):
-                with pytest.raises(error):
-                    await table.create("a", task)
-            assert (lender.open, table.leased, table.views()) == (0, 0, [])
-        await table.create("a", COUNT)
-
-    play(main)
-
-
-def test_a_reset_that_fails_unheard_is_told_to_the_next_who_asks() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        task = Task("Sleeper-v0", 0, {"reset_s": "no number"})
-        with anyio.move_on_after(0):
-            await table.create("a", task)
-        await settle()
-        assert table.get("a").state is SessionState.BROKEN
-        with pytest.raises(EnvError, match="could not convert string to float"):
-            await table.create("a", task)
-        assert table.views() == []
-
-    play(main)
-
-
-def test_everything_is_given_back_when_the_server_stops() -> None:
-    async def run() -> int:
-        lender = Lender(slots(9))
-        async with anyio.create_task_group() as tasks:
-
-            async def step(table: SessionTable) -> None:
-                with pytest.raises(SessionBrokenError, match="the server stopped"):
-                    await table.step("stepping", 0, "sleep 500")
-
-            async def create(table: SessionTable) -> None:
-                with pytest.raises(SessionBrokenError, match="the server stopped"):
-                    await table.create("opening", Task("Sleeper-v0", 0, {"reset_s": 500}))
-
-            async def stop_by_an_error() -> None:
-                async with SessionTable(lender) as table:
-                    await table.create("ready", COUNT)
-                    await table.create("stepping", SLEEPER)
-                    tasks.start_soon(step, table)
-                    tasks.start_soon(create, table)
-                    await settle()
-                    assert lender.open == 3
-                    raise KeyError("not wrapped")
-
-            with pytest.raises(KeyError, match="not wrapped"):
-                await stop_by_an_error()
-        assert clock.now() == 0
-        return lender.open
-
-    assert clock.run(run, virtual=True) == 0
-
-
-class LosingHost:
-    """Its lease breaks after ten seconds, as one on a sandbox does that dies."""
-
-    capacity = 1
-
-    @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[Episode]:
-        with anyio.move_on_after(10) as scope:
-            yield self
-        if scope.cancelled_caught:
-            raise SandboxLostError("box-1", "killed by signal 9")
-
-    async def reset(self) -> Reset:
-        return Reset(Observation("start"), {})
-
-    async def step(self, action: str) -> Step:
-        await anyio.sleep_forever()
-        raise AssertionError
-
-
-@pytest.mark.parametrize("is_stepping", [True, False])
-def test_a_lease_that_breaks_ends_the_session_with_its_cause(is_stepping: bool) -> None:
-    async def main() -> None:
-        async with SessionTable(LosingHost()) as table:
-            await table.create("a", COUNT)
-            if not is_stepping:
-                await anyio.sleep(11)
-            with pytest.raises(SandboxLostError, match="box-1 lost: killed by signal 9"):
-                await table.step("a", 0, "x")
-            assert (table.leased, table.get("a").state) == (0, SessionState.BROKEN)
-
-    clock.run(main, virtual=True)
-
-
-def test_a_thousand_sessions_step_at_once_on_one_clock() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        turns: list[int] = []
-
-        async def episode(id: str) -> None:
-            await table.create(id, SLEEPER)
-            for turn in range(3):
-                turns.append((await table.step(id, turn, f"sleep {turn + 1}")).turn)
-            await table.delete(id)
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(1000):
-                tasks.start_soon(episode, f"s{number}")
-        assert (clock.now(), len(turns), sum(turns), table.tally.steps) == (6, 3000, 6000, 3000)
-
-    play(main, capacity=1000)
-
-
-def test_seconds_must_be_above_zero() -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
-        SessionTable(slots(), ttl_s=0)
+    on_table(main, capacity=1)

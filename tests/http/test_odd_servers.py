@@ -1,0 +1,105 @@
+"""The client against servers that misbehave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from envkit import clock
+from envkit.errors import EnvkitError, RequestError, UnreachableError
+from envkit.http.client import EnvClient
+
+HONEST = '{"id":%d,"result":{"ready":true,"capacity":1,"leased":0,"version":"1"}}'
+
+
+class Scripted:
+    """A server that answers each message as its script says (None closes the socket), and honestly after its end."""
+
+    def __init__(self, *script: str | None) -> None:
+        self.messages: list[list[Any]] = []
+        self._script = [HONEST, *script]  # a client begins with a call of its own
+
+    async def __call__(self, socket: ServerConnection) -> None:
+        async for message in socket:
+            content = json.loads(message)
+            frames = content if isinstance(content, list) else [content]
+            self.messages.append(frames)
+            template = self._script.pop(0) if self._script else HONEST
+            if template is None:
+                return
+            answers = [template % frame["id"] if "%d" in template else template for frame in frames]
+            await socket.send("[" + ",".join(answers) + "]")
+
+
+def against(server: Scripted, main: Callable[[EnvClient], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with serve(server, "127.0.0.1", 0) as listening:
+            port = next(iter(listening.sockets)).getsockname()[1]
+            with anyio.fail_after(20):
+                async with EnvClient(f"http://127.0.0.1:{port}", timeout_s=5) as client:
+                    await main(client)
+
+    clock.run(run)
+
+
+def test_calls_of_one_turn_of_the_loop_travel_in_one_message() -> None:
+    async def main(client: EnvClient) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(client.health)
+
+    server = Scripted()
+    against(server, main)
+    assert [len(frames) for frames in server.messages] == [1, 10]
+
+
+def test_a_call_that_breaks_two_sockets_is_not_tried_a_third_time() -> None:
+    async def main(client: EnvClient) -> None:
+        with pytest.raises(UnreachableError, match="broke the connection during 'health', twice"):
+            await client.health()
+        assert (await client.health()).version == "1"
+
+    server = Scripted(None, None)
+    against(server, main)
+    assert [frames[0]["method"] for frames in server.messages] == ["ready", "health", "health", "health"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        ("nonsense", UnreachableError, "answers what is no answer"),
+        ('{"id":[]}', UnreachableError, "answers what is no answer"),
+        ('{"id":%d}', RequestError, "'health' in a way that cannot be read"),
+        ('{"id":%d,"result":null}', RequestError, "'health' in a way that cannot be read"),
+        ('{"id":%d,"result":{"version":7}}', RequestError, "'health' in a way that cannot be read"),
+        ('{"id":%d,"error":{"type":"no_such_code","detail":"strange"}}', EnvkitError, "strange"),
+        ('{"id":%d,"error":{"type":"env_error","fields":{"x":1},"detail":"strange"}}', EnvkitError, "strange"),
+        (
+            '{"id":%d,"error":{"type":"unknown_env","fields":{"env_id":1,"known":[2],"hint":0},"detail":"strange"}}',
+            EnvkitError,
+            "strange",
+        ),
+        ('{"id":%d,"error":{}}', EnvkitError, "without saying which"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_an_error_of_its_call(
+    answer: str, error: type[EnvkitError], message: str
+) -> None:
+    async def main(client: EnvClient) -> None:
+        with pytest.raises(error, match=message):
+            await client.health()
+        assert (await client.health()).version == "1"
+
+    against(Scripted(answer), main)
+
+
+def test_an_answer_that_nobody_waits_for_is_ignored() -> None:
+    async def main(client: EnvClient) -> None:
+        assert (await client.health()).version == "1"
+
+    against(Scripted('{"id":99,"result":{}},{"id":null,"error":{}},' + HONEST), main)

@@ -1,0 +1,241 @@
+"""How sessions end, on virtual time: deleted, expired, failed, stopped. No lease outlives its session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import (
+    DeadlineError,
+    EnvError,
+    EnvkitError,
+    OptionError,
+    SandboxLostError,
+    SessionBrokenError,
+    SessionNotFoundError,
+    StepOrderError,
+    UnknownEnvError,
+)
+from envkit.http.session import SessionState
+from envkit.http.sessions import SessionTable
+from envkit.protocols import Episode
+from envkit.types import Observation, Reset, Step, Task
+from tests.http.stage import on_table, settle
+from tests.http.worlds import Lender, slots
+
+COUNT = Task("Count-v0", 7)
+SLEEPER = Task("Sleeper-v0", 0)
+
+
+def test_deleting_is_safe_to_repeat_and_ends_a_session_in_any_state() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        await table.delete("never made")
+        await table.create("ready", COUNT)
+        await table.create("stepping", SLEEPER)
+
+        async def refused(call: Awaitable[object], error: type[EnvkitError]) -> None:
+            with pytest.raises(error):
+                await call
+
+        async with anyio.create_task_group() as tasks:
+            opening = table.create("opening", Task("Sleeper-v0", 0, {"reset_s": 50}))
+            tasks.start_soon(refused, opening, SessionNotFoundError)
+            tasks.start_soon(refused, table.step("stepping", 0, "sleep 50"), SessionNotFoundError)
+            await settle()
+            for id in ("ready", "stepping", "opening"):
+                await table.delete(id)
+                await table.delete(id)
+                with pytest.raises(SessionNotFoundError, match=f"no session {id}"):
+                    await table.step(id, 0, "x")
+        assert (clock.now(), lender.open, table.leased, table.views()) == (0, 0, 0, [])
+
+    on_table(main)
+
+
+def test_a_session_that_nobody_uses_expires() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        await table.create("a", COUNT)
+        await anyio.sleep(599)
+        await table.step("a", 0, "x")
+        await anyio.sleep(599)
+        assert table.get("a").idle_s == 599  # looking is not using
+        assert lender.open == 1
+        await anyio.sleep(2)
+        with pytest.raises(SessionNotFoundError, match="has expired"):
+            await table.step("a", 1, "x")
+        assert lender.open == 0
+
+    on_table(main)
+
+
+def test_a_session_does_not_expire_while_it_plays_a_step_or_is_kept() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 9}))
+        await anyio.sleep(8)
+        assert (await table.step("a", 0, "sleep 30")).turn == 1
+        await anyio.sleep(8)
+        assert (await table.step("a", 1, "sleep 0")).turn == 2
+        names = {"a", "unknown"}
+        with table.keeping(names):
+            await anyio.sleep(1000)
+            assert (await table.step("a", 2, "sleep 0")).turn == 3
+        assert names == {"a"}
+        await anyio.sleep(11)
+        assert table.views() == []
+
+    on_table(main, ttl_s=10)
+
+
+def test_a_finished_session_is_not_kept_from_expiring() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        await table.create("a", Task("Count-v0", 0, {"end": 1}))
+        await table.step("a", 0, "x")
+        with table.keeping({"a"}):
+            await anyio.sleep(12)
+        assert table.views() == []
+
+    on_table(main, ttl_s=10)
+
+
+def test_a_reset_that_takes_too_long_is_given_up() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        with table.keeping({"a"}), pytest.raises(DeadlineError, match="the reset took longer than 100 s"):
+            await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 1000}))
+        assert (clock.now(), lender.open) == (100, 0)
+
+    on_table(main, ttl_s=100)
+
+
+def test_a_caller_that_stops_waiting_for_a_reset_can_come_back_for_it() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        task = Task("Sleeper-v0", 0, {"reset_s": 20})
+        with anyio.move_on_after(5):
+            await table.create("a", task)
+        assert table.get("a").state is SessionState.OPENING
+        with pytest.raises(StepOrderError, match="a step before the answer to create"):
+            await table.step("a", 0, "sleep 1")
+        assert (await table.create("a", task)).start.observation.text == "awake"
+        assert clock.now() == 20
+
+    on_table(main)
+
+
+def test_a_reset_that_fails_is_told_to_all_who_wait_and_frees_the_id() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        for task, error in (
+            (Task("Count-v0", 0, {"end": 0}), OptionError),
+            (Task("Cuont-v0", 0), UnknownEnvError),
+        ):
+            for _ in range(2):
+                with pytest.raises(error):
+                    await table.create("a", task)
+            assert (lender.open, table.leased, table.views()) == (0, 0, [])
+        await table.create("a", COUNT)
+
+    on_table(main)
+
+
+def test_a_reset_that_fails_unheard_is_told_to_the_next_who_asks() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        task = Task("Sleeper-v0", 0, {"reset_s": "no number"})
+        with anyio.move_on_after(0):
+            await table.create("a", task)
+        await settle()
+        assert table.get("a").state is SessionState.BROKEN
+        with pytest.raises(EnvError, match="could not convert string to float"):
+            await table.create("a", task)
+        assert table.views() == []
+
+    on_table(main)
+
+
+def test_everything_is_given_back_when_the_server_stops() -> None:
+    async def run() -> int:
+        lender = Lender(slots(9))
+        async with anyio.create_task_group() as tasks:
+
+            async def step(table: SessionTable) -> None:
+                with pytest.raises(SessionBrokenError, match="the server stopped"):
+                    await table.step("stepping", 0, "sleep 500")
+
+            async def create(table: SessionTable) -> None:
+                with pytest.raises(SessionBrokenError, match="the server stopped"):
+                    await table.create("opening", Task("Sleeper-v0", 0, {"reset_s": 500}))
+
+            async def stop_by_an_error() -> None:
+                async with SessionTable(lender) as table:
+                    await table.create("ready", COUNT)
+                    await table.create("stepping", SLEEPER)
+                    tasks.start_soon(step, table)
+                    tasks.start_soon(create, table)
+                    await settle()
+                    assert lender.open == 3
+                    raise KeyError("not wrapped")
+
+            with pytest.raises(KeyError, match="not wrapped"):
+                await stop_by_an_error()
+        assert clock.now() == 0
+        return lender.open
+
+    assert clock.run(run, virtual=True) == 0
+
+
+class LosingHost:
+    """Its lease breaks after ten seconds, as one on a sandbox does that dies."""
+
+    capacity = 1
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+        with anyio.move_on_after(10) as scope:
+            yield self
+        if scope.cancelled_caught:
+            raise SandboxLostError("box-1", "killed by signal 9")
+
+    async def reset(self) -> Reset:
+        return Reset(Observation("start"), {})
+
+    async def step(self, action: str) -> Step:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("is_stepping", [True, False])
+def test_a_lease_that_breaks_ends_the_session_with_its_cause(is_stepping: bool) -> None:
+    async def main() -> None:
+        async with SessionTable(LosingHost()) as table:
+            await table.create("a", COUNT)
+            if not is_stepping:
+                await anyio.sleep(11)
+            with pytest.raises(SandboxLostError, match="box-1 lost: killed by signal 9"):
+                await table.step("a", 0, "x")
+            assert (table.leased, table.get("a").state) == (0, SessionState.BROKEN)
+
+    clock.run(main, virtual=True)
+
+
+def test_a_thousand_sessions_step_at_once_on_one_clock() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        turns: list[int] = []
+
+        async def episode(id: str) -> None:
+            await table.create(id, SLEEPER)
+            for turn in range(3):
+                turns.append((await table.step(id, turn, f"sleep {turn + 1}")).turn)
+            await table.delete(id)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(1000):
+                tasks.start_soon(episode, f"s{number}")
+        assert (clock.now(), len(turns), sum(turns), table.tally.steps) == (6, 3000, 6000, 3000)
+
+    on_table(main, capacity=1000)
+
+
+def test_seconds_must_be_above_zero() -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        SessionTable(slots(), ttl_s=0)
