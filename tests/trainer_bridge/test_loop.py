@@ -20,7 +20,7 @@ from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import SilentDisplay
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
-from envkit.types import Info, Task, Trajectory, stable_hash
+from envkit.types import Info, Sample, Task, Trajectory, stable_hash
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
 
 SETTINGS = LoopSettings(
@@ -243,20 +243,26 @@ def test_a_step_whose_episodes_were_all_lost_teaches_nothing_and_is_written_down
 # --- Interruptions ---------------------------------------------------------------------------------------------------
 
 
-def same_as_unbroken(folder: Path, whole: Part, first: Part) -> None:
-    """Go on from what `first` left, and compare both parts with the unbroken run."""
-    second = Part(folder).run()
-    assert first.notes.steps | second.notes.steps == whole.notes.steps
-    assert not set(first.notes.steps) & set(second.notes.steps)
-    assert first.notes.evaluations | second.notes.evaluations == whole.notes.evaluations
-    assert not set(first.notes.evaluations) & set(second.notes.evaluations)
-    assert first.trainer.taught + second.trainer.taught == whole.trainer.taught
-    assert second.trainer.publish() == whole.trainer.publish()
+def same_as_unbroken(folder: Path, whole: Part, *parts: Part) -> None:
+    """Go on from what `parts` left, and compare all of them with the unbroken run."""
+    last = Part(folder).run()
+    steps: list[tuple[int, dict[str, float]]] = []
+    evaluations: list[tuple[int, dict[str, float]]] = []
+    taught: list[tuple[int, list[Sample]]] = []
+    for part in (*parts, last):
+        steps += part.notes.steps.items()
+        evaluations += part.notes.evaluations.items()
+        taught += part.trainer.taught
+    assert steps == list(whole.notes.steps.items())
+    assert evaluations == list(whole.notes.evaluations.items())
+    assert taught == whole.trainer.taught
+    assert last.trainer.publish() == whole.trainer.publish()
+    assert last.loop.state == whole.loop.state
     # What was begun and not finished is begun again; then everything is asked for as if nothing had happened.
-    asked = [replace(call, at_s=0.0) for call in second.engine.calls]
-    assert asked == [replace(call, at_s=0.0) for call in whole.engine.calls[-len(asked) :]] * (len(asked) > 0)
-    assert len(first.engine.calls) + len(asked) - len(whole.engine.calls) in range(13)
-    assert second.loop.state == whole.loop.state
+    asked = [replace(call, at_s=0.0) for call in last.engine.calls]
+    expected = [replace(call, at_s=0.0) for call in whole.engine.calls]
+    assert asked == expected[len(expected) - len(asked) :]
+    assert sum(len(part.engine.calls) for part in (*parts, last)) <= len(expected) + 12 * len(parts)
 
 
 @pytest.mark.parametrize("cut_at", range(1, 97, 5))
@@ -270,6 +276,18 @@ def test_a_run_that_is_cut_anywhere_goes_on_as_if_it_had_not_been(cut_at: int, t
     assert first.loop.state.step == len(first.notes.steps) == first.trainer.version
     assert checkpoint.load_state(checkpoint.latest(tmp_path / "cut")).step == first.loop.state.step
     same_as_unbroken(tmp_path / "cut", whole, first)
+
+
+@pytest.mark.parametrize("every", [13, 15, 20])  # an evaluation is 12 calls, a train step 8
+def test_a_run_that_is_cut_again_and_again_comes_to_the_same_end(every: int, tmp_path: Path) -> None:
+    whole = Part(tmp_path / "whole").run()
+    parts: list[Part] = []
+    while not parts or parts[-1].scope.cancelled_caught:
+        parts.append(Part(tmp_path / "cut"))
+        parts[-1].cut_at = every
+        parts[-1].run()
+    assert len(parts) > 4
+    same_as_unbroken(tmp_path / "cut", whole, *parts)
 
 
 def test_a_run_that_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def test_strung_lessons_are_turns_of_one_sequence_each_with_its_own_answer() -> 
     assert sum(tricky for one in samples for tricky in one.token_ids[::4]) == 5
 
 
+def test_strung_lessons_mix_the_tricky_with_the_others() -> None:
+    batch = LessonBook(BOOK, 0.5, 0.0, seed=3).batches(40, strung=4)
+    tricky = [sum(one.token_ids[::4]) for one in batch(0)]
+    assert sum(tricky) == 20
+    assert set(tricky) & {1, 2, 3}
+
+
 def test_an_update_draws_the_same_again_and_every_update_something_else() -> None:
     batch = LessonBook(BOOK, 0.5, 0.5, seed=3).batches(20)
     assert batch(4) == LessonBook(BOOK, 0.5, 0.5, seed=3).batches(20)(4)
