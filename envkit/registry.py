@@ -84,7 +84,8 @@ def find(env_id: str) -> EnvSpec:
     Raises:
         UnknownEnvError: There is none; the message names the nearest id.
     """
-    load_entry_points()
+    if env_id not in _SPECS:  # since looking through what is installed takes milliseconds
+        load_entry_points()
     try:
         return _SPECS[env_id]
     except KeyError:
