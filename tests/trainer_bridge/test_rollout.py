@@ -349,6 +349,18 @@ def test_no_more_episodes_at_once_than_there_is_room_for(capacity: int, num_envs
     assert [words(one) for one in result.trajectories] == [words(one) for one in roomy.trajectories]
 
 
+def test_a_host_that_shrinks_is_asked_for_no_more_than_it_has_left() -> None:
+    host = ScriptedHost(script(Answer(), Answer(), Answer(ends="terminated")), capacity=3)
+    engine = ScriptedEngine(lambda call: "x")
+
+    def shrink(trajectory: Trajectory) -> None:
+        host.capacity = 1
+
+    play(script(), (A, A, A, B, C), host=host, engine=engine, on_episode=shrink)
+    played = [int((call.session or "").partition(".")[0]) for call in engine.calls]
+    assert played == [0, 1, 2, 0, 1, 2, 3, 3, 4, 4]
+
+
 def words(trajectory: Trajectory) -> list[str]:
     return [turn.action for turn in trajectory.turns]
 
