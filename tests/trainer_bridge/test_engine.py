@@ -13,7 +13,10 @@ import pytest
 import safetensors.torch
 
 from envkit import clock
-from envkit.types import Completion, FinishReason, SamplingParams, Weights
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.types import Completion, FinishReason, SamplingParams, Task, Weights
+from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost
 from tests.trainer_bridge.models import open_model, shake
 from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, params
 
@@ -192,6 +195,35 @@ def test_requests_that_come_while_a_batch_runs_form_the_next(tiny_folder: Path) 
         return watched.fed
 
     assert clock.run(main, virtual=True) == [(1, 2), (1, 1), (2, 3)]
+
+
+@pytest.mark.parametrize("slowness_s", [0.0, 1.0])  # worlds that answer at once, or each at a moment of its own
+def test_a_rollout_gives_the_engine_each_turn_as_one_batch_in_order_of_task_and_member(
+    tiny_folder: Path, slowness_s: float
+) -> None:
+    model = open_model(tiny_folder)
+    fed: list[list[int]] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(kwargs["input_ids"][:, -1].tolist()), with_kwargs=True
+    )
+
+    class TaskRenderer(LetterRenderer):
+        """Ends a prompt with the number of its episode."""
+
+        def open(self, observation: Any) -> tuple[int, ...]:
+            return (1, int(observation.text))
+
+    def told(task: Task, time: int) -> Sequence[Answer]:
+        number = str(3 + 2 * task.seed + time)
+        answers = [Answer(number, after_s=slowness_s * (9 - task.seed))] * (1 + task.seed)
+        return [*answers, Answer(number, ends="terminated")]
+
+    limits = RolloutLimits(max_turns=4, max_tokens=200, turn_tokens=1, timeout_s=30.0, retries=0)
+    engine = TransformersEngine(model, pad_id=0)
+    tasks = [Task("World-v0", seed) for seed in (2, 0, 1)]
+    rollout = Rollout(ScriptedHost(told), engine, TaskRenderer(), limits, 100)
+    clock.run(lambda: rollout.groups(tasks, 2, temperature=1.0, seed=1), virtual=True)
+    assert fed == [[7, 8, 3, 4, 5, 6], [7, 8, 5, 6], [7, 8]]
 
 
 def test_new_sessions_are_cut_into_blocks_that_fit(tiny_folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,12 +11,10 @@ import pytest
 
 from envkit import clock
 from envkit.errors import DeadlineError, EnvError, OptionError, SandboxLostError, UnknownEnvError, UnreachableError
-from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
 from envkit.trainer_bridge.samples import sample_of, samples_of
 from envkit.types import Group, Info, StopReason, Task, Trajectory, stable_hash
-from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
-from tests.trainer_bridge.models import open_model
+from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, text_of
 
 A, B, C = (Task("World-v0", seed) for seed in range(3))
 
@@ -298,33 +295,6 @@ def test_a_lost_episode_holds_nobody_back() -> None:
     assert [call.at_s for call in engine.calls] == [10.0] * 4
 
 
-@pytest.mark.parametrize("slowness_s", [0.0, 1.0])  # worlds that answer at once, or each at a moment of its own
-def test_the_transformers_engine_gets_each_turn_as_one_batch_in_order_of_task_and_member(
-    tiny_folder: Path, slowness_s: float
-) -> None:
-    model = open_model(tiny_folder)
-    fed: list[list[int]] = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: fed.append(kwargs["input_ids"][:, -1].tolist()), with_kwargs=True
-    )
-
-    class TaskRenderer(LetterRenderer):
-        """Ends a prompt with the number of its episode."""
-
-        def open(self, observation: Any) -> tuple[int, ...]:
-            return (1, int(observation.text))
-
-    def told(task: Task, time: int) -> Sequence[Answer]:
-        number = str(3 + 2 * task.seed + time)
-        answers = [Answer(number, after_s=slowness_s * (9 - task.seed))] * (1 + task.seed)
-        return [*answers, Answer(number, ends="terminated")]
-
-    engine = TransformersEngine(model, pad_id=0)
-    rollout = Rollout(ScriptedHost(told), engine, TaskRenderer(), limits(turn_tokens=1), 100)
-    clock.run(lambda: rollout.groups((C, A, B), 2, temperature=1.0, seed=1), virtual=True)
-    assert fed == [[7, 8, 3, 4, 5, 6], [7, 8, 5, 6], [7, 8]]
-
-
 def test_a_host_with_fewer_places_than_it_said_plays_everything_one_after_another() -> None:
     host = ScriptedHost(script(Answer(), Answer(), Answer(ends="terminated")), capacity=100, places=2)
     engine = ScriptedEngine()
@@ -402,7 +372,3 @@ def test_an_engine_that_fails_ends_the_rollout() -> None:
 
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="out of memory")):
         play(script(Answer()), (A,), engine=ScriptedEngine(fail))
-
-
-def test_letters_survive_the_way_to_tokens_and_back() -> None:
-    assert text_of(letters("[a]!")) == "[a]!"
