@@ -11,6 +11,7 @@ from typing import Protocol
 import anyio
 
 from envkit import clock
+from envkit.errors import EnvkitError
 from envkit.protocols import Engine, Trainer, WeightSink
 from envkit.trainer_bridge import checkpoint
 from envkit.trainer_bridge.checkpoint import RunState
@@ -140,6 +141,7 @@ class TrainLoop:
         self.state = state
         self._elapsed_s = elapsed_s
         self._saved: int | None = state.step if (checkpoints / f"step-{state.step}").exists() else None
+        self._learning = False
         self._shown: dict[str, float | str] = {}
 
     async def run(self, display: Display) -> None:
@@ -157,8 +159,8 @@ class TrainLoop:
             shows_training = not await self._look(display)
 
     async def save(self) -> None:
-        """Write a checkpoint of the last finished train step, unless there is one."""
-        if self._saved != self.state.step:
+        """Write a checkpoint of the last finished train step, unless there is one or the weights are already beyond."""
+        if self._saved != self.state.step and not self._learning:
             with anyio.CancelScope(shield=True):
                 keep = self._settings.keep_checkpoints
                 self.state.wall_s = self._elapsed_s()
@@ -191,19 +193,25 @@ class TrainLoop:
         )
         played = clock.now()
         samples = samples_of(result.groups)
+        if not samples:
+            lost = result.trajectories[0]
+            raise EnvkitError(
+                f"train step {number}: not one of {len(result.trajectories)} episodes could be played; "
+                f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
+            )
         # From here to the record a train step is one piece: what was learned must be what was written down.
         with anyio.CancelScope(shield=True):
-            report: Mapping[str, float] = {}
-            if samples:
-                self._trainer.accumulate(samples)
-                report = await clock.to_thread(self._trainer.update)
-                await self._engine.load(await clock.to_thread(self._trainer.publish))
+            self._learning = True
+            self._trainer.accumulate(samples)
+            report = await clock.to_thread(self._trainer.update)
+            await self._engine.load(await clock.to_thread(self._trainer.publish))
             seconds = {"rollout_s": played - began, "update_s": clock.now() - played}
             state.step = number
             state.episodes += len(valid(result.trajectories)) + len(result.void)
             state.lost_episodes += len(result.void)
             values = step_metrics(result, report, seconds)
             self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
+            self._learning = False
             if settings.trajectories_every and (number == 1 or number % settings.trajectories_every == 0):
                 self._record.trajectories(number, result.trajectories[: settings.trajectories])
         self._show(values)

@@ -131,6 +131,17 @@ class RunRecord:
                 self._events = opened.enter_context(closing(EventFile(place, first_step=first_step)))
         self._opened = opened.pop_all()
 
+    @staticmethod
+    def refuse_taken(folder: Path) -> None:
+        """Raise the `UsageError` with which `create`, not forced, would refuse what is in `folder` now."""
+        with writing(folder):
+            if folder.exists() and not folder.is_dir():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        _refuse_strangers(folder)
+        with writing(folder):
+            if _has_begun(folder):
+                raise UsageError(f"{folder}: already holds a run; continue it with --resume or replace it with --force")
+
     @classmethod
     def create(cls, folder: Path, config_yaml: str, *, force: bool, tensorboard: bool) -> Self:
         """Start a run's folder. One whose run recorded nothing yet counts as new.
@@ -145,18 +156,13 @@ class RunRecord:
             UsageError: The folder holds a run and `force` is false, holds files of the same names that no run made, is
                 in use by another process, or cannot be written.
         """
+        _refuse_strangers(folder)
         with writing(folder):
-            is_run = (folder / LOCK).exists()
-            if not is_run and (strangers := list(_holdings(folder))):
-                raise UsageError(
-                    f"{folder}: holds {strangers[0].relative_to(folder)}, which no run made; "
-                    "choose another folder with --output"
-                )
             folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
             opened.enter_context(_locked(folder))
-            if not force and _has_begun(folder):
-                raise UsageError(f"{folder}: already holds a run; continue it with --resume or replace it with --force")
+            if not force:
+                cls.refuse_taken(folder)
             with writing(folder):
                 _remove_run(folder)
             _replace(folder / CONFIG, config_yaml.encode())
@@ -340,6 +346,16 @@ def _holdings(folder: Path) -> Iterator[Path]:
     for name, patterns in _IN_FOLDERS.items():
         for pattern in patterns:
             yield from sorted((folder / name).glob(pattern))
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Refuse a folder with files of our names that no run made."""
+    with writing(folder):
+        if not (folder / LOCK).exists() and (strangers := list(_holdings(folder))):
+            raise UsageError(
+                f"{folder}: holds {strangers[0].relative_to(folder)}, which no run made; "
+                "choose another folder with --output"
+            )
 
 
 def _has_begun(folder: Path) -> bool:

@@ -129,8 +129,10 @@ class Rollout:
                 lockstep.arrive()
                 arrived = True
                 await self._turns(play, episode, lockstep)
-        except (TimeoutError, DeadlineError):
+        except TimeoutError:
             play.end(StopReason.TIMEOUT, error=f"no answer within {self.limits.timeout_s:g} s")
+        except DeadlineError as error:
+            play.end(StopReason.TIMEOUT, error=str(error))
         except (SandboxLostError, UnreachableError) as error:
             play.end(StopReason.SANDBOX_LOST, error=str(error))
         except EnvError as error:

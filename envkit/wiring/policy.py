@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import safetensors.torch
@@ -86,8 +88,8 @@ class Policy:
         )
 
 
-def open_policy(run: RunConfig, folder: Path) -> Policy:
-    """Load the model that the file names, or make a tiny one in ``policy/`` of the run's folder.
+def open_policy(run: RunConfig) -> Policy:
+    """Load the model that the file names, or make a tiny one: the same one whenever the file is the same.
 
     Raises:
         UsageError: There is no such model, or no room for a tiny one.
@@ -95,22 +97,23 @@ def open_policy(run: RunConfig, folder: Path) -> Policy:
     section = run.engine
     _silence_transformers()
     torch.set_num_threads(run.trainer.threads or torch.get_num_threads())
-    if section.model is None:
-        path = str(folder / "policy")
-        texts = _texts(run)
-        with writing(folder / "policy"):
-            make_policy(
-                folder / "policy",
-                texts,
-                hidden_size=section.hidden_size,
-                layers=section.layers,
-                heads=section.heads,
-                max_tokens=run.rollout.max_tokens,
-                seed=run.seed,
-            )
-    else:
-        path = str(Path(section.model).expanduser())
-    return load_policy(path, device=device_of(section.device), dtype=section.dtype, batch_tokens=section.batch_tokens)
+    load = partial(
+        load_policy, device=device_of(section.device), dtype=section.dtype, batch_tokens=section.batch_tokens
+    )
+    if section.model is not None:
+        return load(str(Path(section.model).expanduser()))
+    texts = _texts(run)
+    with TemporaryDirectory(prefix="envkit-") as folder, writing(Path(folder)):
+        make_policy(
+            Path(folder),
+            texts,
+            hidden_size=section.hidden_size,
+            layers=section.layers,
+            heads=section.heads,
+            max_tokens=run.rollout.max_tokens,
+            seed=run.seed,
+        )
+        return load(folder)
 
 
 def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens: int = 65536) -> Policy:

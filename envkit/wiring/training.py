@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,9 @@ import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.errors import ConfigError, EnvkitError, SandboxError, UsageError
+from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge import checkpoint
-from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import Display
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
@@ -47,21 +47,18 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
     if problems:
         raise ConfigError(problems)
     run = resolve(run)
+    newest: Path | None = None
     state = RunState()
-    text = config.dump(run)
     if resume:
         newest = checkpoint.latest(folder / "checkpoints")
         state = checkpoint.load_state(newest)
-        record = RunRecord.resume(folder, text, step=state.step, tensorboard=run.tracking.tensorboard)
-    else:
-        newest = None
-        record = RunRecord.create(folder, text, force=force, tensorboard=run.tracking.tensorboard)
+    elif not force:
+        RunRecord.refuse_taken(folder)
     try:
-        return await _Run(run, record, display, state, newest).finish()
+        return await _Run(run, folder, display, state, newest, force=force).finish()
     except BaseExceptionGroup as group:
         raise _first_cause(group) from None
     finally:
-        record.close()
         display.close()
 
 
@@ -105,52 +102,78 @@ async def open_checkpoint_player(folder: Path) -> AsyncIterator[CheckpointPlayer
     if not (place / "policy" / "config.json").is_file():
         raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
     run = config.load(place.parent.parent / "config.yaml")
-    device = device_of(run.engine.device)
-    yield CheckpointPlayer(await clock.to_thread(load_policy, str(place / "policy"), device=device), run)
+    engine = run.engine
+    load = partial(
+        load_policy,
+        str(place / "policy"),
+        device=device_of(engine.device),
+        dtype=engine.dtype,
+        batch_tokens=engine.batch_tokens,
+    )
+    yield CheckpointPlayer(await clock.to_thread(load), run)
 
 
 class _Run:
     """One call of `train`."""
 
     def __init__(
-        self, run: RunConfig, record: RunRecord, display: Display, state: RunState, newest: Path | None
+        self, run: RunConfig, folder: Path, display: Display, state: RunState, newest: Path | None, *, force: bool
     ) -> None:
         self._run = run
-        self._record = record
+        self._force = force
+        self._folder = folder
         self._display = display
         self._state = state
         self._newest = newest
         self._spec = envs.find(run.env.id)
+        self._policy: Policy | None = None
+        self._record: RunRecord | None = None
         self._stopped = False
         self._began = clock.stopwatch()
         self._before_s = state.wall_s
 
     async def finish(self) -> dict[str, JSON]:
+        """Train to the end or until a signal, and return the summary."""
+        with ExitStack() as opened:
+            async with anyio.create_task_group() as tasks:
+                scope = anyio.CancelScope()
+                tasks.start_soon(self._stop_on_signal, scope)
+                with scope:
+                    await self._play_and_learn(opened)
+                tasks.cancel_scope.cancel()
+            summary = self._summary()
+            if self._record is not None:
+                self._record.summary(summary)
+                await clock.to_thread(self._record.plots)
+            return summary
+
+    async def _play_and_learn(self, opened: ExitStack) -> None:
+        """Do it all. Whatever can refuse comes before a run in the folder is replaced, so that none is lost in vain."""
         from envkit.wiring.policy import open_policy
 
-        loop: TrainLoop | None = None
-        policy: Policy | None = None
-        async with anyio.create_task_group() as tasks:
-            scope = anyio.CancelScope()
-            tasks.start_soon(self._stop_on_signal, scope)
-            with scope:
-                policy = await clock.to_thread(open_policy, self._run, self._record.folder)
-                self._display.say(f"policy: {policy.description}")
-                await self._warm_up(policy)
-                async with self._host() as host:
-                    loop = self._loop(policy, host)
-                    try:
-                        await loop.run(self._display)
-                    except* SandboxError:
-                        await loop.save()  # what was learned before the sandboxes gave out is worth keeping
-                        raise
-            if loop is not None:
+        if self._newest is not None:
+            self._record = opened.enter_context(closing(self._open_record()))
+        policy = self._policy = await clock.to_thread(open_policy, self._run)
+        self._display.say(f"policy: {policy.description}")
+        async with self._host() as host:
+            if self._record is None:
+                self._record = opened.enter_context(closing(self._open_record()))
+            record = self._record
+            await self._warm_up(policy, record)
+            loop = self._loop(policy, host, record)
+            try:
                 await loop.save()
-            tasks.cancel_scope.cancel()
-        summary = self._summary(policy, algorithm_of(self._run))
-        self._record.summary(summary)
-        await clock.to_thread(self._record.plots)
-        return summary
+                await loop.run(self._display)
+            finally:
+                # Stopped, or the sandboxes gave out: what was learned until then is worth keeping.
+                with anyio.CancelScope(shield=True):
+                    await loop.save()
+
+    def _open_record(self) -> RunRecord:
+        text, tensorboard = config.dump(self._run), self._run.tracking.tensorboard
+        if self._newest is None:
+            return RunRecord.create(self._folder, text, force=self._force, tensorboard=tensorboard)
+        return RunRecord.resume(self._folder, text, step=self._state.step, tensorboard=tensorboard)
 
     async def _stop_on_signal(self, scope: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -160,14 +183,14 @@ class _Run:
                 scope.cancel()
                 return
 
-    async def _warm_up(self, policy: Policy) -> None:
+    async def _warm_up(self, policy: Policy, record: RunRecord) -> None:
         """Make the policy ready for reinforcement, or restore what an earlier part of the run made."""
         from envkit.wiring.warmup import warm_up
 
         if self._newest is None and self._run.warmup.kind == "demonstrations":
-            weights = self._record.folder / "weights" / "warmup.safetensors"
+            weights = record.folder / "weights" / "warmup.safetensors"
             self._state.facts["warmup"] = await warm_up(self._run, self._spec, policy, weights, self._display)
-        policy.begin_training(algorithm_of(self._run), self._run, self._record.folder / "weights")
+        policy.begin_training(algorithm_of(self._run), self._run, record.folder / "weights")
         if self._newest is not None:
             policy.trainer.restore(str(self._newest))
 
@@ -185,7 +208,7 @@ class _Run:
         ) as host:
             yield host
 
-    def _loop(self, policy: Policy, host: EnvHost) -> TrainLoop:
+    def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run
         rollout = Rollout(host, policy.engine, policy.renderer, limits_of(run), run.env.num_envs)
         evaluation = run.evaluation
@@ -209,8 +232,8 @@ class _Run:
             trainer=policy.trainer,
             evaluator=evaluator,
             tasks=lambda number: task_of(run, self._spec, "train", run.seed, number),
-            record=self._record,
-            checkpoints=self._record.checkpoints,
+            record=record,
+            checkpoints=record.checkpoints,
             settings=settings,
             state=self._state,
             elapsed_s=self._elapsed_s,
@@ -219,7 +242,7 @@ class _Run:
     def _elapsed_s(self) -> float:
         return self._before_s + clock.stopwatch() - self._began
 
-    def _summary(self, policy: Policy | None, algorithm: Algorithm) -> dict[str, JSON]:
+    def _summary(self) -> dict[str, JSON]:
         facts = self._state.facts
         before, after = facts.get("before"), facts.get("after")
         before = before if isinstance(before, dict) else {}
@@ -227,7 +250,7 @@ class _Run:
         return {
             "env_id": self._run.env.id,
             "algorithm": self._run.algorithm.preset,
-            "policy": "" if policy is None else policy.description,
+            "policy": "" if self._policy is None else self._policy.description,
             "eval_success_before": before.get("eval_success"),
             "eval_success_after": after.get("eval_success"),
             "eval_greedy_before": before.get("eval_greedy"),

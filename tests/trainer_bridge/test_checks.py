@@ -109,7 +109,7 @@ def test_a_model_folder_is_found_also_from_home(tmp_path: Path, monkeypatch: pyt
     for name in (str(tmp_path / "policy"), "~/policy"):
         run = checks.resolve(run_of(engine={"model": name, "device": "cpu"}, trainer={"threads": 1}))
         assert checks.check(run) == []
-        assert "LlamaForCausalLM" in open_policy(run, tmp_path / "run").description
+        assert "LlamaForCausalLM" in open_policy(run).description
 
 
 def test_a_run_with_problems_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
         for number in range(50)
     ]
     assert len({task.seed for task in tasks}) == len(tasks)
-    assert {task.options["split"] for task in tasks} == {"train", "validation", "eval"}
+    assert [task.options["split"] for task in tasks[::100]] == ["train", "validation", "eval"]
     assert all(0 <= task.seed < 2**31 for task in tasks)
     assert tasks[0] == checks.task_of(run, spec, "train", 7, 0)
     assert tasks[0].options == {"instructions": False, "split": "train"}

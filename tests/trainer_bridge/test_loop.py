@@ -14,7 +14,7 @@ import anyio.from_thread
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxLostError
+from envkit.errors import EnvkitError, SandboxLostError
 from envkit.trainer_bridge import checkpoint
 from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import SilentDisplay
@@ -230,14 +230,13 @@ class AllLost(Part):
         return [Answer(error=SandboxLostError("box", "gone"))]
 
 
-def test_a_step_whose_episodes_were_all_lost_teaches_nothing_and_is_written_down(tmp_path: Path) -> None:
-    part = AllLost(tmp_path, replace(SETTINGS, steps=1, groups_per_step=1)).run()
+def test_a_step_whose_episodes_were_all_lost_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    part = AllLost(tmp_path, replace(SETTINGS, steps=1, groups_per_step=1))
+    with pytest.raises(EnvkitError, match="^train step 1: not one of 2 episodes could be played; the first ended as"):
+        part.run()
     assert part.trainer.taught == []
-    assert (part.trainer.version, part.engine.version) == (0, 0)
-    row = part.notes.steps[1]
-    assert (row["episodes"], row["lost_episodes"], row["tokens"]) == (0.0, 4.0, 0.0)
-    assert math.isnan(row["success"])
-    assert checkpoints(tmp_path) == ["step-0", "step-1"]
+    assert part.notes.steps == {}
+    assert checkpoints(tmp_path) == ["step-0"]
 
 
 # --- Interruptions ---------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def weights(policy: Policy) -> torch.Tensor:
 @pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
 def test_a_tiny_policy_knows_every_word_of_its_world_and_says_a_move_in_one_token(env_id: str, tmp_path: Path) -> None:
     run = run_of(env_id)
-    policy = open_policy(run, tmp_path)
+    policy = open_policy(run)
     assert isinstance(policy.renderer, PlainRenderer)
     with envs.make(env_id, **run.env.options) as world:
         for seed in range(500, 530):
@@ -59,14 +59,14 @@ def test_a_tiny_policy_knows_every_word_of_its_world_and_says_a_move_in_one_toke
 
 
 def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: Path) -> None:
-    one, same, other = (open_policy(run_of(seed=seed), tmp_path / str(n)) for n, seed in enumerate((5, 5, 6)))
+    one, same, other = (open_policy(run_of(seed=seed)) for seed in (5, 5, 6))
     assert torch.equal(weights(one), weights(same))
     assert one.tokenizer.get_vocab() == same.tokenizer.get_vocab()
     assert not torch.equal(weights(one), weights(other))
 
 
 def test_learning_leaves_the_engines_copy_alone_until_it_is_loaded(tmp_path: Path) -> None:
-    policy = open_policy(run_of(), tmp_path)
+    policy = open_policy(run_of())
     before = weights(policy).clone()
     with torch.no_grad():
         for weight in policy.model.parameters():
@@ -82,7 +82,7 @@ def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_pa
         ("reinforce", {"kl_coefficient": 0.1}, (False, True)),
     ):
         run = run_of(algorithm={"preset": preset, **changes})
-        policy = open_policy(run, tmp_path / preset)
+        policy = open_policy(run)
         with pytest.raises(AssertionError, match="begin_training comes first"):
             _ = policy.trainer
         policy.begin_training(checks.algorithm_of(run), run, tmp_path / preset / "weights")
@@ -91,19 +91,17 @@ def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_pa
 
 def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: Path) -> None:
     run = run_of(rollout={"temperature": 0.6})
-    policy = open_policy(run, tmp_path)
+    policy = open_policy(run)
     policy.begin_training(checks.algorithm_of(run), run, tmp_path / "weights")
     assert policy.trainer._settings.temperature == 0.6
 
 
-def test_a_full_disk_is_said_when_a_policy_or_its_weights_are_written(tmp_path: Path) -> None:
-    policy = open_policy(run_of(), tmp_path / "roomy")
+def test_a_full_disk_is_said_when_weights_are_written(tmp_path: Path) -> None:
+    policy = open_policy(run_of())
     disk = tmp_path / "disk"
     with full_disk(disk, 8 << 10):
         with pytest.raises(UsageError, match=f"^{disk}/weights/warmup.safetensors: {FULL}; "):
             policy.write_weights(disk / "weights" / "warmup.safetensors")
-        with pytest.raises(UsageError, match=f"^{disk}/policy: {FULL}; "):
-            open_policy(run_of(), disk)
 
 
 # --- Read from a folder ----------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
     run = checks.resolve(config.parse({**SMALL, "warmup": section}))
 
     async def main() -> dict[str, JSON]:
-        policy = open_policy(run, folder)
+        policy = open_policy(run)
         spec = envs.find(run.env.id)
         return await warm_up(run, spec, policy, folder / "warmup.safetensors", SilentDisplay())
 
