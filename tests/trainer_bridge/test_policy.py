@@ -99,9 +99,8 @@ def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: 
 def test_a_full_disk_is_said_when_weights_are_written(tmp_path: Path) -> None:
     policy = open_policy(run_of())
     disk = tmp_path / "disk"
-    with full_disk(disk, 8 << 10):
-        with pytest.raises(UsageError, match=f"^{disk}/weights/warmup.safetensors: {FULL}; "):
-            policy.write_weights(disk / "weights" / "warmup.safetensors")
+    with full_disk(disk, 8 << 10), pytest.raises(UsageError, match=f"^{disk}/weights/warmup.safetensors: {FULL}; "):
+        policy.write_weights(disk / "weights" / "warmup.safetensors")
 
 
 # --- Read from a folder ----------------------------------------------------------------------------------------------
