@@ -22,8 +22,8 @@ QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 
 
 def run(folder: Path, seed: int, *changes: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "envkit", "train", str(QUICKSTART), "--output", str(folder), "--set", f"seed={seed}"]
-    for change in changes:
+    command = [sys.executable, "-m", "envkit", "train", str(QUICKSTART), "--output", str(folder)]
+    for change in (f"seed={seed}", *changes):
         command += ["--set", change]
     subprocess.run(command, check=True)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())

@@ -237,7 +237,7 @@ class Weights:
     """A version of the policy's weights.
 
     Attributes:
-        version: Number of optimiser updates behind them.
+        version: Number of train steps behind them.
         location: Path of a folder or safetensors file that the engine can read.
     """
 

@@ -100,7 +100,7 @@ class Imitator:
 def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between the layers, AdamW for embeddings and gains.
 
-    From nothing, Muon learned the lake's holes in a third of the updates that AdamW alone took (`docs/train.md`).
+    From nothing, Muon learns the lake's holes in far fewer updates than AdamW alone (`docs/train.md`).
     """
     embeddings = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     inner = [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in embeddings]

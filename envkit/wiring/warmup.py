@@ -57,7 +57,7 @@ async def warm_up(run: RunConfig, spec: EnvSpec, policy: Policy, weights: Path, 
 
 
 class _Stages:
-    """Both stages and what they share."""
+    """The stages and what they share."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _Stages:
         return made
 
     async def episodes(self) -> tuple[int, float]:
-        """Run the second stage and return its updates and the greedy success that ended it."""
+        """Run the last stage and return its updates and the greedy success that ended it."""
         section, display = self._section, self._display
         teacher = Teacher(self._expert, self._policy.renderer, section.episode_noise)
         seed = stable_hash(self._run.seed, "episodes")

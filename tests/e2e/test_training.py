@@ -202,7 +202,7 @@ def stop_when(
                 code = await process.wait()
                 assert process.stdout is not None
                 printed = b"".join([chunk async for chunk in process.stdout]).decode()
-                while set(below) & set(processes()):  # noqa: ASYNC110: the kernel tells nobody but their parent
+                while set(below) & set(processes()):  # noqa: ASYNC110  (the kernel tells only their parent)
                     await anyio.sleep(0.05)
             return code, printed
 
