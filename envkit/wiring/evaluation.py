@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from envkit import clock
-from envkit.errors import DeadlineError, EnvError, SandboxLostError, UsageError, did_you_mean
+from envkit.errors import DeadlineError, EnvError, EnvkitError, SandboxLostError, UsageError, did_you_mean
 from envkit.metrics import Fold, fold_infos
 from envkit.protocols import EnvHost, Episode, Expert, Player
 from envkit.registry import EnvSpec
@@ -168,6 +168,7 @@ async def evaluate(
         OptionError: The environment refuses an option.
         UsageError: There is no such policy, or it cannot play this environment.
         UnreachableError: The server does not answer.
+        EnvkitError: Not one episode could be played.
     """
     spec = None if url is not None and all(one.id != env_id for one in registered()) else find(env_id)
     splits = () if spec is None else spec.splits
@@ -181,6 +182,8 @@ async def evaluate(
             display.close()
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     finished = [outcome.metrics for outcome in outcomes if outcome.error is None]
+    if not finished:
+        raise EnvkitError(f"not one of {episodes} episodes of {env_id} could be played: {errors[0]}")
     return Evaluation(
         env_id=env_id,
         policy=policy,
