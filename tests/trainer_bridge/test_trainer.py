@@ -62,13 +62,13 @@ def slow_loss(trainee: Trainee, samples: Sequence[Sample]) -> tuple[Any, dict[st
     parts: defaultdict[str, float] = defaultdict(float)
     whole: Any = 0.0
     tokens = sum(sum(one.mask) for one in samples)
-    for one, advantages in zip(samples, slow_advantages(trainee, samples), strict=True):
+    for one, worth in zip(samples, slow_advantages(trainee, samples), strict=True):
         logits_LV = trainee.model(input_ids=torch.tensor([one.token_ids]), use_cache=False).logits[0].double()
         references = iter(said_logps(trainee.reference, one) if trainee.reference is not None else ())
         for place in [place for place, own in enumerate(one.mask) if own]:
             chance_V = torch.softmax(logits_LV[place - 1], dim=-1)
             logp, old = chance_V[one.token_ids[place]].log(), one.logprobs[place]
-            advantage = advantages[one.turn_ids[place]]
+            advantage = worth[one.turn_ids[place]]
             ratio = (logp - old).exp()
             moved = ratio.item()
             if algorithm.loss == "reinforce":
@@ -121,8 +121,8 @@ def test_the_critic_learns_returns_of_the_estimates_and_reports_half_the_squared
     errors = []
     for one in samples:
         values = slow_values(trainee, one)
-        advantages = slow.gae(one.rewards, values, algorithm.gamma, algorithm.gae_lambda)
-        errors += advantages  # the target is advantage plus value, so this is the error
+        # The target is advantage plus value, so the error is the advantage.
+        errors += slow.gae(one.rewards, values, algorithm.gamma, algorithm.gae_lambda)
     assert report["value_loss"] == pytest.approx(math.fsum(0.5 * error**2 for error in errors) / len(errors), rel=1e-4)
     # The head's bias is added to every estimate: its slope is the mean error, times the weight of the critic's loss.
     slope = -algorithm.value_coefficient * math.fsum(errors) / len(errors)
