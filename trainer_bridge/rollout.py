@@ -14,7 +14,14 @@ from typing import cast
 import anyio
 
 from envkit import clock
-from envkit.errors import DeadlineError, EnvError, SandboxLostError, UnreachableError
+from envkit.errors import (
+    DeadlineError,
+    EnvError,
+    SandboxLostError,
+    SessionBrokenError,
+    SessionNotFoundError,
+    UnreachableError,
+)
 from envkit.metrics import Fold, fold_infos
 from envkit.protocols import Engine, EnvHost, Episode, Renderer
 from envkit.types import (
@@ -133,7 +140,7 @@ class Rollout:
             play.end(StopReason.TIMEOUT, error=f"no answer within {self.limits.timeout_s:g} s")
         except DeadlineError as error:
             play.end(StopReason.TIMEOUT, error=str(error))
-        except (SandboxLostError, UnreachableError) as error:
+        except (SandboxLostError, UnreachableError, SessionBrokenError, SessionNotFoundError) as error:
             play.end(StopReason.SANDBOX_LOST, error=str(error))
         except EnvError as error:
             play.end(StopReason.ENV_ERROR, error=str(error))

@@ -10,7 +10,16 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import DeadlineError, EnvError, OptionError, SandboxLostError, UnknownEnvError, UnreachableError
+from envkit.errors import (
+    DeadlineError,
+    EnvError,
+    OptionError,
+    SandboxLostError,
+    SessionBrokenError,
+    SessionNotFoundError,
+    UnknownEnvError,
+    UnreachableError,
+)
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
 from envkit.trainer_bridge.samples import sample_of, samples_of
 from envkit.types import Group, Info, StopReason, Task, Trajectory, stable_hash
@@ -166,6 +175,8 @@ def test_a_world_that_hangs_voids_its_episode_after_the_timeout(hangs: int, turn
     [
         (SandboxLostError("box-1", "killed by signal 9"), "sandbox_lost", "sandbox box-1 lost: killed by signal 9"),
         (UnreachableError("no answer from :7000"), "sandbox_lost", "no answer from :7000"),
+        (SessionNotFoundError("no session 7"), "sandbox_lost", "no session 7"),
+        (SessionBrokenError("session 7 is void"), "sandbox_lost", "session 7 is void"),
         (EnvError("World-v0", "KeyError: 'x'"), "env_error", "World-v0 raised KeyError: 'x'"),
         (DeadlineError("too late"), "timeout", "too late"),
     ],
