@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from envkit.gym import register_all
+from envkit.gym import register_catalogue
 from envkit.registry import EnvSpec, register
 from envkit.types import Observation, Reset, Step, Task
 
@@ -39,7 +39,7 @@ _LATE = {
     "registered": "envkit.wiring.envs",
 }
 
-register_all()
+register_catalogue()
 
 
 def __getattr__(name: str) -> Any:

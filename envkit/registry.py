@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
@@ -47,7 +48,9 @@ class EnvSpec:
 
 _SPECS: dict[str, EnvSpec] = {}
 _LOADED: set[str] = set()
+_LOADING: set[str] = set()
 _LOCK = threading.RLock()
+"""Held while entry points are loaded. `register` does without it, since a module that is being imported may call it."""
 
 
 def register(
@@ -69,10 +72,15 @@ def register(
     name, dash, version = id.rpartition("-v")
     if not (dash and name and version.isdecimal()):
         raise ConfigError([f"id: {id!r} must end in a version, such as {id.rstrip('-') or 'Name'}-v0"])
-    frozen = (MappingProxyType(dict(options or {})), expert, summary, tuple(splits), MappingProxyType(dict(terse or {})))
+    frozen = (
+        MappingProxyType(dict(options or {})),
+        expert,
+        summary,
+        tuple(splits),
+        MappingProxyType(dict(terse or {})),
+    )
     spec = EnvSpec(id, entry_point, *frozen, replayable)
-    with _LOCK:
-        old = _SPECS.setdefault(id, spec)
+    old = _SPECS.setdefault(id, spec)
     if old != spec:
         raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}"])
     return spec
@@ -99,15 +107,29 @@ def specs() -> Iterator[EnvSpec]:
 
 
 def load_entry_points() -> None:
-    """Let installed packages register what they bring. A package that fails is left out, with a warning."""
+    """Let installed packages register what they bring. A package that fails is left out, with a warning.
+
+    A package that is being imported at the moment, or whose function is what asks, is left for the next call.
+    """
     with _LOCK:
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            if point.value not in _LOADED:
-                _LOADED.add(point.value)
-                try:
-                    point.load()()
-                except Exception as error:  # a broken package must not take the others with it
-                    warnings.warn(f"environments of {point.value!r} are left out: {error!r}", stacklevel=2)
+            if point.value in _LOADED | _LOADING or _is_half_imported(point):
+                continue
+            _LOADING.add(point.value)
+            try:
+                point.load()()
+            except Exception as error:  # a broken package must not take the others with it
+                warnings.warn(f"environments of {point.value!r} are left out: {error!r}", stacklevel=2)
+            finally:
+                _LOADING.discard(point.value)
+            _LOADED.add(point.value)
+
+
+def _is_half_imported(point: EntryPoint) -> bool:
+    """Say whether the point's module, or a package around it, is itself in the middle of its import."""
+    parts = point.module.split(".")
+    modules = (sys.modules.get(".".join(parts[:count])) for count in range(1, len(parts) + 1))
+    return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)
 
 
 def load(entry_point: str | Callable[..., Any]) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from envkit import registry
 from envkit.environments.catalog import CATALOG
+from envkit.registry import EnvSpec
 
 
-def load_catalogue() -> None:
-    """Register every built-in world; harmless to repeat."""
-    for entry in CATALOG:
-        registry.register(**entry)  # type: ignore[arg-type]
+def load_catalogue() -> list[EnvSpec]:
+    """Register every built-in world, and return what was registered; harmless to repeat."""
+    return [registry.register(**entry) for entry in CATALOG]  # type: ignore[arg-type]

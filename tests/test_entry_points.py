@@ -1,0 +1,92 @@
+"""Packages that bring environments are found, whichever of the two is imported first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIFT = """
+import gymnasium
+{imports}
+from envkit.spaces import Utf8Text
+
+class Lift(gymnasium.Env):
+    observation_space = action_space = Utf8Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        return f"seed {{seed}}", {{}}
+
+    def step(self, action):
+        return action, 0.0, True, False, {{}}
+
+def bring():
+    print("brought")
+    {body}
+    envkit.register("Lift-v0", "lift:Lift")
+"""
+
+
+def run(folder: Path, program: str, *, imports: str = "import envkit", body: str = "pass") -> str:
+    """What a program prints that sees the installed package `lift`; it may not warn."""
+    metadata = folder / "lift-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (folder / "lift.py").write_text(LIFT.format(imports=imports, body=body), encoding="utf-8")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lift\nVersion: 1.0\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text("[envkit.envs]\nlift = lift:bring\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-Werror", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    return done.stdout
+
+
+PLAY = "print(envkit.make('Lift-v0').reset(seed=3)[0])"
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import envkit",
+        "import envkit\nfrom envkit import make, EnvClient",
+        "import envkit\nKNOWN = envkit.registered()",
+    ],
+)
+@pytest.mark.parametrize("first", ["from lift import Lift; import envkit", "import envkit", "import envkit, lift"])
+def test_a_package_is_found_whichever_is_imported_first(tmp_path: Path, imports: str, first: str) -> None:
+    assert run(tmp_path, f"{first}; {PLAY}; {PLAY}", imports=imports) == "brought\nseed 3\nseed 3\n"
+
+
+def test_a_function_that_looks_around_before_it_registers_is_called_once(tmp_path: Path) -> None:
+    body = "print('Lift-v0' in [spec.id for spec in envkit.registered()])"
+    assert run(tmp_path, f"import envkit; {PLAY}", body=body) == "brought\nFalse\nseed 3\n"
+
+
+def test_gymnasium_knows_it_after_asking_and_importing_envkit_calls_nothing(tmp_path: Path) -> None:
+    program = """
+import gymnasium, envkit, envkit.gym
+print("envkit/Sokoban-v0" in gymnasium.registry, "envkit/Lift-v0" in gymnasium.registry)
+envkit.gym.register_all()
+print(gymnasium.make("envkit/Lift-v0").reset(seed=4)[0])
+"""
+    assert run(tmp_path, program) == "True False\nbrought\nseed 4\n"
+
+
+def test_a_package_that_fails_is_warned_about_once(tmp_path: Path) -> None:
+    program = """
+import warnings, envkit
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    envkit.registered(), envkit.registered()
+print([str(one.message) for one in caught])
+"""
+    told = run(tmp_path, program, body="raise ValueError('boom')")
+    assert told == "brought\n[\"environments of 'lift:bring' are left out: ValueError('boom')\"]\n"
