@@ -6,12 +6,32 @@ never counts observation tokens. Every function returns zeros where `turn_mask_B
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from envkit.trainer_bridge.catalogue import Algorithm
+
 EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What an advantage may be made of.
+
+    Attributes:
+        reward_BT: Reward of each turn.
+        turn_mask_BT: 1 where the turn exists.
+        value_BT: The critic's estimate when the turn began; zeros without a critic.
+        groups: Key of each sample's group [B].
+    """
+
+    reward_BT: Tensor
+    turn_mask_BT: Tensor
+    value_BT: Tensor
+    groups: Sequence[str]
 
 
 def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float) -> Tensor:
@@ -96,3 +116,29 @@ def normalised(value_BT: Tensor, turn_mask_BT: Tensor) -> Tensor:
     if not bool(deviation > EPSILON):
         return torch.zeros_like(value_BT)
     return centred_BT / (deviation + EPSILON)
+
+
+def _of_groups(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+    advantage_BT = group_normalised(batch.reward_BT, batch.turn_mask_BT, batch.groups, gamma=algorithm.gamma)
+    return advantage_BT, torch.zeros_like(advantage_BT)
+
+
+def _of_batch(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+    advantage_BT = batch_normalised(batch.reward_BT, batch.turn_mask_BT, gamma=algorithm.gamma)
+    return advantage_BT, torch.zeros_like(advantage_BT)
+
+
+def _of_critic(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+    advantage_BT, return_BT = gae(
+        batch.reward_BT, batch.value_BT, batch.turn_mask_BT, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
+    )
+    return normalised(advantage_BT, batch.turn_mask_BT), return_BT
+
+
+BY_NAME: Mapping[str, Callable[[Batch, Algorithm], tuple[Tensor, Tensor]]] = {
+    "group_normalised": _of_groups,
+    "batch_normalised": _of_batch,
+    "gae": _of_critic,
+}
+"""The names of `catalogue.ADVANTAGES`. Each gives advantages [B, T] as the loss takes them, and what the critic is to
+learn [B, T], which is zeros without one."""

@@ -6,9 +6,12 @@ result does not depend on how an update is cut into passes. Log-probabilities ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
+
+from envkit.trainer_bridge.catalogue import Algorithm
 
 
 class PolicyLoss(NamedTuple):
@@ -58,3 +61,18 @@ def kl_estimate(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
 def entropy(logp_NV: Tensor) -> Tensor:
     """Entropy of each distribution over the vocabulary V, in nats [N]."""
     return -(logp_NV.exp() * logp_NV).sum(-1)
+
+
+def _clipped(logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, algorithm: Algorithm) -> PolicyLoss:
+    return clipped_policy_loss(logp_N, old_logp_N, advantage_N, clip=algorithm.clip)
+
+
+def _reinforce(logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, algorithm: Algorithm) -> PolicyLoss:
+    return reinforce_loss(logp_N, advantage_N)
+
+
+BY_NAME: Mapping[str, Callable[[Tensor, Tensor, Tensor, Algorithm], PolicyLoss]] = {
+    "clipped": _clipped,
+    "reinforce": _reinforce,
+}
+"""The names of `catalogue.LOSSES`. Each takes log-probabilities now, those when sampled, and advantages."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from envkit.trainer_bridge import advantages, catalogue, losses
 from envkit.trainer_bridge.trainers.torch_local import passes
 from envkit.types import Sample
 from tests.golden import slow
@@ -178,6 +179,11 @@ def test_advantages_are_clipped_where_asked(tiny_folder: Path, tmp_path: Path) -
     _, cut = updated(tiny_folder, tmp_path, samples, preset="grpo", minibatches=1, advantage_clip=0.7)
     assert free["advantage_abs"] == pytest.approx(0.75, abs=1e-5)
     assert cut["advantage_abs"] == pytest.approx((0.7 + 3 * 0.5) / 4, abs=1e-5)
+
+
+def test_every_name_of_the_catalogue_is_a_function_and_there_are_no_others() -> None:
+    assert tuple(advantages.BY_NAME) == catalogue.ADVANTAGES
+    assert tuple(losses.BY_NAME) == catalogue.LOSSES
 
 
 # --- Minibatches -----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge import advantages, losses
+from envkit.trainer_bridge.advantages import Batch
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
 from envkit.trainer_bridge.record import writing
@@ -179,18 +180,11 @@ class TorchTrainer:
         """Compute what stays fixed during all updates of the train step."""
         algorithm = self._algorithm
         reward_BT, turn_mask_BT = _turn_rewards(samples)
-        return_BT = torch.zeros_like(reward_BT)
-        if algorithm.advantage == "group_normalised":
-            keys = [sample.group for sample in samples]
-            advantage_BT = advantages.group_normalised(reward_BT, turn_mask_BT, keys, gamma=algorithm.gamma)
-        elif algorithm.advantage == "batch_normalised":
-            advantage_BT = advantages.batch_normalised(reward_BT, turn_mask_BT, gamma=algorithm.gamma)
-        else:
+        value_BT = torch.zeros_like(reward_BT)
+        if algorithm.has_critic:
             value_BT = self._values(samples, reward_BT.shape[1])
-            advantage_BT, return_BT = advantages.gae(
-                reward_BT, value_BT, turn_mask_BT, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
-            )
-            advantage_BT = advantages.normalised(advantage_BT, turn_mask_BT)
+        batch = Batch(reward_BT, turn_mask_BT, value_BT, [sample.group for sample in samples])
+        advantage_BT, return_BT = advantages.BY_NAME[algorithm.advantage](batch, algorithm)
         if algorithm.advantage_clip is not None:
             advantage_BT = advantage_BT.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
         reference = self._reference_logps(samples) if algorithm.kl_coefficient > 0 else [[] for _ in samples]
@@ -241,10 +235,7 @@ class TorchTrainer:
         ]
         advantage_N = _flat(share, device)
         logp_N = logp_NV.gather(1, token_N[:, None]).squeeze(1)
-        if algorithm.loss == "clipped":
-            policy = losses.clipped_policy_loss(logp_N, old_N, advantage_N, clip=algorithm.clip)
-        else:
-            policy = losses.reinforce_loss(logp_N, advantage_N)
+        policy = losses.BY_NAME[algorithm.loss](logp_N, old_N, advantage_N, algorithm)
         entropy_N = losses.entropy(logp_NV)
         total = policy.loss_N.sum() - algorithm.entropy_coefficient * entropy_N.sum()
         if algorithm.kl_coefficient > 0:
