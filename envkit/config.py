@@ -80,7 +80,7 @@ class TransformersEngineSection(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights."""
+    """Number format of the weights that play; those that learn are float32, and rounded when they are handed over."""
     hidden_size: Annotated[int, Field(ge=8, multiple_of=2)] = 64
     """Width of the tiny policy."""
     layers: Count = 3

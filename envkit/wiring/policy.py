@@ -21,7 +21,7 @@ from envkit.errors import UsageError
 from envkit.protocols import Renderer
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
-from envkit.trainer_bridge.engines.transformers import TransformersEngine, open_model
+from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play, open_model
 from envkit.trainer_bridge.record import writing
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.tiny import make_policy
@@ -117,7 +117,7 @@ def open_policy(run: RunConfig) -> Policy:
 
 
 def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens: int = 65536) -> Policy:
-    """Load a model folder, or a name of the hub, twice: once to train and once to play.
+    """Load a model folder, or a name of the hub, twice: in float32 to train, and in `dtype` to play.
 
     Raises:
         UsageError: There is no such model, or it has no tokenizer.
@@ -125,11 +125,11 @@ def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens:
     _silence_transformers()
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path)
-        model = open_model(path, device=device, dtype=dtype)
+        model = open_model(path, device=device)
     except (OSError, ValueError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UsageError(f"engine.model: cannot load {path}: {reason}") from error
-    playing = copy.deepcopy(model)
+    playing = copy_to_play(model, dtype)
     renderer: Renderer = ChatRenderer(tokenizer) if tokenizer.chat_template else PlainRenderer(tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens)

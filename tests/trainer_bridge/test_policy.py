@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from envkit import config
+from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.types import Observation
+from envkit.types import Observation, SamplingParams
 from envkit.wiring import checks, envs
 from envkit.wiring.policy import Policy, device_of, load_policy, open_policy
 from tests.trainer_bridge.disk import FULL, full_disk
 from tests.trainer_bridge.models import write_tiny
+from tests.trainer_bridge.trainees import draw_samples
 
 TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
 
@@ -157,3 +159,39 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
             device_of("cuda")
         assert device_of("auto") == "cpu"
     assert device_of("cpu") == "cpu"
+
+
+# --- Numbers of two formats ------------------------------------------------------------------------------------------
+
+
+def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_are_rounded(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = run_of(trainer={"threads": 1, "learning_rate": 1e-6}, engine={**TINY, "dtype": "bfloat16"})
+    policy = load_policy(str(tiny_folder), device="cpu", dtype="bfloat16")
+    playing = policy.engine._model
+    assert {weight.dtype for weight in policy.model.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in playing.buffers()} == {buffer.dtype for buffer in policy.model.buffers()}
+    before = weights(policy).clone()
+    policy.begin_training(checks.algorithm_of(run), run, tmp_path / "weights")
+    policy.trainer.accumulate(draw_samples(0, 8, tiny_folder))
+    policy.trainer.update()
+    changed = (weights(policy) != before).float().mean()
+    assert changed > 0.5
+
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(0.1)
+    published = policy.trainer.publish()
+    assert {weight.dtype for weight in load_file(published.location).values()} == {torch.float32}
+
+    async def play() -> None:
+        await policy.engine.load(published)
+        completion = await policy.engine.generate([1, 5, 6], SamplingParams(max_tokens=3, seed=4))
+        assert len(completion.token_ids) == 3
+
+    clock.run(play, virtual=True)
+    assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}
+    for learned, played in zip(policy.model.parameters(), playing.parameters(), strict=True):
+        assert torch.equal(learned.bfloat16(), played)

@@ -7,6 +7,7 @@ weights and the batch alone, never on a generator's state.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -261,15 +262,25 @@ def _nucleus(weight_BV: Tensor, requests: list[_Request]) -> Tensor:
     return torch.zeros_like(weight_BV).scatter(1, order_BV, sorted_BV.masked_fill(dropped_BV, 0.0))
 
 
-def open_model(path: str, *, device: str, dtype: str) -> Any:
-    """Load a causal language model for generation.
+def open_model(path: str, *, device: str) -> Any:
+    """Load a causal language model in float32: updates of 1e-6 are lost in the rounding of anything narrower.
 
     Args:
         path: Folder, or name on the hub.
         device: ``"cpu"`` or ``"cuda"``.
-        dtype: ``"float32"`` or ``"bfloat16"``.
     """
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     return model.to(device).eval()
+
+
+def copy_to_play(model: Any, dtype: str) -> Any:
+    """Return a copy of a model with weights in ``"float32"`` or ``"bfloat16"``; `load` rounds what it reads to that.
+
+    Buffers stay as they are: the angles of rotary positions are no weights, and rounded they would mix up positions.
+    """
+    playing = copy.deepcopy(model)
+    for weight in playing.parameters():
+        weight.data = weight.data.to(getattr(torch, dtype))
+    return playing
