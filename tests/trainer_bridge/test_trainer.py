@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from envkit.errors import UsageError
 from envkit.trainer_bridge import advantages, catalogue, losses
 from envkit.trainer_bridge.trainers.torch_local import passes
 from envkit.types import Sample
@@ -170,6 +171,26 @@ def test_a_large_gradient_is_cut_to_the_bound_and_reported_as_it_was(tiny_folder
     for name, values in free.gradients().items():
         scaled = [value * 0.01 / report["grad_norm"] for value in values]
         assert cut.gradients()[name] == pytest.approx(scaled, rel=1e-3, abs=1e-8)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("grpo", "learning_rate"), ("ppo", "critic_learning_rate")])
+def test_a_gradient_that_is_no_number_is_refused_and_moves_nothing(
+    kind: str, key: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset=kind, minibatches=1)
+    trainee.trainer.accumulate(draw_samples(2, 8, tiny_folder))
+    trainee.trainer.update()
+    before = trainee.weights()
+    spoiled: Any = trainee.model if trainee.critic is None else trainee.critic.head
+    next(spoiled.parameters()).register_hook(lambda gradient: gradient * math.nan)
+    trainee.trainer.accumulate(draw_samples(2, 8, tiny_folder))
+    with pytest.raises(UsageError) as caught:
+        trainee.trainer.update()
+    assert str(caught.value) == (
+        "the gradient of train step 2 is not finite; "
+        f"lower trainer.{key} and continue from the last checkpoint with --resume"
+    )
+    assert trainee.weights() == before
 
 
 def test_advantages_are_clipped_where_asked(tiny_folder: Path, tmp_path: Path) -> None:

@@ -114,6 +114,9 @@ class TorchTrainer:
         Returns:
             policy_loss, entropy_nats, approx_kl (k3 against the sampling policy), clip_share, grad_norm,
             advantage_abs, and with a critic value_loss; means over tokens (turns for the critic) of all updates.
+
+        Raises:
+            UsageError: A gradient is not finite; the weights stay as they were before it.
         """
         samples, self._samples = self._samples, []
         if not samples:
@@ -213,14 +216,31 @@ class TorchTrainer:
             if self._critic is not None:
                 value_loss = self._critic_pass(rows, chosen, sums) * self._algorithm.value_coefficient / turns
                 value_loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm)
-        self._optimizer.step()
+        norm = self._bound_gradient(self._model)
         if self._critic is not None and self._critic_optimizer is not None:
-            nn.utils.clip_grad_norm_(self._critic.parameters(), self._settings.max_grad_norm)
+            self._bound_gradient(self._critic, key="trainer.critic_learning_rate")
             self._critic_optimizer.step()
+        self._optimizer.step()  # after both gradients were found to be numbers
         sums["tokens"] += tokens
         sums["turns"] += turns
-        sums["grad_norm"] += float(norm)
+        sums["grad_norm"] += norm
+
+    def _bound_gradient(self, module: nn.Module, *, key: str = "trainer.learning_rate") -> float:
+        """Scale the gradient down to the bound and return its norm before that.
+
+        Raises:
+            UsageError: It is not finite; one such update would make every weight NaN.
+        """
+        bound = self._settings.max_grad_norm
+        try:
+            return float(nn.utils.clip_grad_norm_(module.parameters(), bound, error_if_nonfinite=True))
+        except RuntimeError as error:
+            if "non-finite" not in str(error):
+                raise
+            raise UsageError(
+                f"the gradient of train step {self.version + 1} is not finite; "
+                f"lower {key} and continue from the last checkpoint with --resume"
+            ) from None
 
     def _policy_pass(self, rows: _Rows, chosen: Sequence[int], sums: defaultdict[str, float]) -> Tensor:
         """Return the summed loss of the chosen rows' tokens."""
