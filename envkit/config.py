@@ -225,7 +225,7 @@ class TrackingSection(Section):
 class RunConfig(Section):
     """A training file."""
 
-    seed: Annotated[int, Field(ge=0)] = 7
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 7
     """Everything that is drawn at random follows from this and the rest of the file."""
     env: EnvSection
     sandbox: SandboxSection = SandboxSection()

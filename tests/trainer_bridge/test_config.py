@@ -98,6 +98,7 @@ def test_a_file_without_keys_is_told_what_one_looks_like(text: str, tmp_path: Pa
         ("env: {id: x}\nalgorithm: {gamma: 1.1}", "algorithm.gamma: Input should be less than or equal to 1, got 1.1"),
         ("env: {id: x}\nengine: {kind: vlm}", "engine.kind: Input should be 'transformers', got 'vlm'"),
         ("env: {id: x}\nseed: -1", "seed: Input should be greater than or equal to 0, got -1"),
+        (f"env: {{id: x}}\nseed: {2**63}", f"seed: Input should be less than {2**63}, got {2**63}"),
         ("env: {id: x, options: 3}", "env.options: Input should be a valid dictionary"),
         ("seed: 3", "env: Field required"),
         ("env: {}", "env.id: Field required"),

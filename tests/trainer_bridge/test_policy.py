@@ -67,6 +67,16 @@ def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: 
     assert not torch.equal(weights(one), weights(other))
 
 
+def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path: Path, tiny_folder: Path) -> None:
+    run = run_of(seed=2**63 - 1, algorithm={"preset": "ppo"})
+    policy = open_policy(run, tmp_path)
+    policy.begin_training(checks.algorithm_of(run), run, tmp_path / "weights")
+    before = weights(policy).clone()
+    policy.trainer.accumulate(draw_samples(0, 8, tiny_folder))
+    policy.trainer.update()
+    assert not torch.equal(weights(policy), before)
+
+
 def test_learning_leaves_the_engines_copy_alone_until_it_is_loaded(tmp_path: Path) -> None:
     policy = open_policy(run_of())
     before = weights(policy).clone()

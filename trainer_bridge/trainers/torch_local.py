@@ -195,7 +195,8 @@ class TorchTrainer:
 
     def _minibatches(self, count: int) -> Iterator[list[int]]:
         """Yield the rows of each update; every pass sees every row once."""
-        order = torch.Generator().manual_seed(self._settings.seed * 1_000_003 + self.version)
+        seed = self._settings.seed * 1_000_003 + self.version
+        order = torch.Generator().manual_seed(seed % (1 << 63))  # torch takes no larger one
         parts = min(self._algorithm.minibatches, count)
         for _ in range(self._algorithm.epochs):
             shuffled = torch.randperm(count, generator=order)
