@@ -46,6 +46,11 @@ def test_small_numbers_may_be_written_without_a_point(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL + "trainer: {learning_rate: 1e-6}").trainer.learning_rate == 1e-6
 
 
+def test_a_whole_number_is_a_number_and_yes_is_a_boolean_as_yaml_has_it(tmp_path: Path) -> None:
+    run = load(tmp_path, MINIMAL + "rollout: {timeout_s: 12}\ntracking: {tensorboard: no}")
+    assert (run.rollout.timeout_s, run.tracking.tensorboard) == (12.0, False)
+
+
 def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "no.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
         with pytest.raises(ConfigError) as caught:
@@ -88,6 +93,16 @@ def test_a_file_without_keys_is_told_what_one_looks_like(text: str, tmp_path: Pa
         ("env: {id: x}\n3: 4", "3: "),
         ("env: {id: x}\ntrainer: {steps: many}", "trainer.steps: Input should be a valid integer"),
         ("env: {id: x}\ntrainer: {steps: 1.5}", "trainer.steps: Input should be a valid integer"),
+        ("env: {id: x}\ntrainer: {steps: true}", "trainer.steps: Input should be a valid integer, got True"),
+        ("env: {id: x}\ntrainer: {steps: 3.0}", "trainer.steps: Input should be a valid integer, got 3.0"),
+        ("env: {id: x, num_envs: '12'}", "env.num_envs: Input should be a valid integer, got '12'"),
+        ("env: {id: x}\nrollout: {timeout_s: '12'}", "rollout.timeout_s: Input should be a valid number, got '12'"),
+        ("env: {id: x}\nrollout: {timeout_s: true}", "rollout.timeout_s: Input should be a valid number, got True"),
+        (
+            "env: {id: x}\ntracking: {tensorboard: 'yes'}",
+            "tracking.tensorboard: Input should be a valid boolean",
+        ),
+        ("env: {id: x}\ntracking: {tensorboard: 1}", "tracking.tensorboard: Input should be a valid boolean, got 1"),
         ("env: {id: x}\ntrainer: {steps: -1}", "trainer.steps: Input should be greater than or equal to 0, got -1"),
         ("env: {id: x}\ntrainer: {steps: [3]}", "trainer.steps: Input should be a valid integer"),
         ("env: {id: x}\ntrainer: {steps: null}", "trainer.steps: Input should be a valid integer"),
