@@ -18,7 +18,7 @@ from envkit.types import Observation, SamplingParams
 from envkit.wiring import checks, envs
 from envkit.wiring.policy import Policy, device_of, load_policy, open_policy
 from tests.trainer_bridge.disk import FULL, full_disk
-from tests.trainer_bridge.models import write_tiny
+from tests.trainer_bridge.models import sample, write_tiny
 from tests.trainer_bridge.trainees import draw_samples
 
 TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
@@ -67,12 +67,12 @@ def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: 
     assert not torch.equal(weights(one), weights(other))
 
 
-def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path: Path, tiny_folder: Path) -> None:
+def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path: Path) -> None:
     run = run_of(seed=2**63 - 1, algorithm={"preset": "ppo"})
-    policy = open_policy(run, tmp_path)
+    policy = open_policy(run)
     policy.begin_training(checks.algorithm_of(run), run, tmp_path / "weights")
     before = weights(policy).clone()
-    policy.trainer.accumulate(draw_samples(0, 8, tiny_folder))
+    policy.trainer.accumulate([sample([1, 3], ([4 + number], ()), rewards=[float(number)]) for number in range(2)])
     policy.trainer.update()
     assert not torch.equal(weights(policy), before)
 
