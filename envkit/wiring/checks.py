@@ -91,9 +91,12 @@ def _check_engine(run: RunConfig) -> None:
         )
     if section.model is not None:
         path = Path(section.model).expanduser()
-        looks_like_path = section.model.startswith((".", "/", "~")) or section.model.count("/") != 1
-        if looks_like_path and not (path / "config.json").is_file():
+        begins_here = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
+        is_path = section.model.startswith((".", "/", "~")) or begins_here or path.exists()
+        if is_path and not (path / "config.json").is_file():
             raise ConfigError([f"engine.model: {section.model} is no model folder (it has no config.json)"])
+        if not is_path and section.model.count("/") > 1:
+            raise ConfigError([f"engine.model: {section.model} is neither a folder here nor a name of the hub"])
 
 
 def _check_algorithm(run: RunConfig) -> None:

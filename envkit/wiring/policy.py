@@ -13,6 +13,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import transformers
+from huggingface_hub import HfApi
 from safetensors import SafetensorError
 
 from envkit.config import RunConfig
@@ -31,6 +32,9 @@ from envkit.wiring.checks import task_of
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""
+
+_HUB_TIMEOUT_S = 10.0
+"""Time for the hub to say whether it knows a model."""
 
 
 @dataclass(slots=True)
@@ -123,11 +127,15 @@ def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens:
         UsageError: There is no such model, or it has no tokenizer.
     """
     _silence_transformers()
+    is_folder = Path(path).is_dir()
+    is_local = is_folder or not _hub_has(path)
     try:
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path)
-        model = open_model(path, device=device)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local)
+        model = open_model(path, device=device, is_local=is_local)
     except (OSError, ValueError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if is_local and not is_folder:
+            reason = "no such folder or cached model, and the hub cannot be reached or has none; name a model folder"
         raise UsageError(f"engine.model: cannot load {path}: {reason}") from error
     playing = copy_to_play(model, dtype)
     renderer: Renderer = ChatRenderer(tokenizer) if tokenizer.chat_template else PlainRenderer(tokenizer)
@@ -171,6 +179,15 @@ def _texts(run: RunConfig) -> list[str]:
             ended = terminated or truncated
     world.close()
     return texts
+
+
+def _hub_has(name: str) -> bool:
+    """Whether the hub answers and knows the model. transformers alone would try for most of a minute to find out."""
+    try:
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+    except Exception:  # the classes depend on the hub's client; whatever it was, the model may still be in the cache
+        return False
+    return True
 
 
 def _silence_transformers() -> None:

@@ -52,7 +52,10 @@ def test_the_shortest_file_has_no_problem() -> None:
             "engine.model: ./nowhere is no model folder (it has no config.json)",
         ),
         ({"engine": {"model": "~/nowhere"}}, "engine.model: ~/nowhere is no model folder (it has no config.json)"),
-        ({"engine": {"model": "nowhere"}}, "engine.model: nowhere is no model folder (it has no config.json)"),
+        ({"engine": {"model": "tests/qwen"}}, "engine.model: tests/qwen is no model folder (it has no config.json)"),
+        ({"engine": {"model": "tests"}}, "engine.model: tests is no model folder (it has no config.json)"),
+        ({"engine": {"model": "pyproject.toml"}}, "engine.model: pyproject.toml is no model folder"),
+        ({"engine": {"model": "a/b/c"}}, "engine.model: a/b/c is neither a folder here nor a name of the hub"),
         (
             {"rollout": {"group_size": 1}},
             "rollout.group_size: grpo compares the episodes of a group, so it must be at least 2",
@@ -93,6 +96,7 @@ def test_problems_of_all_sections_are_found_at_once() -> None:
         {"rollout": {"group_size": 1}, "algorithm": {"preset": "ppo"}},
         {"algorithm": {"loss": "reinforce", "minibatches": 1}},
         {"engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct"}},  # a name of the hub is not looked up
+        {"engine": {"model": "gpt2"}},
         {"engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct", "heads": 3}},
         {"warmup": {"kind": "none"}, "engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct"}},
     ],

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +142,21 @@ def refusal(folder: Path) -> str:
 
 def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
     refusal(tmp_path / "nowhere")
+
+
+def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds() -> None:
+    script = (
+        "from time import perf_counter\nfrom envkit.errors import UsageError\n"
+        "from envkit.wiring.policy import load_policy\nbegan = perf_counter()\n"
+        "try:\n    load_policy('nobody/none', device='cpu')\n"
+        "except UsageError as error:\n    print(perf_counter() - began < 8, error)"
+    )
+    environ = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ)
+    assert done.stdout == (
+        "True engine.model: cannot load nobody/none: no such folder or cached model, "
+        "and the hub cannot be reached or has none; name a model folder\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
