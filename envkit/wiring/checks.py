@@ -6,8 +6,9 @@ from pathlib import Path
 
 from envkit.config import RunConfig
 from envkit.env import AsyncEnv
-from envkit.errors import ConfigError, OptionError, UnknownEnvError
+from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
 from envkit.registry import EnvSpec
+from envkit.sandbox.local import why_unavailable
 from envkit.trainer_bridge import catalogue
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.rollout import RolloutLimits
@@ -18,7 +19,7 @@ from envkit.wiring import envs
 def check(run: RunConfig) -> list[str]:
     """Return what is wrong with a configuration beyond its grammar, one line each, starting with the key."""
     problems: list[str] = []
-    for examine in (_check_env, _check_engine, _check_algorithm, _check_warmup):
+    for examine in (_check_env, _check_sandbox, _check_engine, _check_algorithm, _check_warmup):
         try:
             examine(run)
         except ConfigError as error:
@@ -83,8 +84,20 @@ def _check_env(run: RunConfig) -> None:
         raise ConfigError(["env.options.split: is set by the run, which trains on one split and evaluates on another"])
 
 
+def _check_sandbox(run: RunConfig) -> None:
+    if run.sandbox.kind == "local" and (why := why_unavailable()) is not None:
+        raise ConfigError([f"sandbox.kind: local cannot work here: {why}; take auto or process"])
+
+
 def _check_engine(run: RunConfig) -> None:
     section = run.engine
+    if section.device == "cuda":
+        from envkit.wiring.policy import device_of  # takes seconds: torch
+
+        try:
+            device_of("cuda")
+        except UsageError as error:
+            raise ConfigError([error.detail]) from None
     if section.model is None and section.hidden_size % (2 * section.heads):
         raise ConfigError(
             [f"engine.heads: twice {section.heads} must divide engine.hidden_size, which is {section.hidden_size}"]

@@ -27,8 +27,9 @@ from envkit.trainer_bridge.record import writing
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.tiny import make_policy
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+from envkit.types import Observation
 from envkit.wiring import envs
-from envkit.wiring.checks import task_of
+from envkit.wiring.checks import limits_of, task_of
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""
@@ -96,7 +97,7 @@ def open_policy(run: RunConfig) -> Policy:
     """Load the model that the file names, or make a tiny one: the same one whenever the file is the same.
 
     Raises:
-        UsageError: There is no such model, or no room for a tiny one.
+        UsageError: There is no such model, no room for a tiny one, or an episode may have too few tokens for a turn.
     """
     section = run.engine
     _silence_transformers()
@@ -106,18 +107,26 @@ def open_policy(run: RunConfig) -> Policy:
     )
     if section.model is not None:
         return load(str(Path(section.model).expanduser()))
-    texts = _texts(run)
+    heard = _listen(run)
     with TemporaryDirectory(prefix="envkit-") as folder, writing(Path(folder)):
         make_policy(
             Path(folder),
-            texts,
+            heard.texts,
             hidden_size=section.hidden_size,
             layers=section.layers,
             heads=section.heads,
             max_tokens=run.rollout.max_tokens,
             seed=run.seed,
         )
-        return load(folder)
+        policy = load(folder)
+    longest = max(len(policy.renderer.open(Observation(text))) for text in heard.openings)
+    needed = longest + limits_of(run).turn_tokens
+    if needed > run.rollout.max_tokens:
+        raise UsageError(
+            f"rollout.max_tokens: {run.rollout.max_tokens} is too small; what {run.env.id} says first and the answer "
+            f"to it take up to {needed} tokens"
+        )
+    return policy
 
 
 def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens: int = 65536) -> Policy:
@@ -159,26 +168,40 @@ def device_of(wish: str) -> str:
     return wish
 
 
-def _texts(run: RunConfig) -> list[str]:
-    """What the environment says and what can be answered, from random play."""
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What the environment says and what can be answered.
+
+    Attributes:
+        openings: The first text of each episode.
+        texts: All texts, moves included.
+    """
+
+    openings: list[str]
+    texts: list[str]
+
+
+def _listen(run: RunConfig) -> _Heard:
+    """Play at random and note what is said."""
     spec = envs.find(run.env.id)
     world = envs.open_world(run.env.id, **run.env.options)
     if isinstance(world, AsyncEnv):
         raise UsageError(f"engine.model: a tiny policy cannot be made for {run.env.id}; name a model")
     rng = random.Random(run.seed)
-    texts: list[str] = []
+    heard = _Heard([], [])
     for number in range(_VOCABULARY_EPISODES):
         task = task_of(run, spec, "train", run.seed, number)
         text, info = world.reset(seed=task.seed, options=dict(task.options))
         moves = [str(move) for move in info.get("legal_moves", ())]
-        texts += [text, *moves]
+        heard.openings.append(text)
+        heard.texts.extend([text, *moves])
         ended = not moves
         while not ended:
             text, _, terminated, truncated, _ = world.step(f"<answer>{rng.choice(moves)}</answer>")
-            texts.append(text)
+            heard.texts.append(text)
             ended = terminated or truncated
     world.close()
-    return texts
+    return heard
 
 
 def _hub_has(name: str) -> bool:

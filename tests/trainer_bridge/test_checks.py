@@ -82,6 +82,20 @@ def test_a_problem_is_one_line_that_begins_with_its_key(sections: dict[str, Any]
     assert "\n" not in found[0]
 
 
+def test_a_sandbox_that_cannot_be_had_here_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    (found,) = checks.check(run_of(sandbox={"kind": "local"}))
+    assert found.startswith("sandbox.kind: local cannot work here: bubblewrap ")
+    assert checks.check(run_of(sandbox={"kind": "auto"})) == []
+
+
+def test_a_gpu_that_is_not_there_is_a_problem() -> None:
+    import torch
+
+    expected = [] if torch.cuda.is_available() else ["engine.device: torch finds no GPU here; take auto or cpu"]
+    assert checks.check(run_of(engine={"device": "cuda"})) == expected
+
+
 def test_problems_of_all_sections_are_found_at_once() -> None:
     found = checks.check(
         run_of(env={"id": "Chess-v0"}, engine={"heads": 3}, rollout={"group_size": 1}, warmup={"kind": "none"})

@@ -80,6 +80,18 @@ def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path
     assert not torch.equal(weights(policy), before)
 
 
+def test_an_episode_too_short_for_a_single_turn_is_refused() -> None:
+    # A lake of 4x4: the beginning, 16 cells, 4 ends of lines, <answer>, and the move.
+    needed = 1 + 16 + 4 + 1 + 1
+    with pytest.raises(UsageError) as caught:
+        open_policy(run_of(rollout={"max_tokens": 8}))
+    assert str(caught.value) == (
+        "rollout.max_tokens: 8 is too small; what FrozenLake-v0 says first and the answer to it "
+        f"take up to {needed} tokens"
+    )
+    open_policy(run_of(rollout={"max_tokens": needed}))
+
+
 def test_learning_leaves_the_engines_copy_alone_until_it_is_loaded(tmp_path: Path) -> None:
     policy = open_policy(run_of())
     before = weights(policy).clone()
