@@ -7,9 +7,10 @@ anything that leases episodes the face of a ``gymnasium.Env``.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any, ClassVar, TypeAlias, cast
 
 import gymnasium
@@ -129,7 +130,6 @@ class BlockingEnv(gymnasium.Env[str, str]):
         self._env_id = env_id
         self._options = dict(options or {})
         self._resources = ExitStack()
-        self._lease: AbstractContextManager[Episode] | None = None
         self._episode: Episode | None = None
         self._portal: BlockingPortal = self._resources.enter_context(_LOOP_THREAD)
         try:
@@ -137,15 +137,16 @@ class BlockingEnv(gymnasium.Env[str, str]):
         except BaseException:
             self._resources.close()
             raise
+        self._lease = self._resources.enter_context(ExitStack())
+        # Also runs when the interpreter ends, while there is still a loop thread to say goodbye to.
+        self._finalizer = weakref.finalize(self, self._resources.close)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)
         task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
         task = Task(self._env_id, task_seed, {**self._options, **(options or {})})
         self._end_lease()
-        lease = self._portal.wrap_async_context_manager(self._host.lease(task))
-        self._episode = lease.__enter__()
-        self._lease = lease
+        self._episode = self._lease.enter_context(self._portal.wrap_async_context_manager(self._host.lease(task)))
         observation, info = self._portal.call(self._episode.reset)
         return observation.text, info
 
@@ -156,16 +157,13 @@ class BlockingEnv(gymnasium.Env[str, str]):
         return step.observation.text, step.reward, step.terminated, step.truncated, step.info
 
     def close(self) -> None:
-        """End the episode and give back the host; safe to repeat."""
-        try:
-            self._end_lease()
-        finally:
-            self._resources.close()
+        """End the episode and give back the host; safe to repeat. A program that ends does it by itself."""
+        self._episode = None
+        self._finalizer()
 
     def _end_lease(self) -> None:
-        lease, self._lease, self._episode = self._lease, None, None
-        if lease is not None:
-            lease.__exit__(None, None, None)
+        self._episode = None
+        self._lease.close()
 
 
 def _observation(text: str, info: Info) -> Observation:

@@ -1,0 +1,33 @@
+"""A program that forgets to close what it made ends all the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+
+import anyio
+import pytest
+
+from envkit import clock
+from tests.http.worlds import serving, slots
+
+PROGRAM = """
+import sys, envkit
+env = envkit.make("Count-v0", url=sys.argv[1])
+{then}
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("then", ["pass", "env.reset(seed=0)", "env.reset(seed=0); env.step('x')", "env.close()"])
+def test_a_program_ends_with_its_own_exit_code(then: str) -> None:
+    async def main() -> tuple[int, str]:
+        command = [sys.executable, "-c", PROGRAM.format(then=then), ""]
+        async with slots() as host, serving(host) as address:
+            command[-1] = address
+            run = partial(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
+            done = await anyio.to_thread.run_sync(run)
+        return done.returncode, done.stderr
+
+    assert clock.run(main) == (7, "")
