@@ -13,7 +13,7 @@ from typing import Self, TypeAlias
 import anyio
 
 from envkit import clock
-from envkit.errors import DeadlineError, EnvkitError, SandboxError, SandboxLostError, SandboxStartError
+from envkit.errors import EnvkitError, SandboxError, SandboxLostError, SandboxStartError
 from envkit.fleet.box import Box, BoxClient, BoxEvent, Held
 from envkit.fleet.restarts import RestartBudget, restart_delay
 from envkit.protocols import Episode, Sandbox
@@ -107,8 +107,7 @@ class FleetHost:
 
         Raises:
             SandboxLostError: The box died; so does every call of the episode, at once.
-            SandboxStartError: No box is left and the budget of replacements is spent.
-            DeadlineError: No box became healthy in time.
+            SandboxStartError: No box became healthy in time, or none is left and the budget of replacements is spent.
         """
         box = await self._place()
         try:
@@ -253,7 +252,8 @@ class FleetHost:
                     with anyio.move_on_after(deadline - clock.now()):
                         await waiter.woken.wait()
                 else:
-                    raise DeadlineError(f"no sandbox is healthy since {self._wait_timeout_s:g} s; {self._failure}")
+                    waited = f"no box is healthy since {self._wait_timeout_s:g} s"
+                    raise SandboxStartError("fleet", f"{waited}; last: {self._failure}")
                 waiter.woken = anyio.Event()
         except BaseException:
             if waiter.box is None:
