@@ -112,6 +112,7 @@ def open_policy(run: RunConfig) -> Policy:
         make_policy(
             Path(folder),
             heard.texts,
+            moves=heard.moves,
             hidden_size=section.hidden_size,
             layers=section.layers,
             heads=section.heads,
@@ -174,11 +175,13 @@ class _Heard:
 
     Attributes:
         openings: The first text of each episode.
-        texts: All texts, moves included.
+        texts: All texts.
+        moves: All legal moves.
     """
 
     openings: list[str]
     texts: list[str]
+    moves: set[str]
 
 
 def _listen(run: RunConfig) -> _Heard:
@@ -188,18 +191,21 @@ def _listen(run: RunConfig) -> _Heard:
     if isinstance(world, AsyncEnv):
         raise UsageError(f"engine.model: a tiny policy cannot be made for {run.env.id}; name a model")
     rng = random.Random(run.seed)
-    heard = _Heard([], [])
+    heard = _Heard([], [], set())
     for number in range(_VOCABULARY_EPISODES):
         task = task_of(run, spec, "train", run.seed, number)
         text, info = world.reset(seed=task.seed, options=dict(task.options))
         moves = [str(move) for move in info.get("legal_moves", ())]
         heard.openings.append(text)
-        heard.texts.extend([text, *moves])
+        heard.texts.append(text)
+        heard.moves.update(moves)
         ended = not moves
         while not ended:
-            text, _, terminated, truncated, _ = world.step(f"<answer>{rng.choice(moves)}</answer>")
+            text, _, terminated, truncated, info = world.step(f"<answer>{rng.choice(moves)}</answer>")
             heard.texts.append(text)
-            ended = terminated or truncated
+            moves = [str(move) for move in info.get("legal_moves", moves)]
+            heard.moves.update(moves)
+            ended = terminated or truncated or not moves
     world.close()
     return heard
 

@@ -80,6 +80,36 @@ def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path
     assert not torch.equal(weights(policy), before)
 
 
+TURNING = """
+import gymnasium
+import envkit
+from envkit import config
+from envkit.wiring import checks
+from envkit.wiring.policy import open_policy
+
+class Turning(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        return "go", {"legal_moves": ["turn left", "A1"]}
+
+    def step(self, action):
+        return "on", 0.0, action == "<answer>A1</answer>", False, {"legal_moves": ["move_up", "A1"]}
+
+envkit.register("Turning-v0", Turning, expert=Turning)
+engine = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+run = checks.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": engine, "trainer": {"threads": 1}}))
+renderer = open_policy(run).renderer
+for move in ("turn left", "A1", "move_up"):
+    said = renderer.demonstrate(move)
+    print(len(said) <= run.rollout.turn_tokens, renderer.action(said))
+"""
+
+
+def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy() -> None:
+    done = subprocess.run([sys.executable, "-c", TURNING], capture_output=True, text=True, check=True)
+    moves = ("turn left", "A1", "move_up")
+    assert done.stdout.splitlines() == [f"True <answer>{move}</answer>" for move in moves]
+
+
 def test_an_episode_too_short_for_a_single_turn_is_refused() -> None:
     # A lake of 4x4: the beginning, 16 cells, 4 ends of lines, <answer>, and the move.
     needed = 1 + 16 + 4 + 1 + 1

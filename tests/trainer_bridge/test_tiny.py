@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from envkit.trainer_bridge.render import PlainRenderer
 from envkit.trainer_bridge.tiny import make_policy, make_tokenizer
 from tests.trainer_bridge.models import WORDS, open_model
 
@@ -21,6 +22,25 @@ def test_what_was_read_is_written_again_letter_by_letter() -> None:
     tokenizer = make_tokenizer(["up", "#P_\nB√T", "you see, don't"])
     for text in ("#P_\nB√T", "you see, don't up\n\n<answer>up</answer>", "", " "):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+
+
+def test_a_move_of_several_words_or_signs_is_one_token_and_comes_back_as_it_was() -> None:
+    moves = ("turn left", "turn left now", "A1", "A10", "move_up", "stop", "a.b*(c", "2")
+    tokenizer = make_tokenizer(["you may turn left, move up or A1", "#P_\n2"], moves)
+    renderer = PlainRenderer(tokenizer)
+    tokens = set()
+    for move in moves:
+        (token,) = renderer.demonstrate(f"<answer>{move}</answer>")
+        assert token != tokenizer.unk_token_id
+        assert renderer.action([token]) == f"<answer>{move}</answer>"
+        tokens.add(token)
+    assert len(tokens) == len(moves)
+
+
+def test_moves_that_are_words_change_nothing() -> None:
+    texts = ["up", "down", "#P_", "you see"]
+    bare, same = make_tokenizer(texts), make_tokenizer(texts, ("up", "down"))
+    assert same.backend_tokenizer.to_str() == bare.backend_tokenizer.to_str()
 
 
 def test_the_vocabulary_does_not_depend_on_the_order_of_the_texts() -> None:
