@@ -8,8 +8,14 @@ from dataclasses import dataclass
 
 import anyio.lowlevel
 
+from envkit.errors import ConfigError
 from envkit.protocols import EnvHost, Expert, Renderer
 from envkit.types import Observation, Sample, Task
+
+_FRUITLESS_EPISODES = 1000
+"""Episodes in a row without a lesson after which there will never be one."""
+
+_NO_MOVES = "demonstrations make random moves too, and the environment lists no legal_moves"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +65,15 @@ class Teacher:
     noise: float
 
     def move(self, observation: Observation, rng: random.Random) -> str:
-        """Return the next move: random with chance `noise` (or where there is no way to success), else a best one."""
+        """Return the next move: random with chance `noise` (or where there is no way to success), else a best one.
+
+        Raises:
+            ConfigError: It would be a random one, and the environment does not list its moves.
+        """
         good = self.expert.moves(observation)
         if not good or rng.random() < self.noise:
+            if not observation.legal_moves:
+                raise ConfigError([f"warmup.kind: {_NO_MOVES}; add them to its info, or take none"])
             return rng.choice(observation.legal_moves)
         return rng.choice(good)
 
@@ -95,14 +107,19 @@ async def lessons(
     Args:
         host: Where to play.
         teacher: Who plays and explains.
-        tasks: What to play; at least one of them must have a way to success.
+        tasks: What to play.
         count: Number of lessons.
         seed: Of the teacher's noise.
         on_lesson: Called after each lesson.
+
+    Raises:
+        ConfigError: The expert knows no move for `_FRUITLESS_EPISODES` episodes in a row.
     """
     found: list[Lesson] = []
     rng = random.Random(seed)
+    fruitless = 0
     for task in tasks:
+        before = len(found)
         await anyio.lowlevel.checkpoint()  # worlds that only compute never wait, and Ctrl-C has to come through
         async with host.lease(task) as episode:
             observation = (await episode.reset()).observation
@@ -116,6 +133,10 @@ async def lessons(
                 observation, ended = step.observation, step.ended
         if len(found) >= count:
             break
+        fruitless = 0 if len(found) > before else fruitless + 1
+        if fruitless == _FRUITLESS_EPISODES:
+            reason = f"the expert of {task.env_id} knew no move in {fruitless:,} episodes in a row"
+            raise ConfigError([f"warmup.kind: {reason}; take none and an engine.model"])
     return found
 
 

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.errors import ConfigError
 from envkit.trainer_bridge import demonstrations
 from envkit.trainer_bridge.demonstrations import Lesson, Teacher
 from envkit.types import Observation, Task
@@ -105,6 +106,31 @@ def test_no_more_lessons_than_asked_for() -> None:
     states, heard = lessons_of("u", "d", "l", number=2)
     assert states == ["[u]", "[d]"]
     assert heard == ["<u>", "<d>"]
+
+
+def test_an_expert_who_never_knows_a_move_is_given_up() -> None:
+    with pytest.raises(ConfigError) as caught:
+        lessons_of("#", number=1)
+    assert caught.value.problems == (
+        "warmup.kind: the expert of World-v0 knew no move in 1,000 episodes in a row; take none and an engine.model",
+    )
+
+
+def test_an_expert_who_knows_a_move_now_and_then_is_not_given_up() -> None:
+    host = ScriptedHost(lambda task, time: [Answer("u" if task.seed % 1000 == 999 else "#"), Answer(ends="terminated")])
+
+    async def main() -> list[Lesson]:
+        return await demonstrations.lessons(host, teacher(0.0), numbered(), 2, 5)
+
+    assert len(clock.run(main, virtual=True)) == 2
+
+
+def test_a_world_that_does_not_list_its_moves_can_be_shown_only_without_random_ones() -> None:
+    assert teacher(0.0).move(Observation("u"), random.Random(1)) == "u"
+    with pytest.raises(
+        ConfigError, match=r"^warmup\.kind: .* lists no legal_moves; add them to its info, or take none$"
+    ):
+        teacher(1.0).move(Observation("u"), random.Random(1))
 
 
 def test_every_lesson_is_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def test_what_was_read_is_written_again_letter_by_letter() -> None:
 
 def test_a_move_of_several_words_or_signs_is_one_token_and_comes_back_as_it_was() -> None:
     moves = ("turn left", "turn left now", "A1", "A10", "move_up", "stop", "a.b*(c", "2")
-    tokenizer = make_tokenizer(["you may turn left, move up or A1", "#P_\n2"], moves)
+    tokenizer: Any = make_tokenizer(["you may turn left, move up or A1", "#P_\n2"], moves)
     renderer = PlainRenderer(tokenizer)
     tokens = set()
     for move in moves:
