@@ -56,19 +56,27 @@ def save(folder: Path, trainer: Trainer, state: RunState, *, keep: int) -> Path:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        shutil.rmtree(target, ignore_errors=True)
+        aside = _aside(target)
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            target.replace(aside)
         draft.replace(target)
+        shutil.rmtree(aside, ignore_errors=True)
     for old in _found(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
 def latest(folder: Path) -> Path:
-    """Return the newest checkpoint in `folder`.
+    """Return the newest checkpoint in `folder`; one that a killed `save` was about to replace is brought back first.
 
     Raises:
         UsageError: There is none.
     """
+    for aside in folder.glob(".step-*.old"):
+        target = folder / aside.name.removeprefix(".").removesuffix(".old")
+        if not target.exists():
+            aside.replace(target)
     found = _found(folder)
     if not found:
         raise UsageError(f"{folder}: no checkpoint to continue from; start without --resume")
@@ -86,6 +94,11 @@ def load_state(checkpoint: Path) -> RunState:
         return RunState(**content)  # type: ignore[arg-type]
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{checkpoint}: not a checkpoint: {error}") from error
+
+
+def _aside(target: Path) -> Path:
+    """Where a checkpoint waits while its successor of the same step takes its place: no moment is without either."""
+    return target.with_name(f".{target.name}.old")
 
 
 def _found(folder: Path) -> list[Path]:

@@ -98,6 +98,24 @@ def test_a_draft_that_a_killed_run_left_is_not_seen_and_does_not_disturb(tmp_pat
     assert names(tmp_path / "step-3") == ["state.json", "weights.json"]
 
 
+def test_a_checkpoint_is_not_lost_when_its_replacement_is_killed_halfway(tmp_path: Path) -> None:
+    keep(tmp_path, 3)
+    (tmp_path / "step-3").rename(tmp_path / ".step-3.old")  # the moment between the two renames
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-3"
+    assert checkpoint.load_state(tmp_path / "step-3").step == 3
+    assert names(tmp_path) == ["step-3"]
+
+
+def test_what_a_kill_left_aside_goes_with_the_next_save_and_does_not_come_back(tmp_path: Path) -> None:
+    keep(tmp_path, 3)
+    (tmp_path / ".step-3.old").mkdir()
+    (tmp_path / ".step-3.old" / "left-over").write_text("?")
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-3"
+    keep(tmp_path, 3)
+    assert names(tmp_path) == ["step-3"]
+    assert names(tmp_path / "step-3") == ["state.json", "weights.json"]
+
+
 class Failing(ScriptedTrainer):
     """Writes half of what it should."""
 
