@@ -75,7 +75,6 @@ class TransformersEngine:
         self._forgotten: set[str] = set()
         self._unnamed = itertools.count()
         self._busy = anyio.Lock()
-        self.tokens_generated = 0
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
@@ -190,7 +189,6 @@ class TransformersEngine:
                     continue
                 request.tokens.append(token)
                 request.logprobs.append(logprob)
-                self.tokens_generated += 1
                 if token in request.params.stop:
                     request.finish = FinishReason.STOP
                 elif position + 1 < request.params.max_tokens:
