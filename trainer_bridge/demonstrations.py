@@ -15,8 +15,6 @@ from envkit.types import Observation, Sample, Task
 _FRUITLESS_EPISODES = 1000
 """Episodes in a row without a lesson after which there will never be one."""
 
-_NO_MOVES = "demonstrations make random moves too, and the environment lists no legal_moves"
-
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
@@ -73,7 +71,8 @@ class Teacher:
         good = self.expert.moves(observation)
         if not good or rng.random() < self.noise:
             if not observation.legal_moves:
-                raise ConfigError([f"warmup.kind: {_NO_MOVES}; add them to its info, or take none"])
+                reason = "demonstrations hold random moves, and the environment lists no legal_moves in its info"
+                raise ConfigError([f"warmup.kind: {reason}; add them, or take none and an engine.model"])
             return rng.choice(observation.legal_moves)
         return rng.choice(good)
 
