@@ -25,11 +25,11 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
-Number = Annotated[float, BeforeValidator(_number)]
-Share = Annotated[Number, Field(ge=0, le=1)]
+_Exponent = BeforeValidator(_number)
+Share = Annotated[float, Field(ge=0, le=1), _Exponent]
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[Number, Field(gt=0)]
-Rate = Annotated[Number, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0), _Exponent]
+Rate = Annotated[float, Field(gt=0), _Exponent]
 
 
 class Section(BaseModel):
@@ -116,7 +116,7 @@ class RolloutSection(Section):
     """Bound on one completion; none is 1 for the tiny policy (a move is a word) and 128 for others."""
     timeout_s: Seconds = 60.0
     """Seconds until a reset or step counts as hung; the episode is then void."""
-    temperature: Annotated[Number, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0), _Exponent] = 1.0
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3
     """How often a void episode (lost sandbox, hung step) is played again."""
@@ -135,15 +135,15 @@ class AlgorithmSection(Section):
     """Discount a turn."""
     gae_lambda: Share | None = None
     """Weight of longer estimates (ppo)."""
-    clip: Annotated[Number, Field(gt=0, lt=1)] | None = None
+    clip: Annotated[float, Field(gt=0, lt=1), _Exponent] | None = None
     """Half-width of the trust region around ratio 1."""
-    entropy_coefficient: Annotated[Number, Field(ge=0)] | None = None
+    entropy_coefficient: Annotated[float, Field(ge=0), _Exponent] | None = None
     """Weight of the entropy bonus."""
-    kl_coefficient: Annotated[Number, Field(ge=0)] | None = None
+    kl_coefficient: Annotated[float, Field(ge=0), _Exponent] | None = None
     """Weight of the KL to the policy that reinforcement started from; 0 keeps no reference."""
-    value_coefficient: Annotated[Number, Field(ge=0)] | None = None
+    value_coefficient: Annotated[float, Field(ge=0), _Exponent] | None = None
     """Weight of the critic's loss (ppo)."""
-    advantage_clip: Annotated[Number, Field(gt=0)] | None = None
+    advantage_clip: Annotated[float, Field(gt=0), _Exponent] | None = None
     """Bound on the size of an advantage; none does not bound it."""
     epochs: Count | None = None
     """Passes over the samples of one train step."""
@@ -163,7 +163,7 @@ class TorchTrainerSection(Section):
     """AdamW's step size for the policy; about 1e-6 for a pretrained model."""
     critic_learning_rate: Rate = 1e-3
     """The same for the critic (ppo)."""
-    max_grad_norm: Annotated[Number, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0), _Exponent] = 1.0
     """The gradient's norm is clipped to this."""
     micro_tokens: Count = 16384
     """Bound on the tokens of one forward and backward pass, padding included."""

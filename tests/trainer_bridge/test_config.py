@@ -177,3 +177,10 @@ def test_an_override_can_name_the_environment_of_a_file_that_does_not(tmp_path: 
 def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path: Path) -> None:
     (found,) = problems(tmp_path, MINIMAL + "seed: 3\n", override)
     assert found.startswith(problem)
+
+
+def test_the_schema_tells_the_bounds_of_numbers() -> None:
+    definitions = config.RunConfig.model_json_schema()["$defs"]
+    assert definitions["TorchTrainerSection"]["properties"]["learning_rate"]["exclusiveMinimum"] == 0
+    share = definitions["WarmupSection"]["properties"]["greedy_goal"]
+    assert (share["minimum"], share["maximum"]) == (0, 1)
