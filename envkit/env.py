@@ -16,7 +16,16 @@ from typing import Any, ClassVar, TypeAlias, cast
 import gymnasium
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
-from envkit.errors import EnvError, EnvkitError, StepOrderError
+from envkit.errors import (
+    ConfigError,
+    EnvError,
+    EnvkitError,
+    OptionError,
+    SandboxError,
+    StepOrderError,
+    UnknownEnvError,
+    UsageError,
+)
 from envkit.metrics import Fold
 from envkit.protocols import EnvHost, Episode
 from envkit.spaces import Utf8Text
@@ -26,6 +35,8 @@ MAX_TEXT = 1 << 20
 """Characters that the blocking face accepts in an observation or an action."""
 
 OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
+
+_SPOKEN_BY_WORLDS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
 
 _LOOP_THREAD = BlockingPortalProvider()
 """The one event-loop thread behind every `BlockingEnv`; it runs while at least one of them is open."""
@@ -172,6 +183,12 @@ def _observation(text: str, info: Info) -> Observation:
 
 
 def _attributed(error: Exception, task: Task) -> EnvkitError:
-    if isinstance(error, EnvkitError):
+    """Say that the world raised, unless it speaks of what it was asked for or of its own sandbox.
+
+    A world that cannot reach its own judge, say, must not be taken for a world that cannot be reached.
+    """
+    if isinstance(
+        error, (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
+    ):
         return error
     return EnvError(task.env_id, f"{type(error).__name__}: {error}")

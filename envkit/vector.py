@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -33,7 +32,7 @@ class SlotHost:
         self._open_world = open_world
         self._capacity = capacity
         self._places = anyio.Semaphore(capacity, max_value=capacity, fast_acquire=True)
-        self._idle: defaultdict[str, list[World]] = defaultdict(list)
+        self._idle: dict[str, list[World]] = {}
 
     @property
     def capacity(self) -> int:
@@ -42,7 +41,7 @@ class SlotHost:
     @asynccontextmanager
     async def lease(self, task: Task) -> AsyncIterator[Episode]:
         async with self._places:
-            idle = self._idle[task.env_id]
+            idle = self._idle.get(task.env_id)
             world = idle.pop() if idle else self._open_world(task.env_id)
             healthy = False
             try:
@@ -50,7 +49,7 @@ class SlotHost:
                 healthy = True
             finally:
                 if healthy:
-                    idle.append(world)
+                    self._idle.setdefault(task.env_id, []).append(world)
                 else:
                     await _close(world)
 

@@ -93,9 +93,9 @@ def make_policy(
         # Short sequences of a small alphabet: positions must be told apart over a few dozen tokens, not thousands.
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
+        bos_token_id=_SPECIAL.index("<s>"),
         eos_token_id=None,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=_SPECIAL.index("<pad>"),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

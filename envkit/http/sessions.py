@@ -86,6 +86,7 @@ class SessionTable:
         self._sessions: dict[str, Session] = {}
         self._leased = 0
         self._kept: list[set[str]] = []
+        self._computing = anyio.Lock()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
         self._filled: anyio.Event
 
@@ -250,9 +251,14 @@ class SessionTable:
         try:
             with session.holding:
                 async with self._host.lease(session.task) as episode:
-                    session.start = await episode.reset()
                     session.episode = episode
                     session.computing = episode if isinstance(episode, ComputingEpisode) else None
+                    if session.computing is None:
+                        session.start = await episode.reset()
+                    else:
+                        # One a turn of the loop: a thousand levels that are drawn at once must not silence the server.
+                        async with self._computing:
+                            session.start = await episode.reset()
                     session.used_at = clock.now()
                     session.happens(SessionEvent.OPENED)
                     session.opened.set()

@@ -15,7 +15,7 @@ from envkit.env import AsyncEnv, BlockingEnv
 from envkit.errors import ConfigError
 from envkit.protocols import EnvHost, Expert
 from envkit.registry import EnvSpec
-from envkit.types import JSON, Task
+from envkit.types import JSON
 from envkit.vector import SlotHost, World
 from envkit.wiring.catalogue import load_catalogue
 
@@ -109,14 +109,6 @@ def open_expert(env_id: str) -> Expert:
 def slots(capacity: int) -> SlotHost:
     """A host that plays any registered environment in this process."""
     return SlotHost(open_world, capacity)
-
-
-def check_task(task: Task) -> None:
-    """Raise what playing `task` would raise because of its id or options."""
-    world = open_world(task.env_id)
-    if not isinstance(world, AsyncEnv):
-        world.reset(seed=task.seed, options=dict(task.options))
-        world.close()
 
 
 @asynccontextmanager

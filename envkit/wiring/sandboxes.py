@@ -40,6 +40,7 @@ async def sandbox_host(
     slots_per_box: int,
     health: HealthSection | None = None,
     restarts: RestartSection | None = None,
+    call_timeout_s: float = 60.0,
     announce: Callable[[str], None] | None = None,
 ) -> AsyncIterator[EnvHost]:
     """Open somewhere to play.
@@ -51,6 +52,7 @@ async def sandbox_host(
         slots_per_box: Episodes that each plays at once.
         health: When a sandbox counts as lost.
         restarts: How often lost ones are replaced.
+        call_timeout_s: Seconds until a reset or step that is not answered raises a `DeadlineError`.
         announce: Told in one line what is used, and why if it is not the best.
 
     Raises:
@@ -70,7 +72,7 @@ async def sandbox_host(
         backend,
         FleetHost(
             partial(backend.start, _spec(slots_per_box)),
-            _connect,
+            partial(_connect, call_timeout_s),
             boxes=boxes,
             slots_per_box=slots_per_box,
             restarts=RestartBudget(restarts.budget, restarts.window_s),
@@ -106,8 +108,9 @@ def _spec(capacity: int) -> SandboxSpec:
 
 
 @asynccontextmanager
-async def _connect(sandbox: Sandbox) -> AsyncIterator[BoxClient]:
-    async with EnvClient(connect=partial(sandbox.connect, _SOCKET), name=f"sandbox {sandbox.id}") as client:
+async def _connect(call_timeout_s: float, sandbox: Sandbox) -> AsyncIterator[BoxClient]:
+    connect = partial(sandbox.connect, _SOCKET)
+    async with EnvClient(connect=connect, name=f"sandbox {sandbox.id}", timeout_s=call_timeout_s) as client:
         yield _Inside(client)
 
 

@@ -204,6 +204,7 @@ class _Run:
             slots_per_box=per_box,
             health=section.health,
             restarts=section.restarts,
+            call_timeout_s=self._run.rollout.timeout_s,
             announce=self._display.say,
         ) as host:
             yield host

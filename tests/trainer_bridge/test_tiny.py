@@ -20,7 +20,7 @@ def test_words_are_tokens_and_boards_are_read_sign_by_sign() -> None:
 
 
 def test_what_was_read_is_written_again_letter_by_letter() -> None:
-    tokenizer = make_tokenizer(["up", "#P_\nB√T", "you see, don't"])
+    tokenizer: Any = make_tokenizer(["up", "#P_\nB√T", "you see, don't"])
     for text in ("#P_\nB√T", "you see, don't up\n\n<answer>up</answer>", "", " "):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
 
