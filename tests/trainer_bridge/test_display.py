@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import pty
+import re
 from collections.abc import Iterator
 
 import pytest
