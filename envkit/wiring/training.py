@@ -162,7 +162,6 @@ class _Run:
             await self._warm_up(policy, record)
             loop = self._loop(policy, host, record)
             try:
-                await loop.save()
                 await loop.run(self._display)
             finally:
                 # Stopped, or the sandboxes gave out: what was learned until then is worth keeping.
@@ -184,15 +183,27 @@ class _Run:
                 return
 
     async def _warm_up(self, policy: Policy, record: RunRecord) -> None:
-        """Make the policy ready for reinforcement, or restore what an earlier part of the run made."""
+        """Make the policy ready for reinforcement, or restore what an earlier part of the run made.
+
+        A checkpoint stands before and after, so that a run that is stopped in its warm-up can be continued too: it then
+        makes the same warm-up again.
+        """
         from envkit.wiring.warmup import warm_up
 
-        if self._newest is None and self._run.warmup.kind == "demonstrations":
-            weights = record.folder / "weights" / "warmup.safetensors"
-            self._state.facts["warmup"] = await warm_up(self._run, self._spec, policy, weights, self._display)
-        policy.begin_training(algorithm_of(self._run), self._run, record.folder / "weights")
-        if self._newest is not None:
+        weights = record.folder / "weights"
+        begin = partial(policy.begin_training, algorithm_of(self._run), self._run, weights)
+        keep = partial(checkpoint.save, record.checkpoints, keep=self._run.trainer.keep_checkpoints)
+        needed = self._run.warmup.kind == "demonstrations" and "warmup" not in self._state.facts
+        begin()
+        if self._newest is None:
+            await clock.to_thread(keep, policy.trainer, self._state)
+        elif not needed:
             policy.trainer.restore(str(self._newest))
+        if needed:
+            facts = await warm_up(self._run, self._spec, policy, weights / "warmup.safetensors", self._display)
+            self._state.facts["warmup"] = facts
+            begin()  # once more: a critic and a reference start from what was learned
+            await clock.to_thread(keep, policy.trainer, self._state)
 
     @asynccontextmanager
     async def _host(self) -> AsyncIterator[EnvHost]:
