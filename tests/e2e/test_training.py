@@ -140,6 +140,18 @@ def test_ctrl_c_stops_cleanly_with_a_checkpoint(file: Path, unbroken: Path, tmp_
     assert metrics(folder) == metrics(unbroken)
 
 
+def test_a_run_that_is_stopped_in_its_warm_up_can_be_continued(file: Path, unbroken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "early"
+    first = folder / "checkpoints" / "step-0"
+    code, stdout = stop_when(file, folder, lambda pid: os.kill(pid, signal.SIGINT), first.is_dir)
+    assert code == 130
+    assert "--resume" in stdout
+    assert lines(folder) == []
+    done = train(file, folder, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert metrics(folder) == metrics(unbroken)
+
+
 def test_resume_refuses_another_configuration(file: Path, unbroken: Path) -> None:
     done = train(file, unbroken, "--resume", "--set", "trainer.learning_rate=0.1")
     assert done.returncode == 2
