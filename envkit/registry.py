@@ -28,7 +28,8 @@ class EnvSpec:
         entry_point: ``"module:Class"`` or a callable; called with the options as keyword arguments, it gives a
             ``gymnasium.Env`` (text in, text out) or an `envkit.env.AsyncEnv`.
         options: Defaults of this id, which callers override.
-        expert: ``"module:Class"`` of a `envkit.protocols.Expert`, or None.
+        expert: ``"module:Class"`` of a `envkit.protocols.Expert`, or None; called like the entry point, since an option
+            may change what the expert has to read.
         summary: One line for lists.
         splits: Values of its option ``split``, which keep the levels of training and evaluation apart; empty when it
             has none, and then only the seeds differ.

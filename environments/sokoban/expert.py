@@ -25,7 +25,7 @@ class SokobanExpert:
         max_states_ahead: About how many to find from a state that is not among those.
     """
 
-    def __init__(self, *, max_states_back: int = 100_000, max_states_ahead: int = 50_000) -> None:
+    def __init__(self, *, max_states_back: int = 100_000, max_states_ahead: int = 50_000, **options: object) -> None:
         self._max_states_back = max_states_back
         self._max_states_ahead = max_states_ahead
 

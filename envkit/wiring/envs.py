@@ -15,7 +15,7 @@ from envkit.env import AsyncEnv, BlockingEnv
 from envkit.errors import ConfigError
 from envkit.protocols import EnvHost, Expert
 from envkit.registry import EnvSpec
-from envkit.types import JSON
+from envkit.types import JSON, Options
 from envkit.vector import SlotHost, World
 from envkit.wiring.catalogue import load_catalogue
 
@@ -93,8 +93,8 @@ def open_world(env_id: str, **options: JSON) -> World:
     return world
 
 
-def open_expert(env_id: str) -> Expert:
-    """Return the world's own expert.
+def open_expert(env_id: str, options: Options | None = None) -> Expert:
+    """Return the world's own expert, for episodes with `options`.
 
     Raises:
         ConfigError: It has none.
@@ -102,7 +102,7 @@ def open_expert(env_id: str) -> Expert:
     spec = find(env_id)
     if spec.expert is None:
         raise ConfigError([f"env.id: {env_id} has no expert"])
-    expert: Expert = registry.load(spec.expert)()
+    expert: Expert = registry.load(spec.expert)(**registry.defaults(spec, options or {}))
     return expert
 
 

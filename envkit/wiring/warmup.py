@@ -41,7 +41,7 @@ async def warm_up(run: RunConfig, spec: EnvSpec, policy: Policy, weights: Path, 
     Returns:
         Facts for the summary: updates of each stage, seconds, and the success of the demonstrators themselves.
     """
-    expert = envs.open_expert(run.env.id)
+    expert = envs.open_expert(run.env.id, run.env.options)
     began = clock.stopwatch()
     async with envs.slots(run.env.num_envs) as host:
         stages = _Stages(run, spec, policy, expert, host, weights, display)

@@ -236,6 +236,9 @@ class FrozenLake(gymnasium.Env[str, str]):
 class FrozenLakeExpert:
     """Knows the shortest ways over a lake that it sees; plays as if nothing were slippery."""
 
+    def __init__(self, **options: JSON) -> None:
+        override(LakeOptions(), options)
+
     def moves(self, observation: Observation) -> Sequence[str]:
         """Return every first move of a shortest path; empty after the end or when there is no path."""
         board = find_board(observation.text)
