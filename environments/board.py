@@ -11,6 +11,10 @@ MOVES = ("up", "down", "left", "right")
 
 UNREADABLE = "Your answer could not be read: write one of up, down, left, right, such as <answer>up</answer>."
 """What stands above the board when an answer named no move."""
+UNREADABLE_TURN = (
+    "Your answer could not be read: write up, down, left or right, joined by ||, such as <answer>up || left</answer>."
+)
+"""The same where an answer may hold several moves."""
 
 
 def find_board(text: str) -> str:

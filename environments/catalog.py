@@ -17,6 +17,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "id": "FrozenLake-v0",
         "entry_point": "envkit.environments.frozen_lake:FrozenLake",
         "expert": "envkit.environments.frozen_lake:FrozenLakeExpert",
+        "vector_entry_point": "envkit.environments.frozen_lake:FrozenLakeVector",
         "summary": "Walk over ice from start to goal without falling into a hole.",
         "splits": ("train", "validation", "eval"),
         "terse": {"instructions": False},

@@ -56,3 +56,27 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
     """Raise `OptionError` unless `value` is one of `known`; the message gives the nearest one."""
     if not isinstance(value, str) or value not in known:
         raise OptionError(name, f"{value!r} is not one of them{did_you_mean(str(value), known)}")
+
+
+def check_symbols(name: str, value: object, *, instead_of: str) -> None:
+    """Raise `OptionError` unless `value` has a printable character of its own for each of `instead_of`."""
+    if (
+        not isinstance(value, str)
+        or len(value) != len(instead_of)
+        or len(set(value)) != len(value)
+        or not value.isprintable()
+        or " " in value
+    ):
+        raise OptionError(
+            name, f"must be {len(instead_of)} different printable characters without a space, in the order of {instead_of}, got {value!r}"
+        )
+
+
+def check_range(name: str, value: object, *, low: int, high: int) -> None:
+    """Raise `OptionError` unless `value` is two integers from `low` to `high`, the first not above the second."""
+    if (
+        not isinstance(value, (list, tuple))
+        or [type(one) for one in value] != [int, int]
+        or not low <= value[0] <= value[1] <= high
+    ):
+        raise OptionError(name, f"must be two integers from {low} to {high}, such as [{low}, {high}], got {value!r}")

@@ -35,6 +35,8 @@ class EnvSpec:
             has none, and then only the seeds differ.
         terse: Options with which observations are shortest, for policies that learn to read from nothing.
         replayable: Whether its state is a function of task and actions, so that it can be rebuilt after a loss.
+        vector_entry_point: ``"module:Class"`` or a callable; called with ``num_envs``, ``autoreset`` and the options, it
+            gives a ``gymnasium.vector.VectorEnv`` that plays what as many single ones would. None where there is none.
     """
 
     id: str
@@ -45,6 +47,7 @@ class EnvSpec:
     splits: tuple[str, ...] = ()
     terse: Options = field(default_factory=dict)
     replayable: bool = True
+    vector_entry_point: str | Callable[..., Any] | None = None
 
 
 _SPECS: dict[str, EnvSpec] = {}
@@ -64,6 +67,7 @@ def register(
     splits: Sequence[str] = (),
     terse: Options | None = None,
     replayable: bool = True,
+    vector_entry_point: str | Callable[..., Any] | None = None,
 ) -> EnvSpec:
     """Add an environment; see `EnvSpec` for the arguments. Registering the very same twice is harmless.
 
@@ -80,7 +84,7 @@ def register(
         tuple(splits),
         MappingProxyType(dict(terse or {})),
     )
-    spec = EnvSpec(id, entry_point, *frozen, replayable)
+    spec = EnvSpec(id, entry_point, *frozen, replayable, vector_entry_point)
     old = _SPECS.setdefault(id, spec)
     if old != spec:
         raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}"])

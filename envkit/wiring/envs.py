@@ -19,7 +19,7 @@ from envkit.types import JSON, Options
 from envkit.vector import SlotHost, World
 from envkit.wiring.catalogue import load_catalogue
 
-VectorMode = Literal["sync", "async"]
+VectorMode = Literal["native", "sync", "async"]
 
 
 def registered() -> Sequence[EnvSpec]:
@@ -34,13 +34,14 @@ def find(env_id: str) -> EnvSpec:
     return registry.find(env_id)
 
 
-def make(env_id: str, *, url: str | None = None, **options: Any) -> gymnasium.Env[str, str]:
-    """Make an environment: text in, text out.
+def make(env_id: str, *, url: str | None = None, **options: Any) -> gymnasium.Env[Any, Any]:
+    """Make an environment: text in, text out, unless the world is asked for something else.
 
     Args:
         env_id: Registered id, such as ``"Sokoban-v0"``.
         url: Address of an `envkit serve`; the episodes are then played there.
-        options: Defaults of every episode, which ``reset(options=...)`` overrides.
+        options: Defaults of every episode, which ``reset(options=...)`` overrides. Worlds made here may know more, such
+            as ``render_mode``, and board games ``observation="grid"`` and ``action="index"``.
 
     Raises:
         UnknownEnvError: No such id; the message names the nearest one.
@@ -61,29 +62,52 @@ def make_vec(
     env_id: str,
     num_envs: int,
     *,
-    mode: VectorMode = "sync",
+    mode: VectorMode | None = None,
     autoreset: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
-    """Make `num_envs` copies that step together.
+    """Make `num_envs` copies that step together. All modes play the same episodes from the same seeds.
 
     Args:
         env_id: Registered id.
         num_envs: Number of copies.
-        mode: ``"sync"`` steps them one after another in this process, ``"async"`` each in a process of its own.
+        mode: ``"native"`` steps them all at once in NumPy, where the world can; ``"sync"`` one after another in this
+            process; ``"async"`` each in a process of its own. None takes native where there is one, otherwise sync.
         autoreset: When a finished copy starts again: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
         options: As in `make`.
+
+    Raises:
+        UnknownEnvError: No such id; the message names the nearest one.
+        ConfigError: `num_envs`, `mode` or `autoreset` is refused.
+        OptionError: The environment refuses an option.
     """
     if num_envs < 1:
         raise ConfigError([f"num_envs: must be at least 1, got {num_envs}"])
-    find(env_id)
-    copies: list[Callable[[], gymnasium.Env[str, str]]] = [partial(make, env_id, **options)] * num_envs
-    when = AutoresetMode(autoreset)
+    spec = find(env_id)
+    when = _autoreset(autoreset)
+    if mode is None:
+        mode = "sync" if spec.vector_entry_point is None or "url" in options else "native"
+    if mode == "native":
+        if spec.vector_entry_point is None or "url" in options:
+            raise ConfigError([f"mode: {env_id} cannot be stepped natively here; take 'sync' or 'async'"])
+        envs: VectorEnv[Any, Any, Any] = registry.load(spec.vector_entry_point)(
+            num_envs=num_envs, autoreset=when, **registry.defaults(spec, options)
+        )
+        return envs
+    copies: list[Callable[[], gymnasium.Env[Any, Any]]] = [partial(make, env_id, **options)] * num_envs
     if mode == "sync":
         return SyncVectorEnv(copies, autoreset_mode=when)
     if mode == "async":
         return AsyncVectorEnv(copies, shared_memory=False, autoreset_mode=when)
-    raise ConfigError([f"mode: must be 'sync' or 'async', got {mode!r}"])
+    raise ConfigError([f"mode: must be 'native', 'sync' or 'async', got {mode!r}"])
+
+
+def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
+    try:
+        return AutoresetMode(autoreset)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in AutoresetMode)
+        raise ConfigError([f"autoreset: must be one of {known}, got {autoreset!r}"]) from None
 
 
 def open_world(env_id: str, **options: JSON) -> World:

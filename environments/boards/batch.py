@@ -1,0 +1,227 @@
+"""Many boards of one game as arrays. Axes: N boards, R some of them, S cells of a board, K outcomes (`Tables`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envkit.environments.boards.game import BoardGame, Level
+from envkit.environments.boards.physics import STAY, Physics
+from envkit.environments.chance import follow_B
+
+_ACTIONS = STAY + 1
+
+
+class Drawn(NamedTuple):
+    """Levels as arrays.
+
+    Attributes:
+        cells_RS: Codes of the cells.
+        here_R: The players' cells.
+        wanted_R: How many wanted cells there are.
+        facts: See `Level`; [R] each.
+    """
+
+    cells_RS: NDArray[np.uint8]
+    here_R: NDArray[np.int64]
+    wanted_R: NDArray[np.int64]
+    facts: dict[str, NDArray[np.int64]]
+
+
+class Played(NamedTuple):
+    """What one move each did.
+
+    Attributes:
+        moved_N: Whether the board changed.
+        gain_N: How many fewer wanted cells there are.
+        lost_N: Whether the player is lost; None in games where it cannot be.
+    """
+
+    moved_N: NDArray[np.bool_]
+    gain_N: NDArray[np.int8]
+    lost_N: NDArray[np.bool_] | None
+
+
+class Batch:
+    """N boards that move together.
+
+    Attributes:
+        side: Cells along one side.
+        cells_NS: Codes of the cells.
+        here_N: The players' cells.
+        left_N: How many wanted cells there still are.
+    """
+
+    def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
+        self.cells_NS = np.zeros((num_boards, side * side), np.uint8)
+        self.here_N = np.zeros(num_boards, np.int64)
+        self.left_N = np.ones(num_boards, np.int64)
+        self.side = side
+        self._cells = self.cells_NS.reshape(-1)
+        self._base_N = np.arange(num_boards) * (side * side)
+        self._tables = physics.tables()
+        self._is_deadly = bool(physics.fatal)
+        self._ahead, beyond = _neighbours(side)
+        self._beyond = beyond if physics.reach == 2 else None
+        self._writing = _Writing(physics.symbols, num_boards, side)
+
+    def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
+        """Put new levels on the boards `rows_R`."""
+        self.cells_NS[rows_R] = levels.cells_RS
+        self.here_N[rows_R] = levels.here_R
+        self.left_N[rows_R] = levels.wanted_R
+
+    def play(self, action_N: NDArray[np.int64]) -> Played:
+        """Play one action on every board; `STAY` does nothing."""
+        tables, cells = self._tables, self._cells
+        way_N = self.here_N * _ACTIONS
+        way_N += action_N
+        ahead_N = self._ahead.take(way_N)
+        here_N = self.here_N + self._base_N
+        at_N = ahead_N + self._base_N
+        key_N = cells.take(at_N)
+        key_N <<= 3
+        if self._beyond is None:
+            key_N |= 7
+        else:
+            past_N = self._beyond.take(way_N)
+            past_N += self._base_N
+            key_N |= cells.take(past_N)
+        moved_N = tables.moves_K.take(key_N)
+        left_N = moved_N.view(np.uint8) << 3
+        left_N |= cells.take(here_N)
+        arrived_N = tables.ahead_K.take(key_N)
+        # What does not move is written as it was; only the cells of one row are ever written by it.
+        cells[here_N] = tables.left_S.take(left_N)
+        cells[at_N] = arrived_N
+        if self._beyond is not None:
+            cells[past_N] = tables.beyond_K.take(key_N)
+        gain_N = tables.gain_K.take(key_N)
+        np.copyto(self.here_N, ahead_N, where=moved_N)
+        self.left_N -= gain_N
+        return Played(moved_N, gain_N, tables.is_fatal_S.take(arrived_N) if self._is_deadly else None)
+
+    def grids(self, rows_R: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.uint8]:
+        """Return copies of the boards, [R, side, side]."""
+        return self.cells_NS[rows_R].reshape(-1, self.side, self.side).copy()
+
+    def texts(self, symbols: str, rows_R: NDArray[np.int64] | slice = slice(None)) -> list[str]:
+        """Return the boards [R] as text, code by code in `symbols`."""
+        return self._writing.write(self.cells_NS[rows_R], symbols)
+
+
+class _Writing:
+    """Turns arrays of codes into texts, all at once."""
+
+    def __init__(self, symbols: str, num_boards: int, side: int) -> None:
+        self._side = side
+        self._end = len(symbols)
+        self._page = np.full((num_boards, side, side + 1), self._end, np.uint8)
+
+    def write(self, cells_RS: NDArray[np.uint8], symbols: str) -> list[str]:
+        side = self._side
+        page = self._page[: len(cells_RS)]
+        page[:, :, :side] = cells_RS.reshape(-1, side, side)
+        plain = bytearray(range(256))
+        plain[: self._end + 1] = bytes(ord(one) if ord(one) < 128 else code for code, one in enumerate(f"{symbols}\n"))
+        text = page.tobytes().translate(bytes(plain)).decode("latin-1")
+        for code, symbol in enumerate(symbols):
+            if ord(symbol) >= 128:
+                text = text.replace(chr(code), symbol)
+        length = side * (side + 1)
+        return [text[start : start + length - 1] for start in range(0, len(text), length)]
+
+
+class Shelf:
+    """Where levels come from, for one choice of options. Where their number is bounded, each is drawn only once."""
+
+    def __init__(self, game: BoardGame[Any], options: Any) -> None:
+        self._game = game
+        self._options = options
+        self._count = game.num_levels(options)
+        self._kept: Drawn | None = None
+        self._is_kept = np.zeros(0 if self._count is None else self._count, np.bool_)
+
+    @property
+    def needs_seeds(self) -> bool:
+        """Whether there is more than one level."""
+        return self._count != 1
+
+    def draw(self, seeds: Sequence[int], stream_R: NDArray[np.uint64]) -> Drawn:
+        """Return the levels of the seeds, given as integers and as streams of chances."""
+        if self._count is None:
+            return self._encode([self._game.draw(seed, self._options) for seed in seeds])
+        number_R = follow_B(stream_R, _ZERO) % np.uint64(self._count)
+        number_R = number_R.astype(np.int64)
+        if self._kept is None or not self._is_kept.all():
+            missing = np.unique(number_R[~self._is_kept[number_R]])
+            if len(missing):
+                self._keep(missing)
+        assert self._kept is not None
+        return _rows(self._kept, number_R)
+
+    def only(self) -> Drawn:
+        """Return the level as one row, where there is only one."""
+        if self._kept is None:
+            self._keep(_ZERO)
+        assert self._kept is not None
+        return self._kept
+
+    def _keep(self, numbers: NDArray[np.int64]) -> None:
+        drawn = self._encode([self._game.draw(int(number), self._options) for number in numbers])
+        if self._kept is None:
+            self._kept = Drawn(*(_room(part, len(self._is_kept)) for part in drawn[:3]), {})  # type: ignore[arg-type]
+            self._kept.facts.update({name: _room(part, len(self._is_kept)) for name, part in drawn.facts.items()})
+        for kept, part in zip(self._kept[:3], drawn[:3], strict=True):
+            kept[numbers] = part
+        for name, part in drawn.facts.items():
+            self._kept.facts[name][numbers] = part
+        self._is_kept[numbers] = True
+
+    def _encode(self, levels: Sequence[Level]) -> Drawn:
+        symbols = self._game.physics.symbols
+        codes = {ord(symbol): code for code, symbol in enumerate(symbols)}
+        text = "".join([level.board for level in levels]).replace("\n", "").translate(codes)
+        cells_RS = np.frombuffer(text.encode("latin-1"), np.uint8).reshape(len(levels), -1)
+        is_player_S = np.isin(np.arange(256), [symbols.index(player) for player in self._game.physics.players])
+        here_R = is_player_S[cells_RS].argmax(axis=1)
+        wanted_R = (cells_RS == symbols.index(self._game.physics.wanted)).sum(axis=1)
+        names = levels[0].facts
+        facts = {name: np.array([level.facts[name] for level in levels], np.int64) for name in names}
+        return Drawn(cells_RS, here_R, wanted_R, facts)
+
+
+_ZERO = np.zeros(1, np.int64)
+
+
+def _rows(drawn: Drawn, rows: NDArray[np.int64]) -> Drawn:
+    facts = {name: part[rows] for name, part in drawn.facts.items()}
+    return Drawn(drawn.cells_RS[rows], drawn.here_R[rows], drawn.wanted_R[rows], facts)
+
+
+def _room(like: NDArray[Any], count: int) -> NDArray[Any]:
+    return np.zeros((count, *like.shape[1:]), like.dtype)
+
+
+def _neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the cells ahead and beyond, by ``cell * 5 + action``; whoever would leave the board stays.
+
+    Beyond the board lies, in place of nothing, the cell ahead: it is a wall in every game that looks so far.
+    """
+    ahead = np.zeros((side * side, _ACTIONS), np.int64)
+    beyond = np.zeros((side * side, _ACTIONS), np.int64)
+    for cell in range(side * side):
+        row, column = divmod(cell, side)
+        for action, (down, right) in enumerate(((-1, 0), (1, 0), (0, -1), (0, 1), (0, 0))):
+            near = _cell(row + down, column + right, side)
+            far = _cell(row + 2 * down, column + 2 * right, side)
+            ahead[cell, action] = cell if near is None else near
+            beyond[cell, action] = ahead[cell, action] if far is None else far
+    return ahead.reshape(-1), beyond.reshape(-1)
+
+
+def _cell(row: int, column: int, side: int) -> int | None:
+    return row * side + column if 0 <= row < side and 0 <= column < side else None

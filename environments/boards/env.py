@@ -1,0 +1,217 @@
+"""One board game as a ``gymnasium.Env``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numpy.typing import NDArray
+
+from envkit.environments.answer import parse_answer, parse_answers
+from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN
+from envkit.environments.boards.game import BoardGame, BoardOptions, Level, OptionsT, slipped
+from envkit.environments.boards.pictures import colour, paint
+from envkit.environments.chance import chance, episode_seed, follow
+from envkit.environments.options import check_choice, override
+from envkit.errors import OptionError, StepOrderError, UsageError
+from envkit.spaces import Utf8Text
+from envkit.types import JSON, Info
+
+OBSERVATIONS = ("text", "grid")
+ACTIONS = ("text", "index")
+RENDER_MODES = ("text", "ansi", "rgb_array")
+
+METRICS = {"action_is_valid": "mean", "action_is_effective": "mean", "success": "last"}
+MAX_ANSWER = 1 << 20
+"""Characters of the longest answer that the action space holds; longer ones are played, too."""
+
+
+def spaces_of(
+    game: BoardGame[Any], options: BoardOptions, observation: str, action: str
+) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Return what one copy of `game` observes and does.
+
+    Raises:
+        OptionError: There is no such kind of observation or action.
+    """
+    check_choice("observation", observation, OBSERVATIONS)
+    check_choice("action", action, ACTIONS)
+    side = options.side
+    seen = Box(0, len(game.physics.symbols) - 1, (side, side), np.uint8) if observation == "grid" else Utf8Text(4096)
+    return seen, Utf8Text(MAX_ANSWER) if action == "text" else Discrete(len(MOVES))
+
+
+def choose(
+    game: BoardGame[OptionsT], usual: OptionsT, changes: Mapping[str, Any] | None, side: int | None
+) -> OptionsT:
+    """Return `usual` with `changes`.
+
+    Args:
+        side: Cells along one side of the grids that are observed; None where the size is free.
+
+    Raises:
+        OptionError: An option is unknown or its value is refused.
+    """
+    chosen = override(usual, changes)
+    if side is not None and chosen.side != side:
+        raise OptionError("size", f"is {side} as long as observations are grids, got {chosen.side}")
+    return chosen
+
+
+def draw(game: BoardGame[OptionsT], seed: int, options: OptionsT) -> Level:
+    """Return the level that an episode with `seed` begins with."""
+    count = game.num_levels(options)
+    return game.draw(seed if count is None else follow(seed, 0) % count, options)
+
+
+def encode(board: str, game: BoardGame[Any]) -> NDArray[np.uint8]:
+    """Return the codes of the cells of `board`, row by row."""
+    codes = {ord(symbol): code for code, symbol in enumerate(game.physics.symbols)}
+    return np.frombuffer(board.replace("\n", "").translate(codes).encode("latin-1"), np.uint8)
+
+
+class BoardEnv(gymnasium.Env[Any, Any]):
+    """A board game, one episode at a time.
+
+    Args:
+        observation: ``"text"``, the board with rules and notices, or ``"grid"``, codes of the cells [size, size].
+        action: ``"text"``, an answer such as ``<answer>up</answer>``, or ``"index"``, the place of the move in `MOVES`.
+        render_mode: ``"text"`` or ``"ansi"`` (with colours) gives the board, ``"rgb_array"`` a picture of it.
+        options: The game's options, which ``reset(options=...)`` overrides for one episode.
+
+    Raises:
+        OptionError: An option is unknown or its value is refused.
+    """
+
+    game: ClassVar[BoardGame[Any]]
+    metadata = {"render_modes": list(RENDER_MODES), "render_fps": 4, "metrics": METRICS}  # noqa: RUF012 - as Gymnasium's
+
+    def __init__(
+        self, *, observation: str = "text", action: str = "text", render_mode: str | None = None, **options: JSON
+    ) -> None:
+        if render_mode is not None:
+            check_choice("render_mode", render_mode, RENDER_MODES)
+        self.render_mode = render_mode
+        self._usual = choose(self.game, self.game.usual, options, None)
+        self.observation_space, self.action_space = spaces_of(self.game, self._usual, observation, action)
+        self._is_grid = observation == "grid"
+        self._is_text = action == "text"
+        self._side = self._usual.side if self._is_grid else None
+        self._running = False
+        self._first: int | None = None
+        self._board = ""
+        self._options = self._usual
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        self._running = False
+        chosen = choose(self.game, self._usual, options, self._side)
+        super().reset(seed=seed)
+        if seed is not None:
+            self._first, self._episode = int(seed), 0
+        elif self._first is None:
+            self._first, self._episode = int(self.np_random.integers(1 << 31)), 0
+        else:
+            self._episode += 1
+        self._seed = episode_seed(self._first, self._episode)
+        level = draw(self.game, self._seed, chosen)
+        self._options = chosen
+        self._terms = self.game.terms(chosen)
+        self._shown = None if chosen.symbols is None else str.maketrans(dict(chosen.shown))
+        self._board = level.board
+        self._here = self.game.physics.find_player(level.board)
+        self._wanted = self._left = level.board.count(self.game.physics.wanted)
+        width = level.board.find("\n") + 1
+        self._steps = dict(zip(MOVES, (-width, width, -1, 1), strict=True))
+        self._moves = 0
+        self._running = True
+        info: Info = {"success": False, "legal_moves": list(MOVES)}
+        if level.facts:
+            info["level"] = dict(level.facts)
+        rules = f"{self.game.rules(chosen)}\n\n" if chosen.instructions else ""
+        return self._observe(rules), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+        if not self._running:
+            raise StepOrderError("step before reset, or after the end of the episode")
+        moves = self._read(action)
+        terms, physics = self._terms, self.game.physics
+        total = 0.0
+        effective = won = lost = late = False
+        for move in moves or (None,):
+            gain = 0
+            if move is not None:
+                if terms.slip:
+                    move = slipped(move, terms.slip, chance(self._seed, self._moves))
+                moved = physics.move(self._board, self._here, self._steps[move])
+                if moved is not None:
+                    effective = True
+                    self._board, self._here, gain = moved
+                    self._left -= gain
+                    won = self._left == 0
+                    lost = self._board[self._here] in physics.fatal
+            self._moves += 1
+            total += terms.move + terms.progress * gain + (terms.won if won else 0.0)
+            late = self._moves >= terms.limit and not (won or lost)
+            if won or lost or late:
+                self._running = False
+                break
+        if late:
+            total += terms.unfinished * (self._wanted - self._left) / self._wanted
+        notice = ""
+        if not moves:
+            total -= terms.penalty
+            notice = unreadable(terms.turn) if terms.notices else ""
+        info: Info = {
+            "action_is_valid": moves != (),
+            "action_is_effective": effective,
+            "success": won,
+            "legal_moves": list(MOVES),
+        }
+        return self._observe(notice), total, won or lost, late, info
+
+    def render(self) -> Any:
+        """Return the board as it is now; None before the first reset, or without a render mode."""
+        if not self._board or self.render_mode is None:
+            return None
+        return show(self._board, self.game, self._options, self.render_mode)
+
+    def _read(self, action: Any) -> tuple[str, ...]:
+        """Return the moves that `action` asks for; empty when it asks for nothing that can be understood.
+
+        Raises:
+            UsageError: It is not of the kind that the action space has.
+        """
+        if self._is_text:
+            if not isinstance(action, str):
+                raise UsageError(f"an action must be text, got {action!r}; make(..., action='index') takes numbers")
+            if self._terms.turn == 1:
+                move = parse_answer(action, MOVES)
+                return () if move is None else (move,)
+            return parse_answers(action, MOVES, self._terms.turn)
+        if not isinstance(action, (int, np.integer)):
+            raise UsageError(f"an action must be an integer, got {action!r}; make(..., action='text') takes answers")
+        return (MOVES[action],) if 0 <= action < len(MOVES) else ()
+
+    def _observe(self, above: str) -> Any:
+        if self._is_grid:
+            side = self._options.side
+            return encode(self._board, self.game).reshape(side, side).copy()
+        board = self._board if self._shown is None else self._board.translate(self._shown)
+        return above + board
+
+
+def unreadable(turn: int) -> str:
+    """Return what stands above the board when an answer could not be read, its line end included."""
+    return f"{UNREADABLE if turn == 1 else UNREADABLE_TURN}\n"
+
+
+def show(board: str, game: BoardGame[Any], options: BoardOptions, render_mode: str) -> str | NDArray[np.uint8]:
+    """Return `board` as `render_mode` has it."""
+    if render_mode == "rgb_array":
+        return paint(encode(board, game).reshape(options.side, options.side), game.tiles())
+    if render_mode == "ansi":
+        return colour(board, game.styles, options.shown)
+    return board.translate(str.maketrans(dict(options.shown)))

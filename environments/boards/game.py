@@ -1,0 +1,204 @@
+"""What a board game has to say, and the options that all of them have."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envkit.environments.board import MOVES
+from envkit.environments.boards.physics import Physics
+from envkit.environments.options import check_boolean, check_choice, check_integer, check_number, check_symbols
+from envkit.environments.split import SPLITS, Split
+
+MANY_MOVES = "{count} moves at most, joined by ||, like this: <answer>up || left</answer>"
+ONE_MOVE = "one move, like this: <answer>up</answer>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardOptions(ABC):
+    """What can be changed about every board game.
+
+    Attributes:
+        max_moves: Moves until the episode is truncated, 1 to 10,000; None means what the game finds right for its size.
+        split: Draw only levels of this split ("train", "validation" or "eval"); None draws any.
+        num_levels: Draw from this many levels, which are the same for all seeds, 1 to 100,000; None draws a new one for
+            every seed.
+        instructions: Whether observations carry rules and notices, or only the board.
+        symbols: The characters that cells are shown as, in the order of the game's own; None means its own.
+        actions_per_turn: Moves that one answer may hold, joined by ``||``, 1 to 100.
+        format_penalty: What is subtracted from the reward when an answer cannot be read, 0 to 100.
+    """
+
+    canonical: ClassVar[str]
+    """The game's own symbols."""
+
+    max_moves: int | None = None
+    split: Split | None = None
+    num_levels: int | None = None
+    instructions: bool = True
+    symbols: str | None = None
+    actions_per_turn: int = 1
+    format_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_moves is not None:
+            check_integer("max_moves", self.max_moves, low=1, high=10_000)
+        if self.split is not None:
+            check_choice("split", self.split, SPLITS)
+        if self.num_levels is not None:
+            check_integer("num_levels", self.num_levels, low=1, high=100_000)
+        check_boolean("instructions", self.instructions)
+        if self.symbols is not None:
+            check_symbols("symbols", self.symbols, instead_of=self.canonical)
+        check_integer("actions_per_turn", self.actions_per_turn, low=1, high=100)
+        check_number("format_penalty", self.format_penalty, low=0, high=100)
+
+    @property
+    @abstractmethod
+    def side(self) -> int:
+        """Cells along one side of the board."""
+
+    @property
+    @abstractmethod
+    def move_limit(self) -> int:
+        """Moves until the episode is truncated."""
+
+    @property
+    def shown(self) -> Mapping[str, str]:
+        """The symbol that each of the game's own is shown as."""
+        return dict(zip(self.canonical, self.symbols or self.canonical, strict=True))
+
+    @property
+    def how_to_answer(self) -> str:
+        """The end of the rules."""
+        count = self.actions_per_turn
+        return f"Answer with {ONE_MOVE if count == 1 else MANY_MOVES.format(count=count)}"
+
+
+OptionsT = TypeVar("OptionsT", bound=BoardOptions)
+
+
+class Level(NamedTuple):
+    """Where an episode begins.
+
+    Attributes:
+        board: The board, in the game's own symbols.
+        facts: What is known about it: ``shortest``, the moves of a shortest solution, unless nobody knows.
+    """
+
+    board: str
+    facts: Mapping[str, int]
+
+
+class Terms(NamedTuple):
+    """The numbers that an episode is played by: one each, or an array [N] each for boards that differ.
+
+    Attributes:
+        limit: Moves until it is truncated.
+        slip: Chance that a move goes to one of its two sides instead.
+        penalty: Subtracted from the reward of a turn whose answer cannot be read.
+        move: Reward of every move.
+        progress: Reward of every wanted cell that is gone, and cost of each that comes back.
+        won: Reward of winning.
+        unfinished: Times the share of the wanted cells that are gone: reward when the moves run out.
+        turn: Moves that one answer may hold.
+        notices: Whether an answer that cannot be read is told so.
+    """
+
+    limit: int | NDArray[np.int64]
+    slip: float | NDArray[np.float64]
+    penalty: float | NDArray[np.float64]
+    move: float | NDArray[np.float64]
+    progress: float | NDArray[np.float64]
+    won: float | NDArray[np.float64]
+    unfinished: float | NDArray[np.float64]
+    turn: int | NDArray[np.int64]
+    notices: bool | NDArray[np.bool_]
+
+
+class Rewards(NamedTuple):
+    """See `Terms`."""
+
+    move: float = 0.0
+    progress: float = 0.0
+    won: float = 1.0
+    unfinished: float = 0.0
+
+
+class BoardGame(ABC, Generic[OptionsT]):
+    """A game on a board, without state.
+
+    Attributes:
+        physics: What moves do.
+        usual: Its options when nobody chooses any.
+    """
+
+    physics: ClassVar[Physics]
+    usual: OptionsT
+
+    @abstractmethod
+    def rules(self, options: OptionsT) -> str:
+        """Return what a player is told before the first board."""
+
+    @abstractmethod
+    def draw(self, seed: int, options: OptionsT) -> Level:
+        """Return the level of `seed`: the same in every process.
+
+        Raises:
+            OptionError: There is no level such as the options ask for.
+        """
+
+    @abstractmethod
+    def rewards(self, options: OptionsT) -> Rewards:
+        """Return what is rewarded."""
+
+    @abstractmethod
+    def tiles(self) -> NDArray[np.uint8]:
+        """Return pictures of the cells by code, of shape (codes, pixels, pixels, 3)."""
+
+    @property
+    @abstractmethod
+    def styles(self) -> Mapping[str, str]:
+        """The terminal's colours, by symbol."""
+
+    def slip(self, options: OptionsT) -> float:
+        """Return the chance that a move goes to one of its sides."""
+        return 0.0
+
+    def num_levels(self, options: OptionsT) -> int | None:
+        """Return how many levels there are; None when every seed has its own. `draw` then takes their numbers."""
+        return options.num_levels
+
+    def terms(self, options: OptionsT) -> Terms:
+        """Return the numbers that an episode with these options is played by."""
+        return Terms(
+            options.move_limit,
+            float(self.slip(options)),
+            float(options.format_penalty),
+            *self.rewards(options),
+            options.actions_per_turn,
+            options.instructions,
+        )
+
+
+SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}
+"""Where a move goes that slips, for the lowest and for the highest numbers (the order of Gymnasium's FrozenLake)."""
+
+
+def slipped(move: str, slip: float, chance: float) -> str:
+    """Return where `move` goes: to its first side below ``slip / 2``, to its second from ``1 - slip / 2``."""
+    if chance < slip / 2:
+        return SIDES[move][0]
+    return SIDES[move][1] if chance >= 1 - slip / 2 else move
+
+
+TURNS = np.array(
+    [[MOVES.index(SIDES[move][0]), MOVES.index(move), MOVES.index(SIDES[move][1])] for move in MOVES]
+    + [[len(MOVES)] * 3]
+)
+"""The same for arrays: number of the move, by action and by 0 (first side), 1 (no slip) or 2 (second side)."""

@@ -1,0 +1,385 @@
+"""Many board games as one ``gymnasium.vector.VectorEnv``, stepped in NumPy.
+
+Whatever Gymnasium's ``SyncVectorEnv`` over single boards would return, this returns: observations, rewards, ends and
+infos, from the same seeds and for the same actions, in all three ways of starting again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from envkit.environments.answer import parse_answer, parse_answers
+from envkit.environments.board import MOVES
+from envkit.environments.boards.batch import Batch, Drawn, Shelf
+from envkit.environments.boards.env import RENDER_MODES, BoardEnv, choose, show, spaces_of, unreadable
+from envkit.environments.boards.game import TURNS, BoardGame, BoardOptions, Terms
+from envkit.environments.boards.physics import STAY
+from envkit.environments.chance import chance_B, episode_seed, follow_B, stream_B
+from envkit.environments.options import check_choice
+from envkit.errors import OptionError, StepOrderError, UsageError
+from envkit.types import JSON
+
+_SHORT = 64
+"""Characters of the longest answers that are remembered."""
+_BITS = (1 << 64) - 1
+
+Infos = dict[str, Any]
+
+
+class BoardVectorEnv(VectorEnv[Any, Any, Any]):
+    """Many copies of a board game.
+
+    Args:
+        num_envs: Number of copies, at least 1.
+        autoreset: When a finished copy starts again.
+        options: As for `BoardEnv`. All copies have one size and one set of symbols.
+
+    Raises:
+        OptionError: An option is unknown or its value is refused.
+    """
+
+    game: ClassVar[BoardGame[Any]]
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        autoreset: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        observation: str = "text",
+        action: str = "text",
+        render_mode: str | None = None,
+        **options: JSON,
+    ) -> None:
+        if render_mode is not None:
+            check_choice("render_mode", render_mode, RENDER_MODES)
+        self.num_envs = num_envs
+        self.render_mode = render_mode
+        self._usual = choose(self.game, self.game.usual, options, None)
+        self.single_observation_space, self.single_action_space = spaces_of(
+            self.game, self._usual, observation, action
+        )
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._autoreset = AutoresetMode(autoreset)
+        self.metadata = {**BoardEnv.metadata, "autoreset_mode": self._autoreset}
+        self._is_grid = observation == "grid"
+        self._is_text = action == "text"
+        self._batch = Batch(self.game.physics, num_envs, self._usual.side)
+        self._shelf = Shelf(self.game, self._usual)
+        self._usual_terms = self._terms = self.game.terms(self._usual)
+        self._matters = _matters(self._terms)
+        self._firsts: list[Any] = [None] * num_envs  # the seed of each row's last reset with one; None before
+        self._first_N = np.zeros(num_envs, np.uint64)  # its stream
+        self._episode_N = np.full(num_envs, -1)
+        self._stream_N = np.zeros(num_envs, np.uint64)  # that of the level's seed
+        self._moves_N = np.zeros(num_envs, np.int64)
+        self._wanted_N = np.ones(num_envs, np.int64)
+        self._is_over_N = np.zeros(num_envs, np.bool_)
+        self._texts = [""] * num_envs
+        self._rules = _above(self.game, self._usual)
+        self._symbols = self._usual.symbols or self._usual.canonical
+        self._all_N = _frozen(np.ones(num_envs, np.bool_))
+        self._legal_N = np.full(num_envs, None, dtype=object)
+        self._legal_N[:] = [list(MOVES)] * num_envs
+        _frozen(self._legal_N)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Infos]:
+        changes = dict(options or {})
+        mask_N = _mask(changes.pop("reset_mask", self._all_N), self.num_envs)
+        chosen = choose(self.game, self._usual, changes, self._batch.side)
+        if chosen.symbols != self._usual.symbols:
+            raise OptionError("symbols", "are the same for all copies; choose them in make_vec, or take mode='sync'")
+        if isinstance(seed, (int, np.integer)):
+            seeds: Sequence[int | None] = [int(seed) + number for number in range(self.num_envs)]
+        else:
+            seeds = [None] * self.num_envs if seed is None else list(seed)
+        if len(seeds) != self.num_envs:
+            raise UsageError(f"seed: there are {self.num_envs} copies, got {len(seeds)} seeds")
+        rows_R = np.flatnonzero(mask_N)
+        shelf = self._shelf if chosen is self._usual else Shelf(self.game, chosen)
+        self._set_terms(rows_R, self._usual_terms if chosen is self._usual else self.game.terms(chosen))
+        level_seeds = self._begin(rows_R, [seeds[row] for row in rows_R])
+        self._stream_N[rows_R] = stream_R = stream_B(np.array([seed & _BITS for seed in level_seeds], np.uint64))
+        drawn = shelf.draw(level_seeds, stream_R)
+        self._start(rows_R, drawn)
+        self._is_over_N[rows_R] = False
+        if not self._is_grid:
+            self._write(rows_R, _above(self.game, chosen))
+        infos: Infos = {
+            "success": np.zeros(self.num_envs, np.bool_),
+            "_success": mask_N.copy(),
+            "legal_moves": np.where(mask_N, self._legal_N, None),
+            "_legal_moves": mask_N.copy(),
+        }
+        return self._observe(), infos | self._level_infos(mask_N, rows_R, drawn.facts)
+
+    def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Infos]:
+        if self._episode_N.min() < 0:
+            raise StepOrderError("step before reset")
+        again_N = self._is_over_N
+        is_next_step = self._autoreset is AutoresetMode.NEXT_STEP
+        if not is_next_step and self._autoreset is AutoresetMode.DISABLED and again_N.any():
+            raise StepOrderError(f"copies {np.flatnonzero(again_N).tolist()[:8]} have ended: reset them with reset_mask")
+        action_NT, valid_N = self._read(actions)
+        played_N, again_R = self._all_N, np.flatnonzero(again_N) if is_next_step else _NOBODY
+        if len(again_R):
+            action_NT[again_R] = STAY
+            played_N = ~again_N
+        reward_N, terminated_N, truncated_N, moved_N = self._play(action_NT, valid_N)
+        infos = self._step_infos(played_N, valid_N, moved_N, terminated_N & (self._batch.left_N == 0))
+        if not self._is_grid:
+            self._texts = self._batch.texts(self._symbols)
+            if not valid_N.all():
+                self._notice(np.flatnonzero(~valid_N & played_N))
+        if len(again_R):
+            reward_N[again_R], terminated_N[again_R], truncated_N[again_R] = 0.0, False, False
+            infos |= self._start_again(again_N, again_R)
+        self._is_over_N = terminated_N | truncated_N
+        if self._autoreset is AutoresetMode.SAME_STEP and self._is_over_N.any():
+            infos = self._end_and_start_again(infos, self._is_over_N)
+            self._is_over_N = np.zeros_like(self._is_over_N)
+        return self._observe(), reward_N, terminated_N, truncated_N, infos
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Return what every copy shows now; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        boards = self._batch.texts(self.game.physics.symbols)
+        return tuple(show(board, self.game, self._usual, self.render_mode) for board in boards)
+
+    def _play(
+        self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Play the turn; return reward, terminated, truncated and whether anything moved."""
+        terms = self._terms
+        reward_N, terminated_N, truncated_N, moved_N = self._move(action_NT[:, 0], terms)
+        for action_N in action_NT.T[1:]:
+            goes_on_N = ~(terminated_N | truncated_N) & (action_N >= 0)
+            if not goes_on_N.any():
+                break
+            self._moves_N -= ~goes_on_N
+            more_N, won_or_lost_N, late_N, also_N = self._move(np.where(goes_on_N, action_N, STAY), terms)
+            reward_N += more_N * goes_on_N
+            terminated_N |= won_or_lost_N & goes_on_N
+            truncated_N |= late_N & goes_on_N
+            moved_N |= also_N & goes_on_N
+        if self._matters.unfinished:
+            done_N = (self._wanted_N - self._batch.left_N) * terms.unfinished / self._wanted_N
+            reward_N += np.where(truncated_N, done_N, 0.0)
+        if self._matters.penalty and not valid_N.all():
+            reward_N -= np.where(valid_N, 0.0, terms.penalty)
+        return reward_N, terminated_N, truncated_N, moved_N
+
+    def _move(
+        self, action_N: NDArray[np.int64], terms: Terms
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        if self._matters.slip:
+            chance_N = chance_B(self._stream_N, self._moves_N)
+            turn_N = action_N * 3
+            turn_N += chance_N >= terms.slip / 2
+            turn_N += chance_N >= 1 - terms.slip / 2
+            action_N = _TURNS.take(turn_N)
+        moved_N, gain_N, lost_N = self._batch.play(action_N)
+        self._moves_N += 1
+        terminated_N = self._batch.left_N == 0
+        reward_N = gain_N * terms.progress
+        reward_N += terms.move
+        reward_N += terminated_N * terms.won
+        if lost_N is not None:
+            terminated_N |= lost_N
+        truncated_N = self._moves_N >= terms.limit
+        truncated_N &= ~terminated_N
+        return reward_N, terminated_N, truncated_N, moved_N
+
+    def _read(self, actions: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the numbers of the moves of every turn [N, T], -1 where there are no more, and which could be read."""
+        if len(actions) != self.num_envs:
+            raise UsageError(f"there are {self.num_envs} copies, got {len(actions)} actions")
+        if not self._is_text:
+            index_N = np.asarray(actions)
+            if index_N.ndim != 1 or index_N.dtype.kind not in "iu":
+                raise UsageError(f"actions must be integers [{self.num_envs}], got {index_N.dtype} {index_N.shape}")
+            # Seen as unsigned numbers, those below zero are the largest.
+            action_N = np.minimum(index_N.astype(np.int64, copy=False).view(np.uint64), STAY).view(np.int64)
+        else:
+            try:
+                if self._matters.turn:
+                    return self._read_turns(actions)
+                numbers = [_number_of(text) if len(text) <= _SHORT else _read_number(text) for text in actions]
+            except (TypeError, AttributeError):
+                raise UsageError("actions must be texts; make_vec(..., action='index') takes numbers") from None
+            action_N = np.array(numbers, np.int64)
+        valid_N = action_N != STAY
+        return action_N[:, None], valid_N
+
+    def _read_turns(self, actions: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        most_N = np.broadcast_to(self._terms.turn, self.num_envs)
+        turns = [parse_answers(text, MOVES, most) for text, most in zip(actions, most_N.tolist(), strict=True)]
+        action_NT = np.full((self.num_envs, max(1, *map(len, turns), 1)), -1)
+        valid_N = np.array([turn != () for turn in turns])
+        action_NT[~valid_N, 0] = STAY
+        for row, turn in enumerate(turns):
+            action_NT[row, : len(turn)] = [MOVES.index(move) for move in turn]
+        return action_NT, valid_N
+
+    def _begin(self, rows_R: NDArray[np.int64], seeds: Sequence[int | None]) -> list[int]:
+        """Count a new episode in each row, from its seed where it is given one; return the seeds of the levels."""
+        level_seeds = []
+        for row, seed in zip(rows_R.tolist(), seeds, strict=True):
+            if seed is None and self._firsts[row] is None:
+                seed = int(self.np_random.integers(1 << 31))
+            if seed is not None:
+                self._firsts[row] = int(seed)
+                self._episode_N[row] = -1
+            self._episode_N[row] += 1
+            level_seeds.append(episode_seed(self._firsts[row], int(self._episode_N[row])))
+        firsts = [self._firsts[row] & _BITS for row in rows_R.tolist()]
+        self._first_N[rows_R] = stream_B(np.array(firsts, np.uint64))
+        return level_seeds
+
+    def _start(self, rows_R: NDArray[np.int64], drawn: Drawn) -> None:
+        """Put new levels on the boards `rows_R`."""
+        self._batch.place(rows_R, drawn)
+        self._wanted_N[rows_R] = drawn.wanted_R
+        self._moves_N[rows_R] = 0
+
+    def _start_again(self, again_N: NDArray[np.bool_], rows_R: NDArray[np.int64]) -> Infos:
+        """Begin the next episode in each row; return its infos."""
+        self._episode_N[rows_R] += 1
+        self._set_terms(rows_R, self._usual_terms)
+        if self._shelf.needs_seeds or self._matters.slip:
+            seed_R = follow_B(self._first_N[rows_R], self._episode_N[rows_R])
+            seed_R >>= np.uint64(33)
+            self._stream_N[rows_R] = stream_R = stream_B(seed_R)
+        if self._shelf.needs_seeds:
+            drawn = self._shelf.draw(seed_R.tolist(), stream_R)
+        else:
+            drawn = self._shelf.only()
+        self._start(rows_R, drawn)
+        if not self._is_grid:
+            self._write(rows_R, self._rules)
+        return self._level_infos(again_N, rows_R, drawn.facts)
+
+    def _end_and_start_again(self, infos: Infos, ended_N: NDArray[np.bool_]) -> Infos:
+        """Begin the next episode where one has just ended; its infos take the place of the last ones."""
+        rows_R = np.flatnonzero(ended_N)
+        goes_on_N = ~ended_N
+        final_N = np.full(self.num_envs, None, dtype=object)
+        final_N[rows_R] = list(self._batch.grids(rows_R)) if self._is_grid else [self._texts[row] for row in rows_R]
+        last: Infos = {}
+        following: Infos = {"success": infos["success"] & goes_on_N, "_success": self._all_N}
+        for name in ("action_is_valid", "action_is_effective", "success"):
+            last[name], last[f"_{name}"] = infos[name] & ended_N, ended_N
+            if name != "success" and goes_on_N.any():
+                following[name], following[f"_{name}"] = infos[name] & goes_on_N, goes_on_N
+        last["legal_moves"], last["_legal_moves"] = np.where(ended_N, self._legal_N, None), ended_N
+        following["legal_moves"], following["_legal_moves"] = self._legal_N, self._all_N
+        following |= {"final_obs": final_N, "_final_obs": ended_N, "final_info": last, "_final_info": ended_N}
+        return following | self._start_again(ended_N, rows_R)
+
+    def _step_infos(
+        self,
+        played_N: NDArray[np.bool_],
+        valid_N: NDArray[np.bool_],
+        moved_N: NDArray[np.bool_],
+        success_N: NDArray[np.bool_],
+    ) -> Infos:
+        infos: Infos = {}
+        if played_N is self._all_N:
+            infos |= {"action_is_valid": valid_N, "action_is_effective": moved_N}
+            infos |= {"_action_is_valid": played_N, "_action_is_effective": played_N}
+        elif played_N.any():
+            infos |= {"action_is_valid": valid_N & played_N, "action_is_effective": moved_N & played_N}
+            infos |= {"_action_is_valid": played_N, "_action_is_effective": played_N}
+            success_N &= played_N
+        else:
+            success_N &= played_N
+        infos |= {"success": success_N, "_success": self._all_N}
+        infos |= {"legal_moves": self._legal_N, "_legal_moves": self._all_N}
+        return infos
+
+    def _level_infos(
+        self, mask_N: NDArray[np.bool_], rows_R: NDArray[np.int64], facts: dict[str, NDArray[np.int64]]
+    ) -> Infos:
+        if not facts:
+            return {}
+        level: Infos = {}
+        for name, fact_R in facts.items():
+            fact_N = np.zeros(self.num_envs, np.int64)
+            fact_N[rows_R] = fact_R
+            level[name], level[f"_{name}"] = fact_N, mask_N
+        return {"level": level, "_level": mask_N}
+
+    def _set_terms(self, rows_R: NDArray[np.int64], terms: Terms) -> None:
+        """Play the rows by `terms`. They become arrays when they first differ from the usual ones."""
+        if self._terms is self._usual_terms:
+            if terms is self._usual_terms:
+                return
+            self._terms = Terms(*(np.full(self.num_envs, term) for term in self._usual_terms))
+        for term_N, term in zip(self._terms, terms, strict=True):
+            term_N[rows_R] = term  # type: ignore[index]
+        self._matters = _matters(self._terms)
+
+    def _write(self, rows_R: NDArray[np.int64], above: str) -> None:
+        for row, text in zip(rows_R.tolist(), self._batch.texts(self._symbols, rows_R), strict=True):
+            self._texts[row] = above + text
+
+    def _notice(self, rows_R: NDArray[np.int64]) -> None:
+        """Tell the players of the rows that their answers could not be read."""
+        notices_N, turn_N = (np.broadcast_to(term, self.num_envs) for term in (self._terms.notices, self._terms.turn))
+        for row in rows_R.tolist():
+            if notices_N[row]:
+                self._texts[row] = unreadable(int(turn_N[row])) + self._texts[row]
+
+    def _observe(self) -> Any:
+        return self._batch.grids() if self._is_grid else tuple(self._texts)
+
+
+class _Matters(NamedTuple):
+    """Which of the terms have an effect in any row."""
+
+    slip: bool
+    penalty: bool
+    unfinished: bool
+    turn: bool
+
+
+def _above(game: BoardGame[Any], options: BoardOptions) -> str:
+    """Return what stands above the first board."""
+    return f"{game.rules(options)}\n\n" if options.instructions else ""
+
+
+def _matters(terms: Terms) -> _Matters:
+    slip, penalty, unfinished = (bool(np.any(term)) for term in (terms.slip, terms.penalty, terms.unfinished))
+    return _Matters(slip, penalty, unfinished, bool(np.any(np.greater(terms.turn, 1))))
+
+
+def _mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
+        raise UsageError(f"reset_mask: must be an array of {num_envs} booleans, at least one of them true")
+    return mask
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+def _read_number(text: str) -> int:
+    """Return the number of the move that `text` names; `STAY` when it names none."""
+    move = parse_answer(text, MOVES)
+    return STAY if move is None else MOVES.index(move)
+
+
+_number_of = lru_cache(maxsize=4096)(_read_number)
+_TURNS = TURNS.reshape(-1)
+_NOBODY = np.zeros(0, np.int64)

@@ -1,0 +1,52 @@
+"""A player that knows the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envkit.environments.board import MOVES, find_board
+from envkit.environments.frozen_lake.lakes import layers_of
+from envkit.types import JSON, Observation
+
+SYMBOLS = "_OGPX√"
+
+
+class FrozenLakeExpert:
+    """Knows the shortest ways over a lake that it sees; plays as if nothing were slippery.
+
+    Args:
+        symbols: The option of the episodes that it plays; the others change nothing that it does.
+    """
+
+    def __init__(self, *, symbols: str | None = None, **options: JSON) -> None:
+        self._meaning = None if symbols is None else str.maketrans(symbols, SYMBOLS)
+
+    def moves(self, observation: Observation) -> Sequence[str]:
+        """Return every first move of a shortest path; empty after the end or when there is no path."""
+        board = self._read(observation)
+        layers = layers_of(board)
+        if not layers:
+            return ()
+        width = board.find("\n") + 1
+        here = 1 << (len(board) - 1 - board.find("P"))
+        around = (here << width, here >> width, here << 1, here >> 1)
+        return [move for move, cell in zip(MOVES, around, strict=True) if cell & layers[-1]]
+
+    def is_tricky(self, observation: Observation) -> bool:
+        """Say whether some move that brings the player nearer to the goal as the crow flies falls into a hole."""
+        board = self._read(observation)
+        here, goal, width = board.find("P"), board.find("G"), board.find("\n") + 1
+        if here < 0 or goal < 0:
+            return False
+        down = goal // width - here // width
+        right = goal % width - here % width
+        return (down != 0 and board[here + (width if down > 0 else -width)] == "O") or (
+            right != 0 and board[here + (1 if right > 0 else -1)] == "O"
+        )
+
+    def answer(self, move: str) -> str:
+        return f"<answer>{move}</answer>"
+
+    def _read(self, observation: Observation) -> str:
+        board = find_board(observation.text)
+        return board if self._meaning is None else board.translate(self._meaning)

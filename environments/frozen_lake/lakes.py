@@ -1,0 +1,117 @@
+"""Lakes: drawn at random until they can be crossed, or Gymnasium's own, or anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from random import Random
+from typing import NamedTuple
+
+from envkit.environments.split import Split, split_of
+from envkit.errors import OptionError
+from envkit.types import stable_hash
+
+MAPS = {
+    "4x4": ("SFFF", "FHFH", "FFFH", "HFFG"),
+    "8x8": ("SFFFFFFF", "FFFFFFFF", "FFFHFFFF", "FFFFFHFF", "FFFHFFFF", "FHHFFFHF", "FHFFHFHF", "FFFHFFFG"),
+}
+"""The maps of Gymnasium's FrozenLake-v1, by their names there."""
+
+_DRAWS = 20_000
+_CELLS = 2_000_000
+"""Bounds on the search for a lake: maps drawn, and cells in them."""
+_OURS = str.maketrans("SFHG", "P_OG")
+_FREE = str.maketrans({"_": "1", "G": "1", "P": "1", "O": "0", "\n": "0"})
+
+
+class Lake(NamedTuple):
+    """A level.
+
+    Attributes:
+        board: The map with the player on it.
+        shortest: Moves on a shortest path to the goal.
+    """
+
+    board: str
+    shortest: int
+
+
+@lru_cache(maxsize=4096)
+def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split | None) -> Lake:
+    """Return the lake of `seed`: the same in every process.
+
+    Args:
+        seed: Any integer.
+        size: Cells along one side.
+        frozen: Chance that a cell other than start and goal is ice.
+        move_limit: Most moves of its shortest path.
+        split: Split that it must belong to; None takes any.
+
+    Raises:
+        OptionError: No such lake was found within a bounded search.
+    """
+    rng = Random(stable_hash("FrozenLake", seed, size, frozen))
+    chance = rng.random  # the one method whose numbers Python promises to keep
+    cells = size * size
+    for _ in range(min(_DRAWS, _CELLS // cells)):
+        start = int(chance() * cells)
+        goal = (start + 1 + int(chance() * (cells - 1))) % cells
+        tiles = ["_" if chance() < frozen else "O" for _ in range(cells)]
+        tiles[start] = "P"
+        tiles[goal] = "G"
+        board = "\n".join(["".join(tiles[row : row + size]) for row in range(0, cells, size)])
+        shortest = len(layers_of(board))
+        if 0 < shortest <= move_limit and (split is None or split_of(board) == split):
+            return Lake(board, shortest)
+    raise OptionError(
+        "size" if split is None else "split",
+        f"found no lake with size={size}, frozen={frozen}, split={split} that can be crossed in {move_limit} moves",
+    )
+
+
+@lru_cache(maxsize=64)
+def read_map(rows: tuple[str, ...]) -> Lake:
+    """Return the lake that `rows` show in Gymnasium's letters: S start, F frozen, H hole, G goal.
+
+    Raises:
+        OptionError: They are no square of 2 to 32, hold other letters, not one start and one goal, or no way between.
+    """
+    size = len(rows)
+    if not 2 <= size <= 32 or any(len(row) != size for row in rows):
+        raise OptionError("map", f"must be a square of 2 to 32 rows, got {size} rows of {[len(row) for row in rows]}")
+    board = "\n".join(rows)
+    odd = set(board) - set("SFHG\n")
+    if odd:
+        raise OptionError("map", f"knows S (start), F (frozen), H (hole) and G (goal), got {min(odd)!r}")
+    if board.count("S") != 1 or board.count("G") != 1:
+        raise OptionError("map", f"must have one S and one G, got {board.count('S')} and {board.count('G')}")
+    board = board.translate(_OURS)
+    shortest = len(layers_of(board))
+    if not shortest:
+        raise OptionError("map", "has no way from S to G")
+    return Lake(board, shortest)
+
+
+def layers_of(board: str) -> Sequence[int]:
+    """Return the cells at distance 0, 1, ... from the goal, up to those next to the player; empty without a path.
+
+    A set of cells is an integer whose lowest bit is the board's last character. Line ends are bits that are never
+    free, so that shifting cannot walk around an edge.
+    """
+    here, goal, width = board.find("P"), board.find("G"), board.find("\n") + 1
+    if here < 0 or goal < 0:
+        return []
+    try:
+        free = int(board.translate(_FREE), 2)
+    except ValueError:  # a symbol that no lake has
+        return []
+    player = 1 << (len(board) - 1 - here)
+    layer = 1 << (len(board) - 1 - goal)
+    layers = []
+    while layer:
+        layers.append(layer)
+        free &= ~layer
+        layer = (layer << 1 | layer >> 1 | layer << width | layer >> width) & free
+        if layer & player:
+            return layers
+    return []
