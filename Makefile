@@ -6,7 +6,7 @@ ARGS =
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: install quickstart test lint bench docs clean
+.PHONY: install quickstart test peers lint bench docs clean
 
 # What it takes to play, serve and train.
 install: .venv/train
@@ -20,6 +20,9 @@ test: .venv/dev
 	docker/install-missing
 	docker/with-daemon $(BIN)/pytest $(ARGS)
 
+# What tests/parity compares with; without it those tests are skipped.
+peers: .venv/peers/done
+
 lint: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -27,9 +30,11 @@ lint: .venv/dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# Each file compares with a peer in one run and prints a ratio.
-bench: .venv/dev
-	for file in benchmarks/bench_*.py; do $(BIN)/python "$$file" || exit 1; done
+# Each compares with peers in one run and prints ratios; see benchmarks/README.md. ARGS="--roll PATH --ragen PATH" gives
+# the two that are checkouts.
+bench: .venv/dev .venv/bench/done
+	for name in text_games vector_games levels; do .venv/bench/bin/python benchmarks/bench_$$name.py $(ARGS) || exit 1; done
+	for name in import reinforcement_gain; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
 
 # The reference of the training file, written from envkit/config.py.
 docs: .venv/dev
@@ -50,4 +55,15 @@ clean:
 
 .venv/dev: .venv/train
 	$(PIP) install --editable ".[dev]"
+	touch $@
+
+# Peers live apart: they are old, or need older versions of what envkit needs.
+.venv/peers/done: tests/parity/peers.txt
+	$(PYTHON) -m venv .venv/peers
+	.venv/peers/bin/python -m pip --quiet --disable-pip-version-check install --requirement tests/parity/peers.txt
+	touch $@
+
+.venv/bench/done: pyproject.toml benchmarks/peers.txt tests/parity/peers.txt
+	$(PYTHON) -m venv .venv/bench
+	.venv/bench/bin/python -m pip --quiet --disable-pip-version-check install --editable . --requirement benchmarks/peers.txt
 	touch $@

@@ -9,15 +9,25 @@ import os
 import subprocess
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 import pytest
+
+_PEERS = Path(__file__).parents[1] / ".venv" / "peers" / "bin" / "python"
 
 _PROBES: Mapping[str, list[str]] = {
     # A program that exists may still be forbidden to make a namespace, as in most containers.
     "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
     "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
+    "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],
 }
 _PROBE_TIMEOUT_S = 20
+
+
+@pytest.fixture(scope="session")
+def peers_python() -> Path:
+    """The interpreter of the peers' own virtual environment, which ``make peers`` makes."""
+    return _PEERS
 
 
 def pytest_configure(config: pytest.Config) -> None:

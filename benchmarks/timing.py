@@ -1,0 +1,111 @@
+"""Timing: how much several contestants get done in a second of CPU, in rounds, so that noise meets each of them alike.
+
+CPU time is that of all threads of this process. It says less than the clock about a program that waits, and more about
+one that computes on a machine that others use, too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+Play: TypeAlias = Callable[[int], int]
+"""Does its work so many times, and returns how many units (steps, levels) that was."""
+
+_CALIBRATED_S = 0.02
+
+
+class Claim(NamedTuple):
+    """What is said about a contestant, and checked.
+
+    Attributes:
+        ours: Name of the contestant.
+        at_least: Times as fast as the fastest of `peers`; without peers, units per CPU-second.
+        peers: Names of contestants. Those that did not take part are passed over.
+    """
+
+    ours: str
+    at_least: float
+    peers: Sequence[str] = ()
+
+
+def measure(contestants: Mapping[str, Play], *, unit: str, rounds: int, round_cpu_s: float) -> dict[str, float]:
+    """Print and return units per CPU-second of each contestant: the median of `rounds`.
+
+    Args:
+        contestants: By name.
+        unit: What they do, in the plural.
+        rounds: Number of rounds; in each, every contestant plays once, in an order that turns round.
+        round_cpu_s: CPU seconds a contestant and round, at least.
+    """
+    counts = {name: _calibrate(play) for name, play in contestants.items()}
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        for name in list(contestants)[:: -1 if number % 2 else 1]:
+            rates[name].append(_rate(contestants[name], counts[name], round_cpu_s))
+    for name, each in rates.items():
+        median = statistics.median(each)
+        print(
+            f"  {name:50} {_short(median):>9} {unit} per CPU-second"
+            f"  ({_short(min(each))} to {_short(max(each))}; {_duration(1 / median)} each)",
+            flush=True,
+        )
+    return {name: statistics.median(each) for name, each in rates.items()}
+
+
+def check(claims: Sequence[Claim], medians: Mapping[str, float]) -> None:
+    """Print each claim and whether it holds; leave the program with status 1 when one does not."""
+    print("Claims")
+    broken = 0
+    for ours, at_least, peers in claims:
+        present = {name: medians[name] for name in peers if name in medians}
+        if ours not in medians or (peers and not present):
+            print(f"  not checked  {ours}: at least {at_least:g} times {' or '.join(peers)}, which did not take part")
+            continue
+        if present:
+            peer = max(present, key=lambda name: present[name])
+            found = medians[ours] / present[peer]
+            said = f"{found:.1f} times {peer}, at least {at_least:g} wanted"
+        else:
+            found = medians[ours]
+            said = f"{_short(found)} per CPU-second, at least {_short(at_least)} wanted"
+        broken += found < at_least
+        print(f"  {'BROKEN' if found < at_least else 'holds':11}  {ours}: {said}")
+    if broken:
+        sys.exit(f"{broken} of {len(claims)} claims broken")
+
+
+def _calibrate(play: Play) -> int:
+    """Play until it is warm; return how often to play between two looks at the clock."""
+    times = 1
+    while True:
+        begin = time.process_time()
+        play(times)
+        if time.process_time() - begin >= _CALIBRATED_S:
+            return times
+        times *= 2
+
+
+def _rate(play: Play, times: int, cpu_s: float) -> float:
+    units = 0
+    begin = time.process_time()
+    while (spent := time.process_time() - begin) < cpu_s:
+        units += play(times)
+    return units / spent
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

@@ -1,0 +1,109 @@
+"""The lake is Gymnasium's FrozenLake-v1: on its maps, given the same chances, the same happens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import envkit
+from envkit.environments.chance import chance, episode_seed
+
+NUM_ENVS = 50
+STEPS = 500  # of each of them; the four lakes of a mode make 100,000 together
+MAX_MOVES = 100  # as FrozenLake-v1
+SEED = 11
+
+TENDENCY = (0.15, 0.35, 0.15, 0.35)  # of up, down, left, right: the goal is in the lower right corner
+THEIRS = np.array([3, 1, 0, 2])  # Gymnasium's number for up, down, left, right
+CODES = {b"S": 0, b"F": 0, b"H": 1, b"G": 2}
+PLAYER = 3  # more, for the player on a cell
+
+
+class Chances:
+    """Stands where Gymnasium keeps its generator, and gives the numbers that envkit's level of `seed` slips by."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._moves = 0
+
+    def random(self) -> float:
+        self._moves += 1
+        return chance(self._seed, self._moves - 1)
+
+
+class Peer:
+    """Gymnasium's lake, beginning its episodes with the seeds of envkit's, and when they do."""
+
+    def __init__(self, map: str, slip: float, first_seed: int) -> None:
+        self._env = gymnasium.make(
+            "FrozenLake-v1",
+            map_name=map,
+            is_slippery=slip > 0,
+            success_rate=1 - slip,
+            max_episode_steps=MAX_MOVES,
+            disable_env_checker=True,
+        )
+        desc: NDArray[np.bytes_] = self._env.get_wrapper_attr("desc")
+        self._grid = np.vectorize(CODES.__getitem__)(desc)
+        self._first_seed = first_seed
+        self._episode = 0
+        self._is_over = False
+        self.start = self._begin()
+
+    def step(self, action: int) -> tuple[NDArray[np.int64], float, bool, bool]:
+        if self._is_over:
+            self._episode += 1
+            self._is_over = False
+            return self._begin(), 0.0, False, False
+        cell, reward, terminated, truncated, _ = self._env.step(action)
+        self._is_over = terminated or truncated
+        # Gymnasium also calls truncated what ends by itself with its last move.
+        return self._draw(cell), float(reward), terminated, truncated and not terminated
+
+    def _begin(self) -> NDArray[np.int64]:
+        cell, _ = self._env.reset()
+        self._env.unwrapped.np_random = Chances(episode_seed(self._first_seed, self._episode))  # type: ignore[assignment]
+        return self._draw(cell)
+
+    def _draw(self, cell: int) -> NDArray[np.int64]:
+        grid: NDArray[np.int64] = self._grid.copy()
+        grid.ravel()[cell] += PLAYER
+        return grid
+
+
+@pytest.mark.parametrize("mode", ["sync", "native"])
+@pytest.mark.parametrize("map", ["4x4", "8x8"])
+@pytest.mark.parametrize("slip", [0.0, 2 / 3])
+def test_the_lake_moves_rewards_and_ends_as_gymnasiums_does(
+    mode: Literal["sync", "native"], map: str, slip: float
+) -> None:
+    envs = envkit.make_vec(
+        "FrozenLake-v0",
+        NUM_ENVS,
+        mode=mode,
+        observation="grid",
+        action="index",
+        map=map,
+        slip=slip,
+        max_moves=MAX_MOVES,
+    )
+    peers = [Peer(map, slip, SEED + number) for number in range(NUM_ENVS)]
+    grids, _ = envs.reset(seed=SEED)
+    assert (grids == [peer.start for peer in peers]).all()
+
+    ended = won = 0
+    for actions in np.random.default_rng(0).choice(4, (STEPS, NUM_ENVS), p=TENDENCY):
+        grids, rewards, terminated, truncated, _ = envs.step(actions)
+        wanted = [peer.step(action) for peer, action in zip(peers, THEIRS[actions].tolist(), strict=True)]
+        wanted_grids, *wanted_rest = zip(*wanted, strict=True)
+        assert (grids == wanted_grids).all()
+        assert [rewards.tolist(), terminated.tolist(), truncated.tolist()] == [list(each) for each in wanted_rest]
+        ended += int((terminated | truncated).sum())
+        won += int(rewards.sum())
+    assert ended > 200
+    assert won > 0
+    envs.close()
