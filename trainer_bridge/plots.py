@@ -25,10 +25,10 @@ LEARNING_CURVE = "learning_curve.png"
 TRAINING = "training.png"
 
 _DPI = 160
-_INK = "#24292f"
-_FAINT = "#afb8c1"
+INK = "#24292f"
+FAINT = "#afb8c1"
 _GRID = "#eaeef2"
-_BLUE = "#0969da"
+BLUE = "#0969da"
 _ORANGE = "#bc4c00"
 _MAX_MARKERS = 30
 _MAX_WINDOW = 25
@@ -81,10 +81,10 @@ def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
         if (curve := curve_of(evaluations, key)).steps
     }
     if held_out or training.steps:
-        _save(_learning_curve(training, held_out), folder / LEARNING_CURVE)
+        save(_learning_curve(training, held_out), folder / LEARNING_CURVE)
     panels = [(panel, curve) for panel in _PANELS if any((curve := curve_of(metrics, panel.key)).values)]
     if panels:
-        _save(_small_multiples(panels), folder / TRAINING)
+        save(_small_multiples(panels), folder / TRAINING)
 
 
 def curve_of(rows: Rows, key: str) -> Curve:
@@ -99,18 +99,18 @@ def curve_of(rows: Rows, key: str) -> Curve:
 
 
 def _learning_curve(training: Curve, held_out: Mapping[str, Curve]) -> Figure:
-    figure = _figure(8, 4.6)
+    figure = new_figure(8, 4.6)
     axes = figure.subplots()
-    _frame(axes, "Success on held-out levels" if held_out else "Success in training", size=13)
-    axes.set_xlabel("train step", color=_INK)
-    axes.set_ylabel("episodes that succeed", color=_INK)
+    frame(axes, "Success on held-out levels" if held_out else "Success in training", size=13)
+    axes.set_xlabel("train step", color=INK)
+    axes.set_ylabel("episodes that succeed", color=INK)
     axes.set_ylim(-0.02, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     notes: list[tuple[float, str, str]] = []
     if training.steps:
-        axes.plot(*training, color=_FAINT, linewidth=1.2, zorder=1)
+        axes.plot(*training, color=FAINT, linewidth=1.2, zorder=1)
         notes.append((training.values[-1], "in training,\nsampled", "#6e7781"))
-    for (name, curve), color in zip(held_out.items(), (_BLUE, _ORANGE), strict=False):
+    for (name, curve), color in zip(held_out.items(), (BLUE, _ORANGE), strict=False):
         every = max(1, len(curve.steps) // _MAX_MARKERS)
         axes.plot(*curve, color=color, linewidth=2, marker="o", markersize=5, markevery=every, zorder=2)
         change = f"{curve.values[0]:.1%} → {curve.values[-1]:.1%}" if len(curve.steps) > 1 else f"{curve.values[0]:.1%}"
@@ -124,12 +124,12 @@ def _learning_curve(training: Curve, held_out: Mapping[str, Curve]) -> Figure:
 def _small_multiples(panels: Sequence[tuple[_Panel, Curve]]) -> Figure:
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = _figure(max(4, 3 * columns), 2.2 * rows + 0.4)
+    figure = new_figure(max(4, 3 * columns), 2.2 * rows + 0.4)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
     places = [axes for row in grid for axes in row]
     window = _window(max(len(curve.steps) for _, curve in panels))
     for place, (axes, (panel, curve)) in enumerate(zip(places, panels, strict=False)):
-        _frame(axes, panel.title, size=11)
+        frame(axes, panel.title, size=11)
         _curve(axes, curve, window)
         if panel.from_zero:
             axes.set_ylim(bottom=min(0.0, *curve.values), top=max(curve.values) * 1.08)
@@ -138,16 +138,16 @@ def _small_multiples(panels: Sequence[tuple[_Panel, Curve]]) -> Figure:
     for axes in places[len(panels) :]:
         axes.set_visible(False)
     note = "" if window == 1 else f" (faint: each; strong: mean of {window})"
-    figure.supxlabel(f"train step{note}", fontsize=10, color=_INK)
+    figure.supxlabel(f"train step{note}", fontsize=10, color=INK)
     return figure
 
 
 def _curve(axes: Axes, curve: Curve, window: int) -> None:
     if window == 1:
-        axes.plot(*curve, color=_BLUE, linewidth=1.6, marker="o", markersize=3)
+        axes.plot(*curve, color=BLUE, linewidth=1.6, marker="o", markersize=3)
         return
-    axes.plot(*curve, color=_BLUE, linewidth=0.8, alpha=0.3)
-    axes.plot(curve.steps, means(curve.values, window), color=_BLUE, linewidth=1.8)
+    axes.plot(*curve, color=BLUE, linewidth=0.8, alpha=0.3)
+    axes.plot(curve.steps, means(curve.values, window), color=BLUE, linewidth=1.8)
 
 
 def _window(steps: int) -> int:
@@ -186,7 +186,7 @@ def _foot(pile: Sequence[float]) -> float:
     return math.fsum(pile) / len(pile)
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure, sizes in inches, that needs no display and no global state."""
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=(width, height), dpi=_DPI, layout=layout, facecolor="white")
@@ -194,17 +194,18 @@ def _figure(width: float, height: float) -> Figure:
     return figure
 
 
-def _frame(axes: Axes, title: str, *, size: int) -> None:
-    axes.set_title(title, loc="left", fontsize=size, color=_INK)
+def frame(axes: Axes, title: str, *, size: int) -> None:
+    """Give a plot its title, in points of `size`, and the look of all plots."""
+    axes.set_title(title, loc="left", fontsize=size, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_FAINT)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors="#57606a", labelsize=9)
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a picture in one piece, so that a viewer never shows half of it."""
     part = path.with_name(f".{path.name}.part")
     try:

@@ -6,15 +6,17 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from envkit.cli.options import EnvOptions, read_options
 from envkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from envkit.types import JSON
-    from envkit.wiring.evaluation import Estimate, Evaluation
+    from envkit.wiring.estimates import Estimate, Stratum
+    from envkit.wiring.evaluation import Evaluation
 
 _NAMES = {"action_is_valid": "valid answers", "action_is_effective": "effective actions"}
 _SHARES = ("success", "action_is_valid", "action_is_effective")
@@ -23,13 +25,15 @@ _SHARES = ("success", "action_is_valid", "action_is_effective")
 def evaluate(
     env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
     policy: Annotated[str, typer.Option(metavar="random|expert|checkpoint:DIR", help="Who plays.")],
-    episodes: Annotated[int, typer.Option(min=1, help="Tasks, each played once.")] = 512,
+    episodes: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Tasks.")] = 512,
+    attempts: Annotated[
+        int,
+        typer.Option(min=1, metavar="COUNT", help="How often each task is played; with several, pass@COUNT is told."),
+    ] = 1,
     seed: Annotated[
         int, typer.Option(min=0, help="The tasks follow from it; the default is that of training files.")
     ] = (1_000_003),
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the environment, such as size=6.")
-    ] = None,
+    option: EnvOptions = None,
     split: Annotated[
         str, typer.Option(metavar="train|validation|eval|any", help="Play only levels of this split.")
     ] = "eval",
@@ -38,13 +42,25 @@ def evaluate(
         bool, typer.Option("--greedy", help="Take a checkpoint's likeliest tokens instead of sampling.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write evaluation.json and a plot into this folder.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an evaluation that the folder already holds.")
+    ] = False,
 ) -> None:
     """Measure how well a policy plays."""
+    if force and output is None:
+        raise UsageError("--force needs --output: it replaces what a folder holds")
     from envkit import clock
     from envkit.wiring.display import display_on
     from envkit.wiring.evaluation import evaluate
 
-    options = _options(option or ())
+    options = read_options(option or ())
+    if output is not None:
+        from envkit.wiring import evaluation_files
+
+        evaluation_files.prepare(output, force=force)
     with closing(display_on(sys.stderr)) as display:
         found = clock.run(
             partial(
@@ -52,6 +68,7 @@ def evaluate(
                 env_id,
                 policy,
                 episodes=episodes,
+                attempts=attempts,
                 seed=seed,
                 options=options,
                 split=split,
@@ -61,22 +78,11 @@ def evaluate(
             )
         )
     _print(found, as_json=as_json)
-
-
-def _options(words: Sequence[str]) -> dict[str, JSON]:
-    """Read ``key=value`` words, each value as YAML."""
-    import yaml
-
-    options: dict[str, JSON] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not key or not equals:
-            raise UsageError(f"--option {word}: must read key=value, such as size=6")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UsageError(f"--option {word}: {value!r} is not YAML") from None
-    return options
+    if output is not None:
+        files = evaluation_files.write(found, output)
+        typer.echo(f"written: {', '.join(map(str, files))}", err=as_json)
+        if not found.levels:
+            typer.echo(f"no plot: {env_id} does not tell how hard its levels are, or what success is", err=as_json)
 
 
 def _print(found: Evaluation, *, as_json: bool) -> None:
@@ -85,15 +91,33 @@ def _print(found: Evaluation, *, as_json: bool) -> None:
 
         typer.echo(orjson.dumps(found.as_json()))
         return
-    typer.echo(f"{found.policy} on {found.env_id}: {found.episodes} episodes in {found.seconds:.1f} s")
+    from envkit.wiring.evaluation import MAX_STRATA
+
+    times = f" ({found.attempts} attempts at each task)" if found.attempts > 1 else ""
+    typer.echo(f"{found.policy} on {found.env_id}: {found.episodes} episodes{times} in {found.seconds:.1f} s")
     if found.void:
         typer.echo(f"{found.void} more were lost and do not count: {found.error}")
-    rows = [("", "mean", "95 % interval"), *(_row(name, estimate) for name, estimate in found.metrics.items())]
-    width = max(len(name) for name, _, _ in rows)
-    for name, mean, interval in rows:
-        typer.echo(f"  {name:<{width}}  {mean:>8}  {interval:>16}")
+    _table([("", "mean", "95 % interval"), *(_row(name, estimate) for name, estimate in found.metrics.items())])
+    if found.levels:
+        typer.echo("success by shortest solution")
+        head = ("moves", "mean", "95 % interval", "episodes")
+        _table([head, *(_stratum(one) for one in found.by_difficulty(most=MAX_STRATA))])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows whose first column is to the left and whose others are to the right."""
+    width = max(len(name) for name, *_ in rows)
+    for name, mean, interval, *rest in rows:
+        typer.echo("  ".join([f"  {name:<{width}}", f"{mean:>8}", f"{interval:>16}", *(f"{one:>9}" for one in rest)]))
 
 
 def _row(name: str, estimate: Estimate) -> tuple[str, str, str]:
-    mean, low, high = (f"{value:.1%}" if name in _SHARES else f"{value:.2f}" for value in estimate)
+    is_share = name in _SHARES or name.startswith("pass@")
+    mean, low, high = (f"{value:.1%}" if is_share else f"{value:.2f}" for value in estimate)
     return _NAMES.get(name, name.replace("_", " ")), mean, f"{low} – {high}"
+
+
+def _stratum(one: Stratum) -> tuple[str, str, str, str]:
+    moves = str(one.shortest) if one.shortest == one.longest else f"{one.shortest}-{one.longest}"
+    _, mean, interval = _row("success", one.success)
+    return moves, mean, interval, str(one.episodes)

@@ -79,13 +79,15 @@ class CheckpointPlayer:
         tasks: Sequence[Task],
         *,
         greedy: bool,
+        attempts: int = 1,
         on_episode: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Play every task once; `on_episode` is called after each episode, finished or void."""
+        """Play every task `attempts` times in a row; `on_episode` is called after each episode, finished or void."""
         run = self._run
         rollout = Rollout(host, self._policy.engine, self._policy.renderer, limits_of(run), run.env.num_envs)
         heat = 0.0 if greedy else run.rollout.temperature
-        played = await rollout.groups(tasks, 1, temperature=heat, seed=run.evaluation.seed, on_episode=on_episode)
+        seed = run.evaluation.seed
+        played = await rollout.groups(tasks, attempts, temperature=heat, seed=seed, on_episode=on_episode)
         return played.trajectories
 
 

@@ -15,22 +15,31 @@ from envkit.trainer_bridge.display import SilentDisplay
 from envkit.types import Info, Observation, Task
 from envkit.vector import SlotHost
 from envkit.wiring import checks, envs
-from envkit.wiring.evaluation import (
-    Evaluation,
-    Outcome,
-    RandomPlayer,
-    estimate,
-    evaluate,
-    evaluation_tasks,
-    play,
-    summarise,
-)
+from envkit.wiring.evaluation import Evaluation, evaluate, evaluation_tasks
+from envkit.wiring.players import Outcome, RandomPlayer, play
 
 
-def evaluated(env_id: str, policy: str, *, split: str = "eval", seed: int = 3, **options: Any) -> Evaluation:
+def evaluated(
+    env_id: str,
+    policy: str,
+    *,
+    split: str = "eval",
+    seed: int = 3,
+    attempts: int = 1,
+    greedy: bool = False,
+    **options: Any,
+) -> Evaluation:
     async def main() -> Evaluation:
         return await evaluate(
-            env_id, policy, episodes=40, seed=seed, options=options, split=split, display=SilentDisplay()
+            env_id,
+            policy,
+            episodes=40,
+            attempts=attempts,
+            seed=seed,
+            options=options,
+            split=split,
+            display=SilentDisplay(),
+            greedy=greedy,
         )
 
     return clock.run(main)
@@ -80,26 +89,43 @@ def test_what_cannot_be_asked_for_is_refused_with_the_nearest_word() -> None:
         evaluated("FrozenLake-v0", "random", slop=0.5)
 
 
-def test_wilsons_interval_of_eight_out_of_ten() -> None:
-    assert estimate([1.0] * 8 + [0.0] * 2, is_share=True) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
+def test_greedy_attempts_are_refused_since_they_are_all_the_same() -> None:
+    with pytest.raises(UsageError, match="--greedy plays every attempt at a task alike"):
+        evaluated("FrozenLake-v0", "random", attempts=2, greedy=True)
 
 
-def test_no_success_out_of_ten_leaves_room_above_but_none_below() -> None:
-    found = estimate([0.0] * 10, is_share=True)
-    assert found == pytest.approx((0.0, 0.0, 0.2775), abs=1e-4)
-    assert found.low == 0.0
+def test_levels_that_the_world_grades_are_counted_by_the_length_of_their_shortest_solution() -> None:
+    found = evaluated("FrozenLake-v0", "expert", split="any", map="4x4", max_moves=6)
+    assert [(one.shortest, one.episodes, one.successes) for one in found.by_difficulty()] == [(6, 40, 40)]
+    assert found.as_json()["by_difficulty"] == [
+        {
+            "shortest": 6,
+            "episodes": 40,
+            "successes": 40,
+            "success": {"mean": 1.0, "low": pytest.approx(40 / (40 + 1.959964**2)), "high": 1.0},
+        }
+    ]
 
 
-def test_the_interval_of_other_values_is_the_normal_one() -> None:
-    # The standard deviation of 1, 2, 3, 4 is 1.29099, so the half width is 1.959964 * 1.29099 / 2.
-    assert estimate([1.0, 2.0, 3.0, 4.0], is_share=False) == pytest.approx((2.5, 1.23485, 3.76515), abs=1e-5)
-    assert estimate([1.0], is_share=False) == (1.0, 1.0, 1.0)
+def test_every_length_adds_up_to_all_episodes_and_all_successes() -> None:
+    found = evaluated("FrozenLake-v0", "random", attempts=3)
+    strata = found.by_difficulty()
+    assert sum(one.episodes for one in strata) == found.episodes == 120
+    assert sum(one.successes for one in strata) == round(120 * found.metrics["success"].mean)
 
 
-def test_a_metric_is_summed_up_over_the_episodes_that_have_it() -> None:
-    found = summarise([{"return": 2.0, "turns": 1.0, "depth": 7.0}, {"return": 4.0, "turns": 2.0}])
-    assert {name: one.mean for name, one in found.items()} == {"return": 3.0, "turns": 1.5, "depth": 7.0}
-    assert list(found) == ["return", "turns", "depth"]
+def test_pass_at_n_is_the_share_of_tasks_that_are_solved_at_least_once() -> None:
+    found = evaluated("FrozenLake-v0", "random", attempts=4)
+    solved = [any(attempts) for _, attempts in found.levels]
+    assert list(found.metrics)[:3] == ["success", "pass@4", "return"]
+    assert found.metrics["pass@4"].mean == sum(solved) / 40
+    assert found.metrics["pass@4"].mean > found.metrics["success"].mean + 0.1
+
+
+def test_an_attempt_more_leaves_those_before_it_as_they_are() -> None:
+    one, three = (evaluated("FrozenLake-v0", "random", attempts=attempts) for attempts in (1, 3))
+    assert [(length, attempts[:1]) for length, attempts in three.levels] == [tuple(level) for level in one.levels]
+    assert any(attempts[0] != attempts[1] for _, attempts in three.levels)
 
 
 class Brittle(gymnasium.Env[str, str]):
@@ -120,12 +146,13 @@ class Brittle(gymnasium.Env[str, str]):
 
 
 def test_an_episode_whose_world_breaks_is_void_and_the_others_count() -> None:
-    async def main() -> list[Outcome]:
+    async def main() -> list[list[Outcome]]:
         async with SlotHost(lambda env_id: Brittle(), 2) as host:
             tasks = [Task("Brittle-v0", seed) for seed in range(5)]
-            return await play(RandomPlayer("Brittle-v0", None), host, tasks, 0, display=SilentDisplay())
+            player = RandomPlayer("Brittle-v0", None)
+            return await play(player, host, tasks, seed=0, attempts=1, display=SilentDisplay())
 
-    outcomes = clock.run(main)
+    outcomes = [outcome for (outcome,) in clock.run(main)]
     assert [outcome.error for outcome in outcomes] == [
         None,
         "Brittle-v0 raised RuntimeError: it broke",

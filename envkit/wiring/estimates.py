@@ -1,0 +1,116 @@
+"""What many episodes say together: means with 95 % intervals, where several episodes may have had the same task.
+
+Everywhere a sequence of tasks is given, each as the values of its episodes. Each task counts the same, however many of
+its episodes there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+_Z95 = 1.959964
+_AMOUNTS = ("return", "turns")
+
+
+class Estimate(NamedTuple):
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Stratum(NamedTuple):
+    """Success on the levels whose shortest solutions have between `shortest` and `longest` moves.
+
+    Attributes:
+        mean: Mean length of the shortest solution, over the tasks.
+        successes: Episodes that succeeded.
+        success: Their share, each task counting the same, with its interval.
+    """
+
+    shortest: int
+    longest: int
+    mean: float
+    episodes: int
+    successes: int
+    success: Estimate
+
+
+def summarise(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Estimate]:
+    """Return the mean of every metric over the episodes that have it, with its interval."""
+    names = dict.fromkeys(["success", *_AMOUNTS])
+    names.update(dict.fromkeys(name for task in tasks for metrics in task for name in metrics))
+    found = {}
+    for name in names:
+        values = [some for task in tasks if (some := [metrics[name] for metrics in task if name in metrics])]
+        if values:
+            found[name] = estimate(values, is_share=name not in _AMOUNTS)
+    return found
+
+
+def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
+    """Return the mean over the tasks of each task's mean, and its 95 % interval.
+
+    Episodes of one task resemble each other, so an interval that took them for independent would be too narrow. For
+    shares that are all 0 or 1 it is Wilson's, which is honest near the ends, at an effective number of episodes: that
+    number whose independent episodes would scatter as the means of the tasks do (Kish's design effect), yet not below
+    the number of tasks and not above that of episodes; the number of tasks where every episode ended alike, which says
+    nothing about how much they scatter. Otherwise it is the normal interval of the means of the tasks, which has no
+    width where these are all the same. With one episode a task, both are the usual ones.
+    """
+    count = len(tasks)
+    means = [math.fsum(values) / len(values) for values in tasks]
+    mean = math.fsum(means) / count
+    variance = math.fsum((one - mean) ** 2 for one in means) / max(1, count - 1) / count
+    if is_share and all(value in (0, 1) for values in tasks for value in values):
+        episodes = sum(map(len, tasks))
+        scatter = mean * (1 - mean)
+        worth = count if scatter == 0 else episodes if scatter > variance * episodes else scatter / variance
+        return _wilson(mean, max(count, worth))
+    half = _Z95 * math.sqrt(variance)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def _wilson(mean: float, count: float) -> Estimate:
+    square = _Z95 * _Z95 / count
+    middle = (mean + square / 2) / (1 + square)
+    half = _Z95 * math.sqrt(mean * (1 - mean) / count + square / (4 * count)) / (1 + square)
+    return Estimate(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)))
+
+
+def strata(tasks: Iterable[tuple[int, Sequence[bool]]], *, most: int | None = None) -> list[Stratum]:
+    """Return success by difficulty, easy levels first.
+
+    Args:
+        tasks: For each task the moves of its shortest solution, and whether each of its episodes succeeded, at least
+            one.
+        most: Bound on the number of strata; where there are more lengths, neighbours are put together so that each
+            stratum has about as many tasks. None gives every length a stratum of its own.
+    """
+    by_length: dict[int, list[Sequence[bool]]] = {}
+    for length, solved in tasks:
+        by_length.setdefault(length, []).append(solved)
+    bins = len(by_length) if most is None else min(most, len(by_length))
+    total = sum(map(len, by_length.values()))
+    together: dict[int, list[int]] = {}
+    before = 0
+    for place, length in enumerate(sorted(by_length)):
+        middle = before + len(by_length[length]) / 2
+        before += len(by_length[length])
+        together.setdefault(place if bins == len(by_length) else int(bins * middle / total), []).append(length)
+    return [_stratum([(length, one) for length in some for one in by_length[length]]) for some in together.values()]
+
+
+def _stratum(tasks: Sequence[tuple[int, Sequence[bool]]]) -> Stratum:
+    lengths = [length for length, _ in tasks]
+    return Stratum(
+        shortest=min(lengths),
+        longest=max(lengths),
+        mean=math.fsum(lengths) / len(lengths),
+        episodes=sum(len(solved) for _, solved in tasks),
+        successes=sum(map(sum, (solved for _, solved in tasks))),
+        success=estimate([solved for _, solved in tasks], is_share=True),
+    )
