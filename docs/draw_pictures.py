@@ -1,0 +1,67 @@
+"""Draws `docs/pictures/`: a board of each game; with ``--check`` only compares."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from matplotlib.image import imread, imsave
+from numpy.typing import NDArray
+
+from envkit.environments.boards.pictures import paint
+from envkit.environments.frozen_lake import pictures as frozen_lake
+from envkit.environments.sokoban import pictures as sokoban
+
+FOLDER = Path(__file__).parent / "pictures"
+
+ROOM = """\
+########
+#_____√#
+#______#
+#___P__#
+#_#_X__#
+####O__#
+#####__#
+########"""
+"""A room in play: one of two boxes is home, and one push takes the other there."""
+
+LAKE = """\
+________
+_P___O__
+___O____
+_O____O_
+____O___
+_O____O_
+__O_O___
+O______G"""
+
+
+def picture(board: str, symbols: str, tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the picture of `board`, where the code of a symbol is its place in `symbols`."""
+    codes = np.array([[symbols.index(symbol) for symbol in line] for line in board.split("\n")], np.uint8)
+    return paint(codes, tiles)
+
+
+def main() -> None:
+    pictures = {
+        FOLDER / "sokoban.png": picture(ROOM, "#_O√XPS", sokoban.draw_tiles()),
+        FOLDER / "frozen_lake.png": picture(LAKE, "_OGPX√", frozen_lake.draw_tiles()),
+    }
+    stale = [path for path, frame in pictures.items() if not path.exists() or not np.array_equal(read(path), frame)]
+    if "--check" in sys.argv[1:]:
+        sys.exit(f"not up to date (docs/draw_pictures.py): {', '.join(path.name for path in stale)}" if stale else 0)
+    FOLDER.mkdir(exist_ok=True)
+    for path in stale:
+        imsave(path, pictures[path])
+        print(f"wrote {path.relative_to(FOLDER.parent.parent)}")
+
+
+def read(path: Path) -> NDArray[np.uint8]:
+    """Return red, green and blue of a picture; Matplotlib gives them in [0, 1]."""
+    frame: NDArray[np.uint8] = np.rint(imread(path)[..., :3] * 255).astype(np.uint8)
+    return frame
+
+
+if __name__ == "__main__":
+    main()

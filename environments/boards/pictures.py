@@ -1,0 +1,226 @@
+"""Pictures of boards: frames out of tiles, the tiles themselves, and text in a terminal's colours.
+
+A tile is drawn from masks, each saying which part of it a shape covers. Lengths are in pixels of the finished tile, x
+to the right and y down from its top left corner, fractions allowed. Masks are finer than the tile, so that edges come
+out smooth when `Canvas.pixels` averages them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import groupby, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+PIXELS = 32
+"""Pixels along one side of a tile that is drawn here."""
+_FINE = 4
+"""Samples along one side of a pixel."""
+_SIDE = PIXELS * _FINE
+INK = "#26221f"
+"""Colour of outlines."""
+_RESET = "\x1b[0m"
+_SKIN = "#f6cfa6"
+
+Mask = NDArray[np.bool_]
+"""Which samples of a tile a shape covers. Masks are combined with ``&``, ``|`` and ``~``."""
+
+
+def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return pictures of boards.
+
+    Args:
+        codes: What each cell is, of shape (..., rows, columns).
+        tiles: The picture of each code, of shape (codes, P, P, 3).
+
+    Returns:
+        Red, green and blue, of shape (..., rows * P, columns * P, 3).
+
+    Raises:
+        IndexError: A code has no tile.
+    """
+    *batch, rows, columns = codes.shape
+    count, pixels = tiles.shape[:2]
+    # One line of pixels of each tile is copied at a time, straight to where it belongs.
+    lines = np.ascontiguousarray(tiles.transpose(1, 0, 2, 3)).reshape(pixels * count, pixels * 3)
+    if codes.size and codes.max() >= count:
+        raise IndexError(f"there are {count} tiles, and a cell has code {codes.max()}")
+    at = codes[..., :, None, :] + (np.arange(pixels) * count)[:, None]
+    frames: NDArray[np.uint8] = lines.take(at, axis=0).reshape(*batch, rows * pixels, columns * pixels, 3)
+    return frames
+
+
+def colour(board: str, styles: Mapping[str, str], shown: Mapping[str, str]) -> str:
+    """Return a board as it is shown, in colours for a terminal.
+
+    Without its escape sequences it is the text that is shown without colours. Every line ends in the terminal's own
+    colours.
+
+    Args:
+        board: The board, in the game's own symbols.
+        styles: How symbols look, as parameters of an SGR sequence (ECMA-48) such as ``1;33``; the others look plain.
+        shown: The character that stands for each of the game's symbols; the others stand for themselves.
+    """
+    return "\n".join([_colour_line(line, styles, shown) for line in board.split("\n")])
+
+
+def _colour_line(line: str, styles: Mapping[str, str], shown: Mapping[str, str]) -> str:
+    parts: list[str] = []
+    style = ""
+    for style, run in groupby(line, lambda symbol: styles.get(symbol, "")):
+        # Each run begins at zero, since a style need not name everything that the one before it changed.
+        parts.append(f"\x1b[0;{style}m" if style else _RESET if parts else "")
+        parts.extend([shown.get(symbol, symbol) for symbol in run])
+    return "".join(parts) + (_RESET if style else "")
+
+
+class Canvas:
+    """A tile while it is drawn, in one colour at first."""
+
+    def __init__(self, ground: str) -> None:
+        self._samples = np.empty((_SIDE, _SIDE, 3), np.float32)
+        self._samples[:] = _rgb(ground)
+
+    def fill(self, mask: Mask, colour: str, opacity: float = 1.0) -> None:
+        """Lay `colour`, such as ``"#e69f00"``, over what `mask` covers; `opacity` in [0, 1]."""
+        self._samples[mask] += (_rgb(colour) - self._samples[mask]) * np.float32(opacity)
+
+    def lay(self, above: Canvas, mask: Mask) -> None:
+        """Lay what is on another canvas over what `mask` covers."""
+        self._samples[mask] = above._samples[mask]
+
+    def pixels(self) -> NDArray[np.uint8]:
+        """Return the tile, of shape (PIXELS, PIXELS, 3)."""
+        blocks = self._samples.reshape(PIXELS, _FINE, PIXELS, _FINE, 3)
+        tile: NDArray[np.uint8] = np.rint(blocks.mean(axis=(1, 3))).astype(np.uint8)
+        return tile
+
+
+def rectangle(left: float, top: float, right: float, bottom: float, *, radius: float = 0.0) -> Mask:
+    """Return a rectangle whose corners are rounded by `radius`."""
+    x, y = _grid()
+    # How far outside the rectangle that remains when its border of width `radius` is taken off.
+    beside = np.maximum(np.maximum(left + radius - x, x - right + radius), 0)
+    above = np.maximum(np.maximum(top + radius - y, y - bottom + radius), 0)
+    inside: Mask = (left <= x) & (x < right) & (top <= y) & (y < bottom)
+    return inside & (beside**2 + above**2 <= radius**2) if radius else inside
+
+
+def disc(x: float, y: float, radius: float, *, height: float | None = None) -> Mask:
+    """Return a disc, or an ellipse that reaches `radius` to the sides and `height` up and down."""
+    across, down = _grid()
+    mask: Mask = ((across - x) / radius) ** 2 + ((down - y) / (radius if height is None else height)) ** 2 <= 1
+    return mask
+
+
+def ring(x: float, y: float, radius: float, width: float) -> Mask:
+    """Return a ring of `width` inside the circle of `radius`."""
+    return disc(x, y, radius) & ~disc(x, y, radius - width)
+
+
+def polygon(*corners: tuple[float, float]) -> Mask:
+    """Return a polygon: every point from which a ray to the right crosses its border an odd number of times."""
+    x, y = _grid()
+    inside = np.zeros((_SIDE, _SIDE), np.bool_)
+    for (from_x, from_y), (to_x, to_y) in zip(corners, corners[1:] + corners[:1], strict=True):
+        if from_y != to_y:
+            border = from_x + (y - from_y) * ((to_x - from_x) / (to_y - from_y))
+            inside ^= ((from_y <= y) != (to_y <= y)) & (x < border)
+    return inside
+
+
+def line(*points: tuple[float, float], width: float) -> Mask:
+    """Return a line through `points` with round ends and bends."""
+    x, y = _grid()
+    near = np.zeros((_SIDE, _SIDE), np.bool_)
+    for (from_x, from_y), (to_x, to_y) in pairwise(points):
+        along_x, along_y = to_x - from_x, to_y - from_y
+        share = ((x - from_x) * along_x + (y - from_y) * along_y) / (along_x**2 + along_y**2)
+        share = np.clip(share, 0, 1)
+        near |= (x - from_x - share * along_x) ** 2 + (y - from_y - share * along_y) ** 2 <= width**2 / 4
+    return near
+
+
+def grown(mask: Mask, by: float) -> Mask:
+    """Return `mask` and all that is at most `by` away from it, to a quarter of a pixel."""
+    reach = round(by * _FINE)
+    padded = np.pad(mask, reach)
+    wide = np.zeros_like(mask)
+    for down in range(-reach, reach + 1):
+        for right in range(-reach, reach + 1):
+            if down**2 + right**2 <= reach**2:
+                wide |= padded[reach + down : reach + down + _SIDE, reach + right : reach + right + _SIDE]
+    return wide
+
+
+def stacked(canvases: Sequence[Canvas]) -> NDArray[np.uint8]:
+    """Return finished tiles in the order of their codes, of shape (codes, PIXELS, PIXELS, 3), not to be written to."""
+    tiles = np.stack([canvas.pixels() for canvas in canvases])
+    tiles.flags.writeable = False
+    return tiles
+
+
+@cache
+def _grid() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return x [1, samples] and y [samples, 1] of the samples' centres."""
+    centres = ((np.arange(_SIDE) + 0.5) / _FINE).astype(np.float32)
+    return centres[None, :], centres[:, None]
+
+
+def _rgb(colour: str) -> NDArray[np.float32]:
+    return np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)], np.float32)
+
+
+def draw_person(
+    canvas: Canvas,
+    x: float,
+    y: float,
+    *,
+    coat: str,
+    cap: Mask,
+    hands: Sequence[tuple[float, float]],
+    is_well: bool = True,
+) -> None:
+    """Draw the one who plays, seen from the front.
+
+    Args:
+        canvas: What to draw on.
+        x: Middle of the face.
+        y: The same; the feet stand 15 pixels lower.
+        coat: Colour of the clothes.
+        cap: What is worn on the head, which is left for the caller to fill.
+        hands: Where the two hands are, the one on the left first.
+        is_well: Whether eyes look and the mouth smiles, or all is lost.
+    """
+    head = disc(x, y, 6.8, height=6.4)
+    body = rectangle(x - 5, y + 4, x + 5, y + 12.5, radius=2.5)
+    legs = rectangle(x - 4.4, y + 10, x - 0.5, y + 15, radius=1) | rectangle(x + 0.5, y + 10, x + 4.4, y + 15, radius=1)
+    sleeves, palms = np.zeros_like(head), np.zeros_like(head)
+    for shoulder, hand in zip((x - 4.4, x + 4.4), hands, strict=True):
+        sleeves |= line((shoulder, y + 6.5), hand, width=3.2)
+        palms |= disc(*hand, 1.7)
+    canvas.fill(grown(head | body | legs | cap | sleeves | palms, 1), INK)
+    canvas.fill(legs, "#4b5675")
+    canvas.fill(body, coat)
+    canvas.fill(grown(sleeves, 0.5) & body, INK, 0.3)
+    canvas.fill(sleeves, coat)
+    canvas.fill(palms, _SKIN)
+    canvas.fill(grown(head, 0.75) & (body | sleeves), INK, 0.6)
+    canvas.fill(head, _SKIN)
+    if is_well:
+        eyes = disc(x - 2.6, y + 1.5, 1, height=1.4) | disc(x + 2.6, y + 1.5, 1, height=1.4)
+        mouth = ring(x, y + 2.7, 2.1, 0.8) & rectangle(0, y + 3.6, PIXELS, PIXELS)
+    else:
+        eyes = _cross(x - 2.8, y + 0.9) | _cross(x + 2.8, y + 0.9)
+        mouth = disc(x, y + 4.2, 1.2)
+    canvas.fill(eyes, INK)
+    canvas.fill(mouth, "#9c4a3c")
+    canvas.fill(grown(cap, 0.6) & head, INK, 0.5)
+
+
+def _cross(x: float, y: float) -> Mask:
+    return line((x - 1.2, y - 1.2), (x + 1.2, y + 1.2), width=0.9) | line(
+        (x - 1.2, y + 1.2), (x + 1.2, y - 1.2), width=0.9
+    )
