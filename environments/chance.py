@@ -1,7 +1,9 @@
 """Chances: numbers that follow from a seed and a count, the same one at a time and in arrays.
 
-The mixing is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Whoever
-asks for number 7 of a seed gets the same answer whatever was asked before, in any process, alone or among a thousand.
+Whoever asks for number 7 of a seed gets the same answer whatever was asked before, in any process, alone or among a
+thousand. Seeds are spread over 64 bits by SplitMix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014). Chances have 32 bits, since they are made at every step: "lowbias32" of Wellons' hash
+prospector (github.com/skeeto/hash-prospector).
 """
 
 from __future__ import annotations
@@ -12,58 +14,68 @@ from numpy.typing import NDArray
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
+_GOLDEN_32 = 0x9E3779B9
+_FIRST_32 = 0x7FEB352D
+_SECOND_32 = 0x846CA68B
 _BITS = (1 << 64) - 1
-_UNIT = 2.0**-53
+_BITS_32 = (1 << 32) - 1
+_UNIT = 2.0**-32
+# NumPy is quicker with an array of one than with a number.
+_GOLDEN_1, _FIRST_1, _SECOND_1, _15_1, _16_1 = (
+    np.array([constant], np.uint32) for constant in (_GOLDEN_32, _FIRST_32, _SECOND_32, 15, 16)
+)
 
 
-def follow(seed: int, count: int) -> int:
-    """Return number `count` of `seed`, 64 bits.
-
-    Args:
-        seed: Any integer; only its lowest 64 bits matter.
-        count: Any integer from 0.
-    """
-    return _mix(_mix(seed & _BITS) + count * _GOLDEN & _BITS)
-
-
-def chance(seed: int, count: int) -> float:
-    """Return number `count` of `seed` as a float in [0, 1)."""
-    return (follow(seed, count) >> 11) * _UNIT
-
-
-def stream_B(seed_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return what `follow_B` and `chance_B` make the numbers of the seeds from."""
-    return _mixed_B(seed_B.copy())
-
-
-def follow_B(stream_B: NDArray[np.uint64], count_B: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """`follow` for arrays, with the streams of the seeds."""
-    return _mixed_B(count_B.astype(np.uint64) * np.uint64(_GOLDEN) + stream_B)
-
-
-def chance_B(stream_B: NDArray[np.uint64], count_B: NDArray[np.int64]) -> NDArray[np.float64]:
-    """`chance` for arrays, with the streams of the seeds."""
-    z_B = follow_B(stream_B, count_B)
-    z_B >>= np.uint64(11)
-    return z_B * _UNIT
-
-
-def episode_seed(first: int, episode: int) -> int:
-    """Return the seed of episode number `episode` after a reset with seed `first`, which is that of number 0."""
-    return first if episode == 0 else follow(first, episode) >> 33
-
-
-def _mix(z: int) -> int:
+def spread(seed: int) -> int:
+    """Return 64 well mixed bits that follow from the lowest 64 of `seed`."""
+    z = seed & _BITS
     z = (z ^ z >> 30) * _FIRST & _BITS
     z = (z ^ z >> 27) * _SECOND & _BITS
     return z ^ z >> 31
 
 
-def _mixed_B(z_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`_mix` in place."""
-    z_B ^= z_B >> np.uint64(30)
+def spread_B(seed_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`spread` for arrays."""
+    z_B = seed_B ^ seed_B >> np.uint64(30)
     z_B *= np.uint64(_FIRST)
     z_B ^= z_B >> np.uint64(27)
     z_B *= np.uint64(_SECOND)
     z_B ^= z_B >> np.uint64(31)
+    return z_B
+
+
+def episode_seed(first: int, episode: int) -> int:
+    """Return the seed of episode number `episode` after a reset with seed `first`, which is that of number 0."""
+    return first if episode == 0 else spread(spread(first) + episode * _GOLDEN) >> 33
+
+
+def episode_seed_B(first_B: NDArray[np.uint64], episode_B: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`episode_seed` for arrays of numbers above 0, where `first_B` are already spread."""
+    z_B = spread_B(episode_B.astype(np.uint64) * np.uint64(_GOLDEN) + first_B)
+    z_B >>= np.uint64(33)
+    return z_B
+
+
+def chance(seed: int, count: int) -> float:
+    """Return number `count` of `seed`, in [0, 1)."""
+    z = (spread(seed) >> 32) + count * _GOLDEN_32 & _BITS_32
+    z = (z ^ z >> 16) * _FIRST_32 & _BITS_32
+    z = (z ^ z >> 15) * _SECOND_32 & _BITS_32
+    return (z ^ z >> 16) * _UNIT
+
+
+def chance_B(spread_B: NDArray[np.uint32], count_B: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """`chance` for arrays, times 2**32.
+
+    Args:
+        spread_B: The upper 32 of the seeds' spread bits.
+        count_B: As in `chance`.
+    """
+    z_B = count_B * _GOLDEN_1
+    z_B += spread_B
+    z_B ^= z_B >> _16_1
+    z_B *= _FIRST_1
+    z_B ^= z_B >> _15_1
+    z_B *= _SECOND_1
+    z_B ^= z_B >> _16_1
     return z_B

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envkit.environments.boards.game import BoardGame, Level
-from envkit.environments.boards.physics import STAY, Physics
-from envkit.environments.chance import follow_B
+from envkit.environments.boards.physics import CODES, STAY, Physics
 
-_ACTIONS = STAY + 1
+_WAYS = 8
+"""Room for actions in an index: a power of two, so that cell and action are joined by a shift."""
+# NumPy is quicker with an array of one than with a number.
+_CODES_1 = np.array([CODES], np.uint8)
+_WAYS_1 = np.array([3])
 
 
 class Drawn(NamedTuple):
@@ -37,80 +41,151 @@ class Played(NamedTuple):
     Attributes:
         moved_N: Whether the board changed.
         gain_N: How many fewer wanted cells there are.
-        lost_N: Whether the player is lost; None in games where it cannot be.
+        won_N: Whether there are none left.
+        over_N: Whether the game is won or the player lost.
     """
 
     moved_N: NDArray[np.bool_]
     gain_N: NDArray[np.int8]
-    lost_N: NDArray[np.bool_] | None
+    won_N: NDArray[np.bool_]
+    over_N: NDArray[np.bool_]
 
 
-class Batch:
+class Batch(ABC):
     """N boards that move together.
 
     Attributes:
         side: Cells along one side.
-        cells_NS: Codes of the cells.
         here_N: The players' cells.
         left_N: How many wanted cells there still are.
     """
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
-        self.cells_NS = np.zeros((num_boards, side * side), np.uint8)
-        self.here_N = np.zeros(num_boards, np.int64)
-        self.left_N = np.ones(num_boards, np.int64)
         self.side = side
-        self._cells = self.cells_NS.reshape(-1)
+        self.here_N = np.zeros(num_boards, np.int64)
+        self.left_N = np.ones(num_boards, np.int8)
+        self._cells_NS = np.zeros((num_boards, side * side), np.uint8)
+        self._cells = self._cells_NS.reshape(-1)
         self._base_N = np.arange(num_boards) * (side * side)
         self._tables = physics.tables()
-        self._is_deadly = bool(physics.fatal)
-        self._ahead, beyond = _neighbours(side)
-        self._beyond = beyond if physics.reach == 2 else None
         self._writing = _Writing(physics.symbols, num_boards, side)
 
+    @abstractmethod
+    def play(self, action_N: NDArray[np.int64]) -> Played:
+        """Play one action on every board; `STAY` does nothing."""
+
     def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
-        """Put new levels on the boards `rows_R`."""
-        self.cells_NS[rows_R] = levels.cells_RS
+        """Put new levels, or the same one, on the boards `rows_R`."""
+        self._cells_NS[rows_R] = levels.cells_RS
         self.here_N[rows_R] = levels.here_R
         self.left_N[rows_R] = levels.wanted_R
 
+    def codes(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
+        """Return a copy of the boards [R, S]; None for all."""
+        return self._cells_NS.copy() if rows_R is None else self._cells_NS[rows_R]
+
+    def grids(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
+        """Return a copy of the boards [R, side, side]; None for all."""
+        return self.codes(rows_R).reshape(-1, self.side, self.side)
+
+    def texts(self, symbols: str, rows_R: NDArray[np.int64] | None = None) -> list[str]:
+        """Return the boards [R] as text, code by code in `symbols`; None for all."""
+        return self._writing.write(self.codes(rows_R), symbols)
+
+
+class Pushing(Batch):
+    """Boards of which a move changes what is ahead and what is beyond."""
+
+    def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
+        super().__init__(physics, num_boards, side)
+        self._ahead, self._beyond = _neighbours(side)
+        self._is_deadly = bool(physics.fatal)
+
     def play(self, action_N: NDArray[np.int64]) -> Played:
-        """Play one action on every board; `STAY` does nothing."""
         tables, cells = self._tables, self._cells
-        way_N = self.here_N * _ACTIONS
+        way_N = self.here_N << _WAYS_1
         way_N += action_N
         ahead_N = self._ahead.take(way_N)
         here_N = self.here_N + self._base_N
         at_N = ahead_N + self._base_N
+        past_N = self._beyond.take(way_N)
+        past_N += self._base_N
         key_N = cells.take(at_N)
-        key_N <<= 3
-        if self._beyond is None:
-            key_N |= 7
-        else:
-            past_N = self._beyond.take(way_N)
-            past_N += self._base_N
-            key_N |= cells.take(past_N)
+        key_N *= _CODES_1
+        key_N += cells.take(past_N)
+        key_N = key_N.astype(np.int64)
         moved_N = tables.moves_K.take(key_N)
-        left_N = moved_N.view(np.uint8) << 3
-        left_N |= cells.take(here_N)
+        left_N = moved_N.view(np.uint8) * _CODES_1
+        left_N += cells.take(here_N)
         arrived_N = tables.ahead_K.take(key_N)
-        # What does not move is written as it was; only the cells of one row are ever written by it.
+        # What does not move is written as it was; a board never writes another's cells.
         cells[here_N] = tables.left_S.take(left_N)
         cells[at_N] = arrived_N
-        if self._beyond is not None:
-            cells[past_N] = tables.beyond_K.take(key_N)
+        cells[past_N] = tables.beyond_K.take(key_N)
         gain_N = tables.gain_K.take(key_N)
         np.copyto(self.here_N, ahead_N, where=moved_N)
         self.left_N -= gain_N
-        return Played(moved_N, gain_N, tables.is_fatal_S.take(arrived_N) if self._is_deadly else None)
+        won_N = self.left_N == 0
+        return Played(moved_N, gain_N, won_N, won_N | tables.is_fatal_S.take(arrived_N) if self._is_deadly else won_N)
 
-    def grids(self, rows_R: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.uint8]:
-        """Return copies of the boards, [R, side, side]."""
-        return self.cells_NS[rows_R].reshape(-1, self.side, self.side).copy()
 
-    def texts(self, symbols: str, rows_R: NDArray[np.int64] | slice = slice(None)) -> list[str]:
-        """Return the boards [R] as text, code by code in `symbols`."""
-        return self._writing.write(self.cells_NS[rows_R], symbols)
+class Walking(Batch):
+    """Boards that a move changes only by where the player is: nothing but the edge stops it, and one wanted cell wins.
+
+    The cells are kept as they are without a player.
+    """
+
+    def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
+        super().__init__(physics, num_boards, side)
+        self._ahead, _ = _neighbours(side)
+        tables = self._tables
+        self._under_S = tables.left_S[-CODES:]
+        # What a cell does to whoever arrives, by its code alone: the rules are those with nothing beyond.
+        self._arrived_S = tables.ahead_K[CODES - 1 :: CODES].copy()
+        self._gain_S = tables.gain_K[CODES - 1 :: CODES].copy()
+        self._wins_S = self._gain_S > 0
+        self._ends_S = self._wins_S | tables.is_fatal_S[self._arrived_S]
+        self._shown_N = np.zeros(num_boards, np.uint8)
+        self._everywhere: Drawn | None = None  # the one level that all boards have
+
+    def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
+        if levels is self._everywhere:
+            here = levels.here_R[0]
+            self.here_N[rows_R] = here
+            self._shown_N[rows_R] = levels.cells_RS[0, here]
+            self.left_N[rows_R] = 1
+            return
+        super().place(rows_R, levels)
+        at_R = self._base_N[rows_R] + levels.here_R
+        self._shown_N[rows_R] = shown_R = self._cells[at_R]
+        self._cells[at_R] = self._under_S[shown_R]
+        is_everywhere = len(levels.cells_RS) == 1 and len(rows_R) == len(self.here_N)
+        self._everywhere = levels if is_everywhere else None
+
+    def play(self, action_N: NDArray[np.int64]) -> Played:
+        way_N = self.here_N << _WAYS_1
+        way_N += action_N
+        ahead_N = self._ahead.take(way_N)
+        moved_N = ahead_N != self.here_N
+        self.here_N = ahead_N
+        found_N = self._cells.take(ahead_N + self._base_N).astype(np.int64)
+        self._shown_N = self._arrived_S.take(found_N)
+        won_N = self._wins_S.take(found_N)
+        self.left_N = (~won_N).view(np.int8)
+        return Played(moved_N, won_N.view(np.int8), won_N, self._ends_S.take(found_N))
+
+    def codes(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
+        codes_RS = super().codes(rows_R)
+        if rows_R is None:
+            codes_RS.reshape(-1)[self.here_N + self._base_N] = self._shown_N
+        else:
+            codes_RS[np.arange(len(rows_R)), self.here_N[rows_R]] = self._shown_N[rows_R]
+        return codes_RS
+
+
+def batch_of(physics: Physics, num_boards: int, side: int) -> Batch:
+    """Return boards that play by `physics`."""
+    return (Pushing if physics.reach == 2 else Walking)(physics, num_boards, side)
 
 
 class _Writing:
@@ -146,16 +221,17 @@ class Shelf:
         self._is_kept = np.zeros(0 if self._count is None else self._count, np.bool_)
 
     @property
-    def needs_seeds(self) -> bool:
-        """Whether there is more than one level."""
-        return self._count != 1
+    def is_single(self) -> bool:
+        """Whether there is only one level."""
+        return self._count == 1
 
-    def draw(self, seeds: Sequence[int], stream_R: NDArray[np.uint64]) -> Drawn:
-        """Return the levels of the seeds, given as integers and as streams of chances."""
+    def draw(self, seeds: Sequence[int], spread_R: NDArray[np.uint64]) -> Drawn:
+        """Return the levels of the seeds, given as they are and spread; one row for all where there is only one."""
         if self._count is None:
             return self._encode([self._game.draw(seed, self._options) for seed in seeds])
-        number_R = follow_B(stream_R, _ZERO) % np.uint64(self._count)
-        number_R = number_R.astype(np.int64)
+        if self.is_single:
+            return self.only()
+        number_R = (spread_R % np.uint64(self._count)).astype(np.int64)
         if self._kept is None or not self._is_kept.all():
             missing = np.unique(number_R[~self._is_kept[number_R]])
             if len(missing):
@@ -164,7 +240,7 @@ class Shelf:
         return _rows(self._kept, number_R)
 
     def only(self) -> Drawn:
-        """Return the level as one row, where there is only one."""
+        """Return the only level, as one row."""
         if self._kept is None:
             self._keep(_ZERO)
         assert self._kept is not None
@@ -207,12 +283,12 @@ def _room(like: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 def _neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the cells ahead and beyond, by ``cell * 5 + action``; whoever would leave the board stays.
+    """Return the cells ahead and beyond, by ``cell * 8 + action``; whoever would leave the board stays.
 
     Beyond the board lies, in place of nothing, the cell ahead: it is a wall in every game that looks so far.
     """
-    ahead = np.zeros((side * side, _ACTIONS), np.int64)
-    beyond = np.zeros((side * side, _ACTIONS), np.int64)
+    ahead = np.zeros((side * side, _WAYS), np.int64)
+    beyond = np.zeros((side * side, _WAYS), np.int64)
     for cell in range(side * side):
         row, column = divmod(cell, side)
         for action, (down, right) in enumerate(((-1, 0), (1, 0), (0, -1), (0, 1), (0, 0))):

@@ -14,7 +14,7 @@ from envkit.environments.answer import parse_answer, parse_answers
 from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN
 from envkit.environments.boards.game import BoardGame, BoardOptions, Level, OptionsT, slipped
 from envkit.environments.boards.pictures import colour, paint
-from envkit.environments.chance import chance, episode_seed, follow
+from envkit.environments.chance import chance, episode_seed, spread
 from envkit.environments.options import check_choice, override
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.spaces import Utf8Text
@@ -64,7 +64,7 @@ def choose(
 def draw(game: BoardGame[OptionsT], seed: int, options: OptionsT) -> Level:
     """Return the level that an episode with `seed` begins with."""
     count = game.num_levels(options)
-    return game.draw(seed if count is None else follow(seed, 0) % count, options)
+    return game.draw(seed if count is None else spread(seed) % count, options)
 
 
 def encode(board: str, game: BoardGame[Any]) -> NDArray[np.uint8]:
@@ -109,14 +109,13 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._running = False
         chosen = choose(self.game, self._usual, options, self._side)
         super().reset(seed=seed)
+        if seed is None and self._first is None:
+            seed = int(self.np_random.integers(1 << 31))
         if seed is not None:
-            self._first, self._episode = int(seed), 0
-        elif self._first is None:
-            self._first, self._episode = int(self.np_random.integers(1 << 31)), 0
-        else:
-            self._episode += 1
-        self._seed = episode_seed(self._first, self._episode)
-        level = draw(self.game, self._seed, chosen)
+            self._first, self._episode, self._ticks = int(seed), -1, 0
+        assert self._first is not None
+        self._episode += 1
+        level = draw(self.game, episode_seed(self._first, self._episode), chosen)
         self._options = chosen
         self._terms = self.game.terms(chosen)
         self._shown = None if chosen.symbols is None else str.maketrans(dict(chosen.shown))
@@ -144,7 +143,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
             gain = 0
             if move is not None:
                 if terms.slip:
-                    move = slipped(move, terms.slip, chance(self._seed, self._moves))
+                    move = slipped(move, terms.slip, chance(self._first, self._ticks))
                 moved = physics.move(self._board, self._here, self._steps[move])
                 if moved is not None:
                     effective = True
@@ -153,6 +152,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
                     won = self._left == 0
                     lost = self._board[self._here] in physics.fatal
             self._moves += 1
+            self._ticks += 1
             total += terms.move + terms.progress * gain + (terms.won if won else 0.0)
             late = self._moves >= terms.limit and not (won or lost)
             if won or lost or late:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +96,7 @@ class Level(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The numbers that an episode is played by: one each, or an array [N] each for boards that differ.
+    """The numbers that an episode is played by: one each, or in `vector` arrays [1], or [N] for boards that differ.
 
     Attributes:
         limit: Moves until it is truncated.
@@ -110,15 +110,15 @@ class Terms(NamedTuple):
         notices: Whether an answer that cannot be read is told so.
     """
 
-    limit: int | NDArray[np.int64]
-    slip: float | NDArray[np.float64]
-    penalty: float | NDArray[np.float64]
-    move: float | NDArray[np.float64]
-    progress: float | NDArray[np.float64]
-    won: float | NDArray[np.float64]
-    unfinished: float | NDArray[np.float64]
-    turn: int | NDArray[np.int64]
-    notices: bool | NDArray[np.bool_]
+    limit: Any
+    slip: Any
+    penalty: Any
+    move: Any
+    progress: Any
+    won: Any
+    unfinished: Any
+    turn: Any
+    notices: Any
 
 
 class Rewards(NamedTuple):

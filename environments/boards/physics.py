@@ -18,7 +18,7 @@ STAY = len(MOVES)
 """Number of the action that does nothing, after the moves."""
 EDGE = "\n"
 """What lies beyond the last cell of a row."""
-_CODES = 8
+CODES = 8
 """Room for the codes of symbols in an index: a power of two, so that two codes are joined by a shift."""
 
 Rule = Callable[[str, str], "tuple[str, str] | None"]
@@ -124,19 +124,19 @@ class Physics:
     def tables(self) -> Tables:
         """Return the same rules for arrays."""
         codes = {symbol: code for code, symbol in enumerate(self.symbols)}
-        edge = _CODES - 1
-        ahead_K = (np.arange(_CODES * _CODES) // _CODES).astype(np.uint8)
-        beyond_K = (np.arange(_CODES * _CODES) % _CODES).astype(np.uint8)
-        moves_K = np.zeros(_CODES * _CODES, np.bool_)
-        gain_K = np.zeros(_CODES * _CODES, np.int8)
+        edge = CODES - 1
+        ahead_K = (np.arange(CODES * CODES) // CODES).astype(np.uint8)
+        beyond_K = (np.arange(CODES * CODES) % CODES).astype(np.uint8)
+        moves_K = np.zeros(CODES * CODES, np.bool_)
+        gain_K = np.zeros(CODES * CODES, np.int8)
         for (ahead, beyond), outcome in self._outcomes.items():
-            k = codes[ahead] * _CODES + codes.get(beyond, edge)
+            k = codes[ahead] * CODES + codes.get(beyond, edge)
             moves_K[k], gain_K[k], ahead_K[k] = True, outcome.gain, codes[outcome.ahead]
             if outcome.beyond is not None:
                 beyond_K[k] = codes[outcome.beyond]
-        left_S = np.tile(np.arange(_CODES, dtype=np.uint8), 2)
+        left_S = np.tile(np.arange(CODES, dtype=np.uint8), 2)
         for player, left in self._left.items():
-            left_S[_CODES + codes[player]] = codes[left]
-        is_fatal_S = np.zeros(_CODES, np.bool_)
+            left_S[CODES + codes[player]] = codes[left]
+        is_fatal_S = np.zeros(CODES, np.bool_)
         is_fatal_S[[codes[symbol] for symbol in self.fatal]] = True
         return Tables(ahead_K, beyond_K, moves_K, gain_K, left_S, is_fatal_S)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from envkit.environments.answer import parse_answer, parse_answers
 from envkit.environments.board import MOVES
-from envkit.environments.boards.batch import Batch, Drawn, Shelf
+from envkit.environments.boards.batch import Drawn, Shelf, batch_of
 from envkit.environments.boards.env import RENDER_MODES, BoardEnv, choose, show, spaces_of, unreadable
 from envkit.environments.boards.game import TURNS, BoardGame, BoardOptions, Terms
 from envkit.environments.boards.physics import STAY
-from envkit.environments.chance import chance_B, episode_seed, follow_B, stream_B
+from envkit.environments.chance import chance_B, episode_seed, episode_seed_B, spread_B
 from envkit.environments.options import check_choice
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.types import JSON
@@ -71,17 +71,20 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {**BoardEnv.metadata, "autoreset_mode": self._autoreset}
         self._is_grid = observation == "grid"
         self._is_text = action == "text"
-        self._batch = Batch(self.game.physics, num_envs, self._usual.side)
+        self._batch = batch_of(self.game.physics, num_envs, self._usual.side)
         self._shelf = Shelf(self.game, self._usual)
-        self._usual_terms = self._terms = self.game.terms(self._usual)
-        self._matters = _matters(self._terms)
+        self._usual_terms = self._terms = _arrays(self.game.terms(self._usual))
+        self._matters, self._straight = _matters(self._terms), _straight(self._terms)
         self._firsts: list[Any] = [None] * num_envs  # the seed of each row's last reset with one; None before
-        self._first_N = np.zeros(num_envs, np.uint64)  # its stream
+        self._first_N = np.zeros(num_envs, np.uint64)  # the same, spread
+        self._chances_N = np.zeros(num_envs, np.uint32)  # the upper half of that
         self._episode_N = np.full(num_envs, -1)
-        self._stream_N = np.zeros(num_envs, np.uint64)  # that of the level's seed
-        self._moves_N = np.zeros(num_envs, np.int64)
+        self._ticks_N = np.zeros(num_envs, np.int64)  # moves since then
+        self._deadline_N = np.zeros(num_envs, np.int64)  # at which the episode is truncated
         self._wanted_N = np.ones(num_envs, np.int64)
+        self._was_reset = False
         self._is_over_N = np.zeros(num_envs, np.bool_)
+        self._any_over = False
         self._texts = [""] * num_envs
         self._rules = _above(self.game, self._usual)
         self._symbols = self._usual.symbols or self._usual.canonical
@@ -106,12 +109,13 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             raise UsageError(f"seed: there are {self.num_envs} copies, got {len(seeds)} seeds")
         rows_R = np.flatnonzero(mask_N)
         shelf = self._shelf if chosen is self._usual else Shelf(self.game, chosen)
-        self._set_terms(rows_R, self._usual_terms if chosen is self._usual else self.game.terms(chosen))
+        self._set_terms(rows_R, self._usual_terms if chosen is self._usual else _arrays(self.game.terms(chosen)))
         level_seeds = self._begin(rows_R, [seeds[row] for row in rows_R])
-        self._stream_N[rows_R] = stream_R = stream_B(np.array([seed & _BITS for seed in level_seeds], np.uint64))
-        drawn = shelf.draw(level_seeds, stream_R)
+        drawn = shelf.draw(level_seeds, spread_B(np.array([seed & _BITS for seed in level_seeds], np.uint64)))
         self._start(rows_R, drawn)
-        self._is_over_N[rows_R] = False
+        self._is_over_N = self._is_over_N & ~mask_N
+        self._any_over = bool(self._is_over_N.any())
+        self._was_reset = bool(self._episode_N.min() >= 0)
         if not self._is_grid:
             self._write(rows_R, _above(self.game, chosen))
         infos: Infos = {
@@ -123,30 +127,32 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return self._observe(), infos | self._level_infos(mask_N, rows_R, drawn.facts)
 
     def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Infos]:
-        if self._episode_N.min() < 0:
+        if not self._was_reset:
             raise StepOrderError("step before reset")
-        again_N = self._is_over_N
-        is_next_step = self._autoreset is AutoresetMode.NEXT_STEP
-        if not is_next_step and self._autoreset is AutoresetMode.DISABLED and again_N.any():
-            raise StepOrderError(f"copies {np.flatnonzero(again_N).tolist()[:8]} have ended: reset them with reset_mask")
         action_NT, valid_N = self._read(actions)
-        played_N, again_R = self._all_N, np.flatnonzero(again_N) if is_next_step else _NOBODY
-        if len(again_R):
-            action_NT[again_R] = STAY
+        again_N, again_R = self._is_over_N, _NOBODY
+        begun: Infos = {}
+        played_N = self._all_N
+        if self._any_over:
+            again_R = again_N.nonzero()[0]
+            if self._autoreset is AutoresetMode.DISABLED:
+                raise StepOrderError(f"copies {again_R.tolist()[:8]} have ended: reset them with reset_mask")
+            # They begin first and then stay where they are, so that one look at all boards shows both kinds.
+            begun = self._start_again(again_N, again_R)
+            action_NT[again_R, 0] = STAY
+            if action_NT.shape[1] > 1:
+                action_NT[again_R, 1:] = -1
             played_N = ~again_N
-        reward_N, terminated_N, truncated_N, moved_N = self._play(action_NT, valid_N)
-        infos = self._step_infos(played_N, valid_N, moved_N, terminated_N & (self._batch.left_N == 0))
+        reward_N, terminated_N, truncated_N, moved_N, won_N = self._play(action_NT, valid_N, played_N)
+        infos = self._step_infos(played_N, len(again_R), valid_N, moved_N, won_N) | begun
         if not self._is_grid:
             self._texts = self._batch.texts(self._symbols)
-            if not valid_N.all():
-                self._notice(np.flatnonzero(~valid_N & played_N))
-        if len(again_R):
-            reward_N[again_R], terminated_N[again_R], truncated_N[again_R] = 0.0, False, False
-            infos |= self._start_again(again_N, again_R)
+            self._notice(~valid_N & played_N, again_R)
         self._is_over_N = terminated_N | truncated_N
-        if self._autoreset is AutoresetMode.SAME_STEP and self._is_over_N.any():
+        self._any_over = bool(np.count_nonzero(self._is_over_N))
+        if self._any_over and self._autoreset is AutoresetMode.SAME_STEP:
             infos = self._end_and_start_again(infos, self._is_over_N)
-            self._is_over_N = np.zeros_like(self._is_over_N)
+            self._any_over = False
         return self._observe(), reward_N, terminated_N, truncated_N, infos
 
     def render(self) -> tuple[Any, ...] | None:
@@ -157,48 +163,54 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return tuple(show(board, self.game, self._usual, self.render_mode) for board in boards)
 
     def _play(
-        self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Play the turn; return reward, terminated, truncated and whether anything moved."""
+        self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_], played_N: NDArray[np.bool_]
+    ) -> _Turn:
+        """Play a turn of one move or several, in the rows that play."""
         terms = self._terms
-        reward_N, terminated_N, truncated_N, moved_N = self._move(action_NT[:, 0], terms)
+        turn = self._move(action_NT[:, 0], played_N)
         for action_N in action_NT.T[1:]:
-            goes_on_N = ~(terminated_N | truncated_N) & (action_N >= 0)
+            goes_on_N = ~(turn.terminated_N | turn.truncated_N) & (action_N >= 0)
             if not goes_on_N.any():
                 break
-            self._moves_N -= ~goes_on_N
-            more_N, won_or_lost_N, late_N, also_N = self._move(np.where(goes_on_N, action_N, STAY), terms)
-            reward_N += more_N * goes_on_N
-            terminated_N |= won_or_lost_N & goes_on_N
-            truncated_N |= late_N & goes_on_N
-            moved_N |= also_N & goes_on_N
+            more = self._move(np.where(goes_on_N, action_N, STAY), goes_on_N)
+            turn.reward_N[goes_on_N] += more.reward_N[goes_on_N]
+            for whole_N, part_N in zip(turn[1:], more[1:], strict=True):
+                whole_N |= part_N & goes_on_N
         if self._matters.unfinished:
             done_N = (self._wanted_N - self._batch.left_N) * terms.unfinished / self._wanted_N
-            reward_N += np.where(truncated_N, done_N, 0.0)
+            turn.reward_N[turn.truncated_N] += done_N[turn.truncated_N]
         if self._matters.penalty and not valid_N.all():
-            reward_N -= np.where(valid_N, 0.0, terms.penalty)
-        return reward_N, terminated_N, truncated_N, moved_N
+            unread_N = ~valid_N & played_N
+            turn.reward_N[unread_N] -= np.broadcast_to(terms.penalty, self.num_envs)[unread_N]
+        return turn
 
-    def _move(
-        self, action_N: NDArray[np.int64], terms: Terms
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    def _move(self, action_N: NDArray[np.int64], playing_N: NDArray[np.bool_]) -> _Turn:
+        """Play one move; rows that do not play stay, and nothing is rewarded there."""
+        terms = self._terms
         if self._matters.slip:
-            chance_N = chance_B(self._stream_N, self._moves_N)
-            turn_N = action_N * 3
-            turn_N += chance_N >= terms.slip / 2
-            turn_N += chance_N >= 1 - terms.slip / 2
-            action_N = _TURNS.take(turn_N)
-        moved_N, gain_N, lost_N = self._batch.play(action_N)
-        self._moves_N += 1
-        terminated_N = self._batch.left_N == 0
-        reward_N = gain_N * terms.progress
-        reward_N += terms.move
-        reward_N += terminated_N * terms.won
-        if lost_N is not None:
-            terminated_N |= lost_N
-        truncated_N = self._moves_N >= terms.limit
-        truncated_N &= ~terminated_N
-        return reward_N, terminated_N, truncated_N, moved_N
+            action_N = self._slip(action_N)
+        moved_N, gain_N, won_N, over_N = self._batch.play(action_N)
+        self._ticks_N += playing_N
+        reward_N = won_N.astype(np.float64)
+        reward_N *= terms.won
+        if self._matters.moves:
+            moves_N = gain_N * terms.progress
+            moves_N += terms.move
+            reward_N += moves_N
+            if playing_N is not self._all_N:
+                reward_N *= playing_N
+        truncated_N = np.greater(self._ticks_N >= self._deadline_N, over_N)
+        return _Turn(reward_N, over_N, truncated_N, moved_N, won_N)
+
+    def _slip(self, action_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the moves that the actions become."""
+        chance_N = chance_B(self._chances_N, self._ticks_N.astype(np.uint32))
+        low, high = self._straight
+        side_N = (chance_N >= low).view(np.int8)
+        side_N += (chance_N >= high).view(np.int8)
+        turn_N = action_N << _TWO_1
+        turn_N += side_N
+        return _TURNS.take(turn_N)
 
     def _read(self, actions: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the numbers of the moves of every turn [N, T], -1 where there are no more, and which could be read."""
@@ -208,18 +220,19 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             index_N = np.asarray(actions)
             if index_N.ndim != 1 or index_N.dtype.kind not in "iu":
                 raise UsageError(f"actions must be integers [{self.num_envs}], got {index_N.dtype} {index_N.shape}")
-            # Seen as unsigned numbers, those below zero are the largest.
-            action_N = np.minimum(index_N.astype(np.int64, copy=False).view(np.uint64), STAY).view(np.int64)
-        else:
-            try:
-                if self._matters.turn:
-                    return self._read_turns(actions)
-                numbers = [_number_of(text) if len(text) <= _SHORT else _read_number(text) for text in actions]
-            except (TypeError, AttributeError):
-                raise UsageError("actions must be texts; make_vec(..., action='index') takes numbers") from None
-            action_N = np.array(numbers, np.int64)
-        valid_N = action_N != STAY
-        return action_N[:, None], valid_N
+            action_N = index_N.astype(np.int64)
+            valid_N = action_N.view(np.uint64) < _STAY_1  # seen as unsigned, numbers below zero are the largest
+            if np.count_nonzero(valid_N) < self.num_envs:
+                action_N[~valid_N] = STAY
+            return action_N[:, None], valid_N
+        try:
+            if self._matters.turn:
+                return self._read_turns(actions)
+            numbers = [_number_of(text) if len(text) <= _SHORT else _read_number(text) for text in actions]
+        except (TypeError, AttributeError):
+            raise UsageError("actions must be texts; make_vec(..., action='index') takes numbers") from None
+        action_N = np.array(numbers, np.int64)
+        return action_N[:, None], action_N != STAY
 
     def _read_turns(self, actions: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         most_N = np.broadcast_to(self._terms.turn, self.num_envs)
@@ -239,39 +252,37 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
                 seed = int(self.np_random.integers(1 << 31))
             if seed is not None:
                 self._firsts[row] = int(seed)
-                self._episode_N[row] = -1
+                self._episode_N[row], self._ticks_N[row] = -1, 0
             self._episode_N[row] += 1
             level_seeds.append(episode_seed(self._firsts[row], int(self._episode_N[row])))
         firsts = [self._firsts[row] & _BITS for row in rows_R.tolist()]
-        self._first_N[rows_R] = stream_B(np.array(firsts, np.uint64))
+        self._first_N[rows_R] = spread_R = spread_B(np.array(firsts, np.uint64))
+        self._chances_N[rows_R] = spread_R >> np.uint64(32)
         return level_seeds
 
     def _start(self, rows_R: NDArray[np.int64], drawn: Drawn) -> None:
         """Put new levels on the boards `rows_R`."""
         self._batch.place(rows_R, drawn)
-        self._wanted_N[rows_R] = drawn.wanted_R
-        self._moves_N[rows_R] = 0
+        limit = self._terms.limit
+        self._deadline_N[rows_R] = self._ticks_N[rows_R] + (limit if len(limit) == 1 else limit[rows_R])
+        if self._matters.unfinished:
+            self._wanted_N[rows_R] = drawn.wanted_R
 
     def _start_again(self, again_N: NDArray[np.bool_], rows_R: NDArray[np.int64]) -> Infos:
         """Begin the next episode in each row; return its infos."""
-        self._episode_N[rows_R] += 1
+        self._episode_N += again_N
         self._set_terms(rows_R, self._usual_terms)
-        if self._shelf.needs_seeds or self._matters.slip:
-            seed_R = follow_B(self._first_N[rows_R], self._episode_N[rows_R])
-            seed_R >>= np.uint64(33)
-            self._stream_N[rows_R] = stream_R = stream_B(seed_R)
-        if self._shelf.needs_seeds:
-            drawn = self._shelf.draw(seed_R.tolist(), stream_R)
-        else:
+        if self._shelf.is_single:
             drawn = self._shelf.only()
+        else:
+            seed_R = episode_seed_B(self._first_N[rows_R], self._episode_N[rows_R])
+            drawn = self._shelf.draw(seed_R.tolist(), spread_B(seed_R))
         self._start(rows_R, drawn)
-        if not self._is_grid:
-            self._write(rows_R, self._rules)
         return self._level_infos(again_N, rows_R, drawn.facts)
 
     def _end_and_start_again(self, infos: Infos, ended_N: NDArray[np.bool_]) -> Infos:
         """Begin the next episode where one has just ended; its infos take the place of the last ones."""
-        rows_R = np.flatnonzero(ended_N)
+        rows_R = ended_N.nonzero()[0]
         goes_on_N = ~ended_N
         final_N = np.full(self.num_envs, None, dtype=object)
         final_N[rows_R] = list(self._batch.grids(rows_R)) if self._is_grid else [self._texts[row] for row in rows_R]
@@ -284,27 +295,29 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         last["legal_moves"], last["_legal_moves"] = np.where(ended_N, self._legal_N, None), ended_N
         following["legal_moves"], following["_legal_moves"] = self._legal_N, self._all_N
         following |= {"final_obs": final_N, "_final_obs": ended_N, "final_info": last, "_final_info": ended_N}
-        return following | self._start_again(ended_N, rows_R)
+        following |= self._start_again(ended_N, rows_R)
+        if not self._is_grid:
+            self._write(rows_R, self._rules)
+        return following
 
     def _step_infos(
         self,
         played_N: NDArray[np.bool_],
+        num_begun: int,
         valid_N: NDArray[np.bool_],
         moved_N: NDArray[np.bool_],
-        success_N: NDArray[np.bool_],
+        won_N: NDArray[np.bool_],
     ) -> Infos:
-        infos: Infos = {}
-        if played_N is self._all_N:
-            infos |= {"action_is_valid": valid_N, "action_is_effective": moved_N}
-            infos |= {"_action_is_valid": played_N, "_action_is_effective": played_N}
-        elif played_N.any():
-            infos |= {"action_is_valid": valid_N & played_N, "action_is_effective": moved_N & played_N}
-            infos |= {"_action_is_valid": played_N, "_action_is_effective": played_N}
-            success_N &= played_N
-        else:
-            success_N &= played_N
-        infos |= {"success": success_N, "_success": self._all_N}
-        infos |= {"legal_moves": self._legal_N, "_legal_moves": self._all_N}
+        infos: Infos = {
+            "success": won_N,
+            "_success": self._all_N,
+            "legal_moves": self._legal_N,
+            "_legal_moves": self._all_N,
+        }
+        if num_begun < self.num_envs:
+            infos["action_is_valid"] = valid_N & played_N if num_begun else valid_N
+            infos["action_is_effective"] = moved_N
+            infos["_action_is_valid"] = infos["_action_is_effective"] = played_N
         return infos
 
     def _level_infos(
@@ -324,28 +337,43 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         if self._terms is self._usual_terms:
             if terms is self._usual_terms:
                 return
-            self._terms = Terms(*(np.full(self.num_envs, term) for term in self._usual_terms))
+            self._terms = Terms(*(np.repeat(term, self.num_envs) for term in self._usual_terms))
         for term_N, term in zip(self._terms, terms, strict=True):
-            term_N[rows_R] = term  # type: ignore[index]
-        self._matters = _matters(self._terms)
+            term_N[rows_R] = term
+        self._matters, self._straight = _matters(self._terms), _straight(self._terms)
 
     def _write(self, rows_R: NDArray[np.int64], above: str) -> None:
         for row, text in zip(rows_R.tolist(), self._batch.texts(self._symbols, rows_R), strict=True):
             self._texts[row] = above + text
 
-    def _notice(self, rows_R: NDArray[np.int64]) -> None:
-        """Tell the players of the rows that their answers could not be read."""
-        notices_N, turn_N = (np.broadcast_to(term, self.num_envs) for term in (self._terms.notices, self._terms.turn))
-        for row in rows_R.tolist():
-            if notices_N[row]:
+    def _notice(self, unread_N: NDArray[np.bool_], again_R: NDArray[np.int64]) -> None:
+        """Put above the boards what stands there: notices where nothing could be read, rules where an episode begins."""
+        if unread_N.any():
+            turn_N = np.broadcast_to(self._terms.turn, self.num_envs)
+            for row in (self._terms.notices & unread_N).nonzero()[0].tolist():
                 self._texts[row] = unreadable(int(turn_N[row])) + self._texts[row]
+        if self._rules:
+            for row in again_R.tolist():
+                self._texts[row] = self._rules + self._texts[row]
 
     def _observe(self) -> Any:
         return self._batch.grids() if self._is_grid else tuple(self._texts)
 
 
+class _Turn(NamedTuple):
+    """What a turn brought."""
+
+    reward_N: NDArray[np.float64]
+    terminated_N: NDArray[np.bool_]
+    truncated_N: NDArray[np.bool_]
+    moved_N: NDArray[np.bool_]
+    won_N: NDArray[np.bool_]
+
+
 class _Matters(NamedTuple):
     """Which of the terms have an effect in any row."""
+
+    moves: bool
 
     slip: bool
     penalty: bool
@@ -359,8 +387,22 @@ def _above(game: BoardGame[Any], options: BoardOptions) -> str:
 
 
 def _matters(terms: Terms) -> _Matters:
-    slip, penalty, unfinished = (bool(np.any(term)) for term in (terms.slip, terms.penalty, terms.unfinished))
-    return _Matters(slip, penalty, unfinished, bool(np.any(np.greater(terms.turn, 1))))
+    moves, progress, slip, penalty, unfinished = (
+        bool(np.any(term)) for term in (terms.move, terms.progress, terms.slip, terms.penalty, terms.unfinished)
+    )
+    return _Matters(moves or progress, slip, penalty, unfinished, bool(np.any(np.greater(terms.turn, 1))))
+
+
+def _arrays(terms: Terms) -> Terms:
+    """Return the terms as arrays of one each: NumPy is quicker with them than with numbers."""
+    return Terms(*(np.array([term]) for term in terms))
+
+
+def _straight(terms: Terms) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return from and up to which chance, times 2**32, a move goes where it was meant to."""
+    low, high = np.ceil(terms.slip / 2 * 2.0**32), np.ceil((1 - terms.slip / 2) * 2.0**32)
+    kind = np.uint64 if high.max() >= 2.0**32 else np.uint32
+    return low.astype(kind), high.astype(kind)
 
 
 def _mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:
@@ -381,5 +423,7 @@ def _read_number(text: str) -> int:
 
 
 _number_of = lru_cache(maxsize=4096)(_read_number)
-_TURNS = TURNS.reshape(-1)
+_STAY_1 = np.array([STAY], np.uint64)
+_TWO_1 = np.array([2])
+_TURNS = np.pad(TURNS, ((0, 0), (0, 1))).reshape(-1)  # four numbers an action
 _NOBODY = np.zeros(0, np.int64)

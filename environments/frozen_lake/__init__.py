@@ -9,7 +9,7 @@ Reward       1.0 on reaching the goal, otherwise 0.0; `format_penalty` less when
 Ends         terminated on goal or hole; truncated after `max_moves`
 Levels       start and goal anywhere, every other cell a hole with chance 1 - `frozen`, drawn until the goal can be
              reached within `max_moves`. At the defaults the shortest path has 1 to 10 moves, median 3. Or one `map`
-Chances      move number t of a level with seed s slips by the number ``chance(s, t)``, so it does so in every process
+Chances      move number t since the last reset with a seed, s, slips by ``chance(s, t)``: in every process alike
 Options      see `LakeOptions`
 Info         ``action_is_valid`` (an answer was read), ``action_is_effective`` (the player moved), ``success``,
              ``legal_moves``; at reset also ``level``: ``{"shortest": moves}``

@@ -98,8 +98,50 @@ def make_vec(
     if mode == "sync":
         return SyncVectorEnv(copies, autoreset_mode=when)
     if mode == "async":
-        return AsyncVectorEnv(copies, shared_memory=False, autoreset_mode=when)
+        return _processes(copies, when)
     raise ConfigError([f"mode: must be 'native', 'sync' or 'async', got {mode!r}"])
+
+
+def _processes(
+    copies: Sequence[Callable[[], gymnasium.Env[Any, Any]]], autoreset: AutoresetMode
+) -> AsyncVectorEnv[Any, Any, Any]:
+    """Run each copy in a process.
+
+    Gymnasium's processes forget at a reset that an episode had ended, when observations do not travel by shared memory
+    (as text cannot): the next step then starts yet another episode, and the action is lost. So the copies start again
+    by themselves in its place.
+    """
+    if autoreset is not AutoresetMode.NEXT_STEP:
+        return AsyncVectorEnv(copies, shared_memory=False, autoreset_mode=autoreset)
+    envs: AsyncVectorEnv[Any, Any, Any] = AsyncVectorEnv(
+        [partial(_StartsAgain.around, copy) for copy in copies],
+        shared_memory=False,
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
+    envs.autoreset_mode = envs.metadata["autoreset_mode"] = autoreset
+    return envs
+
+
+class _StartsAgain(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The step after the end of an episode begins the next one, whatever its action is."""
+
+    _is_over = False
+
+    @classmethod
+    def around(cls, make_copy: Callable[[], gymnasium.Env[Any, Any]]) -> _StartsAgain:
+        return cls(make_copy())
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._is_over = False
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self._is_over:
+            observation, info = self.reset()
+            return observation, 0.0, False, False, info
+        step = self.env.step(action)
+        self._is_over = bool(step[2] or step[3])
+        return step
 
 
 def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:

@@ -1,0 +1,200 @@
+"""Board games in NumPy are the single ones, step by step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+import envkit
+from envkit.errors import ConfigError, OptionError, StepOrderError, UsageError
+from envkit.wiring.envs import VectorMode
+
+COPIES = 7
+STEPS = 60
+MODES: tuple[VectorMode, ...] = ("native", "sync")
+ANSWERS = [
+    *(f"<answer>{move}</answer>" for move in ("up", "down", "left", "right", "UP ")),
+    "\\boxed{left}",
+    "nothing",
+    "<answer>up || up || left</answer>",
+    "<answer>right||down</answer>",
+    "<answer>right||dawn</answer>",
+    "",
+    "\N{SNOWMAN}" * 1000,
+]
+EVERY_RESET = pytest.mark.parametrize("autoreset", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"instructions": False, "format_penalty": 0.25},
+    {"observation": "grid", "action": "index"},
+    {"observation": "grid"},
+    {"action": "index", "num_levels": 3},
+    {"max_moves": 4, "actions_per_turn": 3, "num_levels": 40},
+]
+GAMES: list[tuple[str, dict[str, Any]]] = [
+    ("FrozenLake-v0", {"slip": 0.4}),
+    ("FrozenLake-v0", {"size": 3, "symbols": "ab☃def", "max_moves": 3}),
+    ("FrozenLake-v0", {"size": 7, "split": "train"}),
+    ("Sokoban-v0", {}),
+    ("Sokoban-v0", {"size": 7, "boxes": 2, "max_moves": 6, "moves": [1, 5], "reward": "sparse", "symbols": "W.GCBA@"}),
+]
+
+
+@pytest.mark.parametrize(("env_id", "options"), GAMES)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: " ".join(way))
+@EVERY_RESET
+def test_native_plays_what_single_copies_play(
+    env_id: str, options: dict[str, Any], way: dict[str, Any], autoreset: AutoresetMode
+) -> None:
+    told = [_play(env_id, mode, autoreset, {**options, **way}) for mode in ("native", "sync")]
+    for step, (native, sync) in enumerate(zip(*told, strict=True)):
+        _assert_same(native, sync, f"step {step}")
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
+def test_processes_play_the_same_as_native(env_id: str) -> None:
+    options = {"max_moves": 5, "num_levels": 9}
+    told = [_play(env_id, mode, AutoresetMode.NEXT_STEP, options) for mode in ("native", "async")]
+    for native, other in zip(*told, strict=True):
+        _assert_same(native, other, "")
+
+
+def _play(env_id: str, mode: VectorMode, autoreset: AutoresetMode, options: dict[str, Any]) -> list[Any]:
+    """Return everything that 60 steps return, three resets among them."""
+    vector = envkit.make_vec(env_id, COPIES, mode=mode, autoreset=autoreset, **options)
+    act = _actor(options)
+    rng = random.Random(3)
+    try:
+        told: list[Any] = [vector.reset(seed=11)]
+        for step in range(STEPS):
+            if step == 20:
+                told.append(vector.reset())
+            if step == 35:
+                told.append(vector.reset(seed=[2, None, 2**70, None, 5, 2, None], options={"max_moves": 9}))
+            told.append(vector.step(act(rng)))
+        assert vector.single_observation_space.contains(told[0][0][0])
+    finally:
+        vector.close()
+    return told
+
+
+def _actor(options: dict[str, Any]) -> Callable[[random.Random], Any]:
+    if options.get("action") == "index":
+        return lambda rng: np.array([rng.choice([0, 1, 2, 3, 3, -1, 4, 2**40]) for _ in range(COPIES)])
+    return lambda rng: tuple(rng.choice(ANSWERS) for _ in range(COPIES))
+
+
+def _assert_same(one: Any, other: Any, where: str) -> None:
+    assert type(one) is type(other), where
+    if isinstance(one, dict):
+        assert set(one) == set(other), where
+        for key, value in one.items():
+            _assert_same(value, other[key], f"{where} {key}")
+    elif isinstance(one, (tuple, list)):
+        assert len(one) == len(other), where
+        for part, same in zip(one, other, strict=True):
+            _assert_same(part, same, where)
+    elif isinstance(one, np.ndarray) and one.dtype == object:
+        _assert_same(list(one), list(other), where)
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype, where
+        assert np.array_equal(one, other), (where, one, other)
+    else:
+        assert one == other, where
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
+@pytest.mark.parametrize("options", [{}, {"observation": "grid", "action": "index"}])
+def test_only_the_masked_copies_start_again(env_id: str, options: dict[str, Any]) -> None:
+    told = []
+    for mode in MODES:
+        vector = envkit.make_vec(env_id, COPIES, mode=mode, autoreset="Disabled", max_moves=3, **options)
+        act, rng = _actor(options), random.Random(1)
+        steps: list[Any] = [vector.reset(seed=4)]
+        over = np.zeros(COPIES, np.bool_)
+        for step in range(40):
+            if over.any():
+                seed: Sequence[int | None] | None = [step * 7 + copy for copy in range(COPIES)] if step % 3 else None
+                changes = {"max_moves": 1 + step % 4} if step % 2 else {}
+                steps.append(vector.reset(seed=seed, options={"reset_mask": over.copy(), **changes}))  # type: ignore[arg-type]
+            steps.append(vector.step(act(rng)))
+            over = steps[-1][2] | steps[-1][3]
+        told.append(steps)
+        vector.close()
+    _assert_same(told[0], told[1], "")
+
+
+
+
+@pytest.mark.parametrize("autoreset", list(AutoresetMode))
+def test_the_grids_of_a_step_do_not_change_later(autoreset: AutoresetMode) -> None:
+    vector = envkit.make_vec("FrozenLake-v0", COPIES, autoreset=autoreset, observation="grid", action="index")
+    first, _ = vector.reset(seed=0)
+    kept = first.copy()
+    vector.step(np.zeros(COPIES, np.int64))
+    assert np.array_equal(first, kept)
+
+
+def test_actions_are_left_as_they_are() -> None:
+    vector = envkit.make_vec("FrozenLake-v0", COPIES, max_moves=1, action="index")
+    actions = np.array([0, 1, 2, 3, -5, 99, 2])
+    kept = actions.copy()
+    vector.reset(seed=0)
+    for _ in range(5):
+        vector.step(actions)
+    assert np.array_equal(actions, kept)
+
+
+def test_what_cannot_be_stepped_natively_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ConfigError, match="take 'sync' or 'async'"):
+        envkit.make_vec("FrozenLake-v0", 2, mode="native", url="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="must be one of 'NextStep', 'SameStep', 'Disabled'"):
+        envkit.make_vec("FrozenLake-v0", 2, autoreset="never")
+    with pytest.raises(ConfigError, match="mode: must be 'native', 'sync' or 'async'"):
+        envkit.make_vec("FrozenLake-v0", 2, mode="threads")  # type: ignore[arg-type]
+
+
+def test_misuse_says_what_is_wrong() -> None:
+    vector = envkit.make_vec("FrozenLake-v0", 3, autoreset="Disabled", max_moves=1)
+    with pytest.raises(StepOrderError, match="before reset"):
+        vector.step(("up",) * 3)
+    with pytest.raises(UsageError, match="3 copies, got 2 seeds"):
+        vector.reset(seed=[1, 2])
+    with pytest.raises(UsageError, match="reset_mask"):
+        vector.reset(options={"reset_mask": np.zeros(3, np.bool_)})
+    with pytest.raises(OptionError, match="size"):
+        vector.reset(options={"size": 5})
+    with pytest.raises(OptionError, match="symbols"):
+        vector.reset(options={"symbols": "abcdef"})
+    vector.reset(seed=0)
+    with pytest.raises(UsageError, match="3 copies, got 2 actions"):
+        vector.step(("up", "up"))
+    with pytest.raises(UsageError, match="must be texts"):
+        vector.step((1, 2, 3))
+    vector.step(("up",) * 3)
+    with pytest.raises(StepOrderError, match=r"copies \[0, 1, 2\] have ended"):
+        vector.step(("up",) * 3)
+    numbers = envkit.make_vec("FrozenLake-v0", 3, action="index")
+    numbers.reset(seed=0)
+    with pytest.raises(UsageError, match="must be integers"):
+        numbers.step(np.zeros(3))
+
+
+def test_without_a_seed_copies_differ_and_two_vectors_too() -> None:
+    one, other = (envkit.make_vec("FrozenLake-v0", 5, size=6, instructions=False).reset()[0] for _ in range(2))
+    assert len({*one, *other}) == 10
+
+
+def test_pictures_come_for_every_copy() -> None:
+    vector = envkit.make_vec("FrozenLake-v0", 2, render_mode="rgb_array")
+    vector.reset(seed=0)
+    frames = vector.render()
+    assert frames is not None
+    single = envkit.make("FrozenLake-v0", render_mode="rgb_array")
+    single.reset(seed=1)
+    assert np.array_equal(frames[1], single.render())  # type: ignore[arg-type]
