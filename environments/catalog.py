@@ -4,22 +4,91 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_BOARD: Mapping[str, object] = {"splits": ("train", "validation", "eval"), "terse": {"instructions": False}}
+_SOKOBAN: Mapping[str, object] = {
+    **_BOARD,
+    "entry_point": "envkit.environments.sokoban:Sokoban",
+    "vector_entry_point": "envkit.environments.sokoban:SokobanVector",
+    "expert": "envkit.environments.sokoban:SokobanExpert",
+}
+_LAKE: Mapping[str, object] = {
+    **_BOARD,
+    "entry_point": "envkit.environments.frozen_lake:FrozenLake",
+    "vector_entry_point": "envkit.environments.frozen_lake:FrozenLakeVector",
+    "expert": "envkit.environments.frozen_lake:FrozenLakeExpert",
+}
+_GYMNASIUM = {**_LAKE, "splits": ()}  # one map belongs to no split
+_TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
+
 CATALOG: tuple[Mapping[str, object], ...] = (
     {
+        **_SOKOBAN,
         "id": "Sokoban-v0",
-        "entry_point": "envkit.environments.sokoban:Sokoban",
-        "expert": "envkit.environments.sokoban:SokobanExpert",
         "summary": "Push every box onto a target; walls, corners and the move limit are against you.",
-        "splits": ("train", "validation", "eval"),
-        "terse": {"instructions": False},
     },
     {
+        **_SOKOBAN,
+        "id": "SimpleSokoban-v0",
+        "options": {"size": 6, "boxes": 1, **_TEN_MOVES},
+        "summary": "Sokoban as ROLL and RAGEN play it first: 6x6, one box, ten moves.",
+    },
+    {
+        **_SOKOBAN,
+        "id": "LargerSokoban8x8-v0",
+        "options": {"size": 8, "boxes": 2, **_TEN_MOVES},
+        "summary": "RAGEN's larger Sokoban: 8x8, two boxes, ten moves.",
+    },
+    {
+        **_SOKOBAN,
+        "id": "LargerSokoban10x10-v0",
+        "options": {"size": 10, "boxes": 2, **_TEN_MOVES},
+        "summary": "ROLL's larger Sokoban: 10x10, two boxes, ten moves.",
+    },
+    {
+        **_SOKOBAN,
+        "id": "SokobanDifferentGridVocab-v0",
+        "options": {"size": 6, "boxes": 1, "symbols": "W.GCBA@", **_TEN_MOVES},
+        "summary": "SimpleSokoban in other letters, to see whether a policy has learnt the game or its symbols.",
+    },
+    {
+        **_SOKOBAN,
+        "id": "SokobanEasy-v0",
+        "options": {"size": 6, "boxes": 2, "max_moves": 20, "reward": "sparse", "format_penalty": 0.1},
+        "summary": "GEM's easy Sokoban: 6x6, two boxes, twenty moves, paid for the solution.",
+    },
+    {
+        **_SOKOBAN,
+        "id": "SokobanHard-v0",
+        "options": {"size": 8, "boxes": 4, "max_moves": 50, "reward": "sparse", "format_penalty": 0.1},
+        "summary": "GEM's hard Sokoban: 8x8, four boxes, fifty moves, paid for the solution.",
+    },
+    {
+        **_LAKE,
         "id": "FrozenLake-v0",
-        "entry_point": "envkit.environments.frozen_lake:FrozenLake",
-        "expert": "envkit.environments.frozen_lake:FrozenLakeExpert",
-        "vector_entry_point": "envkit.environments.frozen_lake:FrozenLakeVector",
         "summary": "Walk over ice from start to goal without falling into a hole.",
-        "splits": ("train", "validation", "eval"),
-        "terse": {"instructions": False},
+    },
+    {
+        **_LAKE,
+        "id": "FrozenLake8x8-v0",
+        "options": {"size": 8},
+        "summary": "Frozen lakes of 8x8.",
+    },
+    {
+        **_LAKE,
+        "id": "SlipperyFrozenLake-v0",
+        "options": {"slip": 2 / 3},
+        "summary": "Frozen lakes on which two moves of three go sideways, as RAGEN plays them.",
+    },
+    {
+        **_GYMNASIUM,
+        "id": "GymnasiumFrozenLake-v0",
+        "options": {"map": "4x4", "slip": 2 / 3},
+        "summary": "The map of Gymnasium's FrozenLake-v1, as slippery as there.",
+    },
+    {
+        **_GYMNASIUM,
+        "id": "GymnasiumFrozenLake8x8-v0",
+        "options": {"map": "8x8", "slip": 2 / 3},
+        "summary": "The map of Gymnasium's FrozenLake8x8-v1, as slippery as there.",
     },
 )

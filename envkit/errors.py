@@ -16,6 +16,7 @@
     |-- EnvError                 the world itself raised
     |-- UnreachableError         the server does not answer
     |-- UnsupportedError         this cannot be done here, however often it is tried
+    |-- OutOfReachError          a bounded search ended before it knew
     `-- SandboxError             something about a sandbox
         |-- SandboxStartError    it never became ready
         `-- SandboxLostError     it was healthy and is gone
@@ -200,6 +201,13 @@ class UnsupportedError(EnvkitError):
 
     code = "unsupported"
     status = 501
+
+
+class OutOfReachError(EnvkitError):
+    """A search came to its bound before it knew the answer; a larger bound may find it."""
+
+    code = "out_of_reach"
+    status = 422
 
 
 class SandboxError(EnvkitError):

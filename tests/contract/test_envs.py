@@ -20,7 +20,7 @@ import envkit
 from envkit.errors import OptionError, StepOrderError
 from envkit.metrics import fold_infos
 from envkit.types import Observation
-from envkit.wiring.envs import VectorMode, open_expert
+from envkit.wiring.envs import VectorMode, find, open_expert
 
 IDS = [spec.id for spec in envkit.registered()]
 EVERY_ENV = pytest.mark.parametrize("env_id", IDS)
@@ -70,14 +70,16 @@ def test_a_step_before_reset_or_after_the_end_is_refused(env_id: str) -> None:
 
 @EVERY_ENV
 def test_an_episode_ends_by_the_world_or_by_its_limit_and_never_by_both(env_id: str) -> None:
+    expert = open_expert(env_id)
     ends = set()
     with envkit.make(env_id) as env:
         for seed in range(60):
-            rng = random.Random(seed)
-            _, info = env.reset(seed=seed)
+            text, _ = env.reset(seed=seed)
             end = (False, False)
             while end == (False, False):
-                end = env.step(f"<answer>{rng.choice(info['legal_moves'])}</answer>")[2:4]
+                moves = expert.moves(Observation(text)) if seed % 2 else ()
+                text, _, *end_and_info = env.step(expert.answer(moves[0]) if moves else "nothing")
+                end = (end_and_info[0], end_and_info[1])
             ends.add(end)
     assert ends == {(True, False), (False, True)}
 
@@ -94,14 +96,14 @@ def test_an_unknown_option_is_refused_at_once_and_at_reset(env_id: str) -> None:
 def test_the_metrics_that_are_named_are_reported_at_every_step(env_id: str) -> None:
     with envkit.make(env_id) as env:
         _, info = env.reset(seed=0)
-        infos = [env.step(f"<answer>{info['legal_moves'][0]}</answer>")[4], env.step("nothing")[4]]
+        infos = [env.step("nothing")[4], env.step(f"<answer>{info['legal_moves'][0]}</answer>")[4]]
         folded = fold_infos(infos, env.metadata["metrics"])
     assert set(folded) == set(env.metadata["metrics"]) >= {"action_is_valid", "success"}
     assert folded["action_is_valid"] == 0.5
     json.dumps([info, *infos])
 
 
-@EVERY_ENV
+@pytest.mark.parametrize("env_id", [spec.id for spec in envkit.registered() if "slip" not in spec.options])
 def test_the_expert_wins_from_what_it_reads(env_id: str) -> None:
     expert = open_expert(env_id)
     with envkit.make(env_id) as env:
@@ -127,7 +129,7 @@ def test_an_episode_can_be_carried_to_another_process_in_the_middle(env_id: str)
         assert copy.step(action) == env.step(action)
 
 
-@EVERY_ENV
+@pytest.mark.parametrize("env_id", [spec.id for spec in envkit.registered() if "map" not in spec.options])
 def test_without_a_seed_new_levels_come_that_the_first_seed_decides(env_id: str) -> None:
     with envkit.make(env_id) as env:
         plays = []
@@ -159,7 +161,7 @@ def test_copies_that_step_together_play_like_single_ones(env_id: str) -> None:
         with envkit.make(env_id) as env:
             start, _ = env.reset(seed=seed)
             told.append((start, *env.step("nothing")[:4]))
-    modes: tuple[VectorMode, ...] = ("sync", "async")
+    modes: tuple[VectorMode, ...] = ("sync", "async", *(() if find(env_id).vector_entry_point is None else ("native",)))
     for mode in modes:
         vector = envkit.make_vec(env_id, 3, mode=mode)
         try:
@@ -171,8 +173,8 @@ def test_copies_that_step_together_play_like_single_ones(env_id: str) -> None:
 
 
 @EVERY_ENV
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: str, mode: VectorMode) -> None:
+@pytest.mark.parametrize("mode", [None, "sync", "async"])
+def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: str, mode: VectorMode | None) -> None:
     with envkit.make(env_id) as env:
         env.reset(seed=5)
         last = ""

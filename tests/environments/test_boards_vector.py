@@ -41,7 +41,7 @@ GAMES: list[tuple[str, dict[str, Any]]] = [
     ("FrozenLake-v0", {"size": 3, "symbols": "ab☃def", "max_moves": 3}),
     ("FrozenLake-v0", {"size": 7, "split": "train"}),
     ("Sokoban-v0", {}),
-    ("Sokoban-v0", {"size": 7, "boxes": 2, "max_moves": 6, "moves": [1, 5], "reward": "sparse", "symbols": "W.GCBA@"}),
+    ("Sokoban-v0", {"size": 7, "boxes": 2, "max_moves": 6, "moves": [1, 4], "reward": "sparse", "symbols": "W.GCBA@"}),
 ]
 
 

@@ -1,0 +1,164 @@
+"""Sokoban as a game; the package's doc string is its card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envkit.environments.boards.env import BoardEnv
+from envkit.environments.boards.game import BoardGame, BoardOptions, Level, Rewards
+from envkit.environments.boards.vector import BoardVectorEnv
+from envkit.environments.options import check_choice, check_integer, check_range
+from envkit.environments.sokoban.files import read_levels
+from envkit.environments.sokoban.levels import draw_level
+from envkit.environments.sokoban.pictures import STYLES, draw_tiles
+from envkit.environments.sokoban.rules import PHYSICS, SYMBOLS
+from envkit.errors import OptionError
+
+_RULES = """\
+You are the player in a Sokoban room. Push every box onto a target.
+In the room, {P} is you, {S} is you on a target, {wall} is a wall, {_} is floor, {X} is a box, {O} is a target and {√} \
+is a box on a target.
+The moves are up, down, left and right, each one cell. Walking into a box pushes it if the cell behind it is free; \
+boxes cannot be pulled.
+You have {max_moves} moves. {how}"""
+_FILE_MOVES = 120
+"""Moves in a room from a file, as in gym-sokoban."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SokobanOptions(BoardOptions):
+    """What can be changed about the rooms.
+
+    Attributes:
+        size: Cells along one side, walls included, 5 to 15; None means 6, or that of the rooms in `level_file`.
+        boxes: Number of boxes and of targets, 1 to 4; None means 1, or those of the rooms in `level_file`.
+        moves: Fewest and most moves of a level's shortest solution, such as [8, 12]; None means from 2 to 10 for 6x6
+            with one box, and in proportion to size and boxes (`size` * `boxes` * 5 / 3).
+        pushes: Fewest and most pushes of it (of the shortest solutions, the one with the fewest pushes counts); None
+            takes any.
+        level_file: Text file, or folder of them, with rooms as in Boxoban; they are played instead of drawn ones.
+        reward: "dense" rewards as gym-sokoban does; "sparse" pays 1 for the solution and, when the moves run out, the
+            share of boxes that are on targets.
+        max_moves: None means 15 for 6x6 with one box, in proportion to size and boxes (`size` * `boxes` * 5 / 2), and
+            at least three halves of the most moves that `moves` asks for; 120 in rooms from a file.
+    """
+
+    canonical: ClassVar[str] = SYMBOLS
+
+    size: int | None = None
+    boxes: int | None = None
+    moves: Sequence[int] | None = None
+    pushes: Sequence[int] | None = None
+    level_file: str | None = None
+    reward: Literal["dense", "sparse"] = "dense"
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            check_integer("size", self.size, low=5, high=15)
+        if self.boxes is not None:
+            check_integer("boxes", self.boxes, low=1, high=4)
+        check_choice("reward", self.reward, ("dense", "sparse"))
+        BoardOptions.__post_init__(self)  # a class with slots is made anew, which `super()` does not notice
+        if self.level_file is not None:
+            self._check_file()
+            return
+        if self.moves is not None:
+            check_range("moves", self.moves, low=1, high=500 if self.max_moves is None else self.max_moves)
+        if self.pushes is not None:
+            check_range("pushes", self.pushes, low=1, high=self.solution[1])
+
+    def _check_file(self) -> None:
+        rooms = self.rooms
+        if self.size not in (None, self.side):
+            raise OptionError("size", f"is {self.size}, but the rooms of {self.level_file} are {self.side} wide")
+        for name in ("boxes", "moves", "pushes", "split", "num_levels"):
+            if getattr(self, name) is not None:
+                raise OptionError(name, f"goes with drawn levels, not with the {len(rooms)} of {self.level_file}")
+
+    @property
+    def rooms(self) -> Sequence[str]:
+        """The rooms of `level_file`; empty without one."""
+        if self.level_file is None:
+            return ()
+        if not isinstance(self.level_file, str):
+            raise OptionError("level_file", f"must be a path, got {self.level_file!r}")
+        return read_levels(self.level_file)
+
+    @property
+    def side(self) -> int:
+        if self.level_file is not None:
+            return self.rooms[0].find("\n")
+        return 6 if self.size is None else self.size
+
+    @property
+    def box_count(self) -> int:
+        """Boxes of a drawn level."""
+        return 1 if self.boxes is None else self.boxes
+
+    @property
+    def move_limit(self) -> int:
+        if self.max_moves is not None:
+            return self.max_moves
+        if self.level_file is not None:
+            return _FILE_MOVES
+        usual = self.side * self.box_count * 5 // 2
+        return usual if self.moves is None else max(usual, self.moves[1] * 3 // 2)
+
+    @property
+    def solution(self) -> tuple[int, int]:
+        """Fewest and most moves of a drawn level's shortest solution."""
+        if self.moves is not None:
+            return self.moves[0], self.moves[1]
+        most = min(self.move_limit, self.side * self.box_count * 5 // 3)
+        return min(2, most), most
+
+
+class SokobanGame(BoardGame[SokobanOptions]):
+    """Sokoban, without state."""
+
+    physics = PHYSICS
+    usual = SokobanOptions()
+
+    def rules(self, options: SokobanOptions) -> str:
+        shown = dict(options.shown)
+        wall = shown.pop("#")
+        return _RULES.format(wall=wall, max_moves=options.move_limit, how=options.how_to_answer, **shown)
+
+    def draw(self, seed: int, options: SokobanOptions) -> Level:
+        if options.level_file is not None:
+            return Level(options.rooms[seed], {})
+        pushes = None if options.pushes is None else (options.pushes[0], options.pushes[1])
+        level = draw_level(seed, options.side, options.box_count, options.solution, pushes, options.split)
+        return Level(level.board, {"shortest": level.moves, "pushes": level.pushes})
+
+    def num_levels(self, options: SokobanOptions) -> int | None:
+        return options.num_levels if options.level_file is None else len(options.rooms)
+
+    def rewards(self, options: SokobanOptions) -> Rewards:
+        if options.reward == "sparse":
+            return Rewards(won=1.0, unfinished=1.0)
+        return Rewards(move=-0.1, progress=1.0, won=10.0)
+
+    def tiles(self) -> NDArray[np.uint8]:
+        return draw_tiles()
+
+    @property
+    def styles(self) -> Mapping[str, str]:
+        return STYLES
+
+
+class Sokoban(BoardEnv):
+    """Sokoban as an environment."""
+
+    game = SokobanGame()
+
+
+class SokobanVector(BoardVectorEnv):
+    """Many rooms that step together, in NumPy."""
+
+    game = Sokoban.game
