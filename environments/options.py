@@ -68,7 +68,9 @@ def check_symbols(name: str, value: object, *, instead_of: str) -> None:
         or " " in value
     ):
         raise OptionError(
-            name, f"must be {len(instead_of)} different printable characters without a space, in the order of {instead_of}, got {value!r}"
+            name,
+            f"must be {len(instead_of)} different printable characters, none of them a space, in the order of "
+            f"{instead_of}, got {value!r}",
         )
 
 

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.boards.game import BoardGame, Level
-from envkit.environments.boards.physics import CODES, STAY, Physics
+from envkit.environments.boards.physics import CODES, Physics
+from envkit.environments.boards.shelf import Drawn
 
 _WAYS = 8
 """Room for actions in an index: a power of two, so that cell and action are joined by a shift."""
 # NumPy is quicker with an array of one than with a number.
 _CODES_1 = np.array([CODES], np.uint8)
 _WAYS_1 = np.array([3])
-
-
-class Drawn(NamedTuple):
-    """Levels as arrays.
-
-    Attributes:
-        cells_RS: Codes of the cells.
-        here_R: The players' cells.
-        wanted_R: How many wanted cells there are.
-        facts: See `Level`; [R] each.
-    """
-
-    cells_RS: NDArray[np.uint8]
-    here_R: NDArray[np.int64]
-    wanted_R: NDArray[np.int64]
-    facts: dict[str, NDArray[np.int64]]
 
 
 class Played(NamedTuple):
@@ -208,78 +191,6 @@ class _Writing:
                 text = text.replace(chr(code), symbol)
         length = side * (side + 1)
         return [text[start : start + length - 1] for start in range(0, len(text), length)]
-
-
-class Shelf:
-    """Where levels come from, for one choice of options. Where their number is bounded, each is drawn only once."""
-
-    def __init__(self, game: BoardGame[Any], options: Any) -> None:
-        self._game = game
-        self._options = options
-        self._count = game.num_levels(options)
-        self._kept: Drawn | None = None
-        self._is_kept = np.zeros(0 if self._count is None else self._count, np.bool_)
-
-    @property
-    def is_single(self) -> bool:
-        """Whether there is only one level."""
-        return self._count == 1
-
-    def draw(self, seeds: Sequence[int], spread_R: NDArray[np.uint64]) -> Drawn:
-        """Return the levels of the seeds, given as they are and spread; one row for all where there is only one."""
-        if self._count is None:
-            return self._encode([self._game.draw(seed, self._options) for seed in seeds])
-        if self.is_single:
-            return self.only()
-        number_R = (spread_R % np.uint64(self._count)).astype(np.int64)
-        if self._kept is None or not self._is_kept.all():
-            missing = np.unique(number_R[~self._is_kept[number_R]])
-            if len(missing):
-                self._keep(missing)
-        assert self._kept is not None
-        return _rows(self._kept, number_R)
-
-    def only(self) -> Drawn:
-        """Return the only level, as one row."""
-        if self._kept is None:
-            self._keep(_ZERO)
-        assert self._kept is not None
-        return self._kept
-
-    def _keep(self, numbers: NDArray[np.int64]) -> None:
-        drawn = self._encode([self._game.draw(int(number), self._options) for number in numbers])
-        if self._kept is None:
-            self._kept = Drawn(*(_room(part, len(self._is_kept)) for part in drawn[:3]), {})  # type: ignore[arg-type]
-            self._kept.facts.update({name: _room(part, len(self._is_kept)) for name, part in drawn.facts.items()})
-        for kept, part in zip(self._kept[:3], drawn[:3], strict=True):
-            kept[numbers] = part
-        for name, part in drawn.facts.items():
-            self._kept.facts[name][numbers] = part
-        self._is_kept[numbers] = True
-
-    def _encode(self, levels: Sequence[Level]) -> Drawn:
-        symbols = self._game.physics.symbols
-        codes = {ord(symbol): code for code, symbol in enumerate(symbols)}
-        text = "".join([level.board for level in levels]).replace("\n", "").translate(codes)
-        cells_RS = np.frombuffer(text.encode("latin-1"), np.uint8).reshape(len(levels), -1)
-        is_player_S = np.isin(np.arange(256), [symbols.index(player) for player in self._game.physics.players])
-        here_R = is_player_S[cells_RS].argmax(axis=1)
-        wanted_R = (cells_RS == symbols.index(self._game.physics.wanted)).sum(axis=1)
-        names = levels[0].facts
-        facts = {name: np.array([level.facts[name] for level in levels], np.int64) for name in names}
-        return Drawn(cells_RS, here_R, wanted_R, facts)
-
-
-_ZERO = np.zeros(1, np.int64)
-
-
-def _rows(drawn: Drawn, rows: NDArray[np.int64]) -> Drawn:
-    facts = {name: part[rows] for name, part in drawn.facts.items()}
-    return Drawn(drawn.cells_RS[rows], drawn.here_R[rows], drawn.wanted_R[rows], facts)
-
-
-def _room(like: NDArray[Any], count: int) -> NDArray[Any]:
-    return np.zeros((count, *like.shape[1:]), like.dtype)
 
 
 def _neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import gymnasium
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 from envkit.environments.answer import parse_answer, parse_answers
 from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN
-from envkit.environments.boards.game import BoardGame, BoardOptions, Level, OptionsT, slipped
+from envkit.environments.boards.game import BoardGame, BoardOptions, Level, OptionsT
 from envkit.environments.boards.pictures import colour, paint
+from envkit.environments.boards.terms import slipped
 from envkit.environments.chance import chance, episode_seed, spread
 from envkit.environments.options import check_choice, override
 from envkit.errors import OptionError, StepOrderError, UsageError
@@ -44,12 +46,13 @@ def spaces_of(
     return seen, Utf8Text(MAX_ANSWER) if action == "text" else Discrete(len(MOVES))
 
 
-def choose(
-    game: BoardGame[OptionsT], usual: OptionsT, changes: Mapping[str, Any] | None, side: int | None
-) -> OptionsT:
+def choose(game: BoardGame[OptionsT], usual: OptionsT, changes: Mapping[str, Any] | None, side: int | None) -> OptionsT:
     """Return `usual` with `changes`.
 
     Args:
+        game: What is played.
+        usual: What holds without changes.
+        changes: Options by name.
         side: Cells along one side of the grids that are observed; None where the size is free.
 
     Raises:
@@ -101,7 +104,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._is_text = action == "text"
         self._side = self._usual.side if self._is_grid else None
         self._running = False
-        self._first: int | None = None
+        self._first = -1
         self._board = ""
         self._options = self._usual
 
@@ -109,16 +112,15 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._running = False
         chosen = choose(self.game, self._usual, options, self._side)
         super().reset(seed=seed)
-        if seed is None and self._first is None:
+        if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))
         if seed is not None:
             self._first, self._episode, self._ticks = int(seed), -1, 0
-        assert self._first is not None
         self._episode += 1
         level = draw(self.game, episode_seed(self._first, self._episode), chosen)
         self._options = chosen
         self._terms = self.game.terms(chosen)
-        self._shown = None if chosen.symbols is None else str.maketrans(dict(chosen.shown))
+        self._shown = None if chosen.symbols is None else _translation(chosen)
         self._board = level.board
         self._here = self.game.physics.find_player(level.board)
         self._wanted = self._left = level.board.count(self.game.physics.wanted)
@@ -187,10 +189,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         if self._is_text:
             if not isinstance(action, str):
                 raise UsageError(f"an action must be text, got {action!r}; make(..., action='index') takes numbers")
-            if self._terms.turn == 1:
-                move = parse_answer(action, MOVES)
-                return () if move is None else (move,)
-            return parse_answers(action, MOVES, self._terms.turn)
+            return read_one(action) if self._terms.turn == 1 else parse_answers(action, MOVES, self._terms.turn)
         if not isinstance(action, (int, np.integer)):
             raise UsageError(f"an action must be an integer, got {action!r}; make(..., action='text') takes answers")
         return (MOVES[action],) if 0 <= action < len(MOVES) else ()
@@ -201,6 +200,21 @@ class BoardEnv(gymnasium.Env[Any, Any]):
             return encode(self._board, self.game).reshape(side, side).copy()
         board = self._board if self._shown is None else self._board.translate(self._shown)
         return above + board
+
+
+def read_one(answer: str) -> tuple[str, ...]:
+    """Return the move that `answer` names; empty when it names none."""
+    return _read_short(answer) if len(answer) <= _SHORT else _read(answer)
+
+
+def _read(answer: str) -> tuple[str, ...]:
+    move = parse_answer(answer, MOVES)
+    return () if move is None else (move,)
+
+
+_SHORT = 64
+"""Characters of the longest answers that are remembered: those without thoughts come again and again."""
+_read_short = lru_cache(maxsize=4096)(_read)
 
 
 def unreadable(turn: int) -> str:
@@ -214,4 +228,8 @@ def show(board: str, game: BoardGame[Any], options: BoardOptions, render_mode: s
         return paint(encode(board, game).reshape(options.side, options.side), game.tiles())
     if render_mode == "ansi":
         return colour(board, game.styles, options.shown)
-    return board.translate(str.maketrans(dict(options.shown)))
+    return board.translate(_translation(options))
+
+
+def _translation(options: BoardOptions) -> dict[int, str]:
+    return {ord(symbol): shown for symbol, shown in options.shown.items()}

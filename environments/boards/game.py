@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.board import MOVES
 from envkit.environments.boards.physics import Physics
+from envkit.environments.boards.terms import Rewards, Terms
 from envkit.environments.options import check_boolean, check_choice, check_integer, check_number, check_symbols
 from envkit.environments.split import SPLITS, Split
 
@@ -69,7 +69,7 @@ class BoardOptions(ABC):
         """Moves until the episode is truncated."""
 
     @property
-    def shown(self) -> Mapping[str, str]:
+    def shown(self) -> dict[str, str]:
         """The symbol that each of the game's own is shown as."""
         return dict(zip(self.canonical, self.symbols or self.canonical, strict=True))
 
@@ -93,41 +93,6 @@ class Level(NamedTuple):
 
     board: str
     facts: Mapping[str, int]
-
-
-class Terms(NamedTuple):
-    """The numbers that an episode is played by: one each, or in `vector` arrays [1], or [N] for boards that differ.
-
-    Attributes:
-        limit: Moves until it is truncated.
-        slip: Chance that a move goes to one of its two sides instead.
-        penalty: Subtracted from the reward of a turn whose answer cannot be read.
-        move: Reward of every move.
-        progress: Reward of every wanted cell that is gone, and cost of each that comes back.
-        won: Reward of winning.
-        unfinished: Times the share of the wanted cells that are gone: reward when the moves run out.
-        turn: Moves that one answer may hold.
-        notices: Whether an answer that cannot be read is told so.
-    """
-
-    limit: Any
-    slip: Any
-    penalty: Any
-    move: Any
-    progress: Any
-    won: Any
-    unfinished: Any
-    turn: Any
-    notices: Any
-
-
-class Rewards(NamedTuple):
-    """See `Terms`."""
-
-    move: float = 0.0
-    progress: float = 0.0
-    won: float = 1.0
-    unfinished: float = 0.0
 
 
 class BoardGame(ABC, Generic[OptionsT]):
@@ -184,21 +149,3 @@ class BoardGame(ABC, Generic[OptionsT]):
             options.actions_per_turn,
             options.instructions,
         )
-
-
-SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}
-"""Where a move goes that slips, for the lowest and for the highest numbers (the order of Gymnasium's FrozenLake)."""
-
-
-def slipped(move: str, slip: float, chance: float) -> str:
-    """Return where `move` goes: to its first side below ``slip / 2``, to its second from ``1 - slip / 2``."""
-    if chance < slip / 2:
-        return SIDES[move][0]
-    return SIDES[move][1] if chance >= 1 - slip / 2 else move
-
-
-TURNS = np.array(
-    [[MOVES.index(SIDES[move][0]), MOVES.index(move), MOVES.index(SIDES[move][1])] for move in MOVES]
-    + [[len(MOVES)] * 3]
-)
-"""The same for arrays: number of the move, by action and by 0 (first side), 1 (no slip) or 2 (second side)."""

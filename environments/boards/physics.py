@@ -129,8 +129,8 @@ class Physics:
         beyond_K = (np.arange(CODES * CODES) % CODES).astype(np.uint8)
         moves_K = np.zeros(CODES * CODES, np.bool_)
         gain_K = np.zeros(CODES * CODES, np.int8)
-        for (ahead, beyond), outcome in self._outcomes.items():
-            k = codes[ahead] * CODES + codes.get(beyond, edge)
+        for pair, outcome in self._outcomes.items():
+            k = codes[pair[0]] * CODES + codes.get(pair[1], edge)
             moves_K[k], gain_K[k], ahead_K[k] = True, outcome.gain, codes[outcome.ahead]
             if outcome.beyond is not None:
                 beyond_K[k] = codes[outcome.beyond]

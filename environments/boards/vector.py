@@ -6,8 +6,7 @@ infos, from the same seeds and for the same actions, in all three ways of starti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,19 +14,19 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from envkit.environments.answer import parse_answer, parse_answers
+from envkit.environments.answer import parse_answers
 from envkit.environments.board import MOVES
-from envkit.environments.boards.batch import Drawn, Shelf, batch_of
-from envkit.environments.boards.env import RENDER_MODES, BoardEnv, choose, show, spaces_of, unreadable
-from envkit.environments.boards.game import TURNS, BoardGame, BoardOptions, Terms
+from envkit.environments.boards.batch import batch_of
+from envkit.environments.boards.env import RENDER_MODES, BoardEnv, choose, read_one, show, spaces_of, unreadable
+from envkit.environments.boards.game import BoardGame, BoardOptions
 from envkit.environments.boards.physics import STAY
+from envkit.environments.boards.shelf import Drawn, Shelf
+from envkit.environments.boards.terms import Terms, as_arrays, matters_of, slipped_N, straight_chances
 from envkit.environments.chance import chance_B, episode_seed, episode_seed_B, spread_B
 from envkit.environments.options import check_choice
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.types import JSON
 
-_SHORT = 64
-"""Characters of the longest answers that are remembered."""
 _BITS = (1 << 64) - 1
 
 Infos = dict[str, Any]
@@ -62,9 +61,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self.num_envs = num_envs
         self.render_mode = render_mode
         self._usual = choose(self.game, self.game.usual, options, None)
-        self.single_observation_space, self.single_action_space = spaces_of(
-            self.game, self._usual, observation, action
-        )
+        self.single_observation_space, self.single_action_space = spaces_of(self.game, self._usual, observation, action)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._autoreset = AutoresetMode(autoreset)
@@ -73,8 +70,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._is_text = action == "text"
         self._batch = batch_of(self.game.physics, num_envs, self._usual.side)
         self._shelf = Shelf(self.game, self._usual)
-        self._usual_terms = self._terms = _arrays(self.game.terms(self._usual))
-        self._matters, self._straight = _matters(self._terms), _straight(self._terms)
+        self._usual_terms = self._terms = as_arrays(self.game.terms(self._usual))
+        self._matters, self._straight = matters_of(self._terms), straight_chances(self._terms)
         self._firsts: list[Any] = [None] * num_envs  # the seed of each row's last reset with one; None before
         self._first_N = np.zeros(num_envs, np.uint64)  # the same, spread
         self._chances_N = np.zeros(num_envs, np.uint32)  # the upper half of that
@@ -109,8 +106,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             raise UsageError(f"seed: there are {self.num_envs} copies, got {len(seeds)} seeds")
         rows_R = np.flatnonzero(mask_N)
         shelf = self._shelf if chosen is self._usual else Shelf(self.game, chosen)
-        self._set_terms(rows_R, self._usual_terms if chosen is self._usual else _arrays(self.game.terms(chosen)))
-        level_seeds = self._begin(rows_R, [seeds[row] for row in rows_R])
+        self._set_terms(rows_R, self._usual_terms if chosen is self._usual else as_arrays(self.game.terms(chosen)))
+        level_seeds = self._begin(rows_R, [seeds[row] for row in rows_R.tolist()])
         drawn = shelf.draw(level_seeds, spread_B(np.array([seed & _BITS for seed in level_seeds], np.uint64)))
         self._start(rows_R, drawn)
         self._is_over_N = self._is_over_N & ~mask_N
@@ -121,7 +118,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         infos: Infos = {
             "success": np.zeros(self.num_envs, np.bool_),
             "_success": mask_N.copy(),
-            "legal_moves": np.where(mask_N, self._legal_N, None),
+            "legal_moves": self._legal(mask_N),
             "_legal_moves": mask_N.copy(),
         }
         return self._observe(), infos | self._level_infos(mask_N, rows_R, drawn.facts)
@@ -162,9 +159,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         boards = self._batch.texts(self.game.physics.symbols)
         return tuple(show(board, self.game, self._usual, self.render_mode) for board in boards)
 
-    def _play(
-        self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_], played_N: NDArray[np.bool_]
-    ) -> _Turn:
+    def _play(self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_], played_N: NDArray[np.bool_]) -> _Turn:
         """Play a turn of one move or several, in the rows that play."""
         terms = self._terms
         turn = self._move(action_NT[:, 0], played_N)
@@ -188,7 +183,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         """Play one move; rows that do not play stay, and nothing is rewarded there."""
         terms = self._terms
         if self._matters.slip:
-            action_N = self._slip(action_N)
+            chance_N = chance_B(self._chances_N, self._ticks_N.astype(np.uint32))
+            action_N = slipped_N(action_N, self._straight, chance_N)
         moved_N, gain_N, won_N, over_N = self._batch.play(action_N)
         self._ticks_N += playing_N
         reward_N = won_N.astype(np.float64)
@@ -201,16 +197,6 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
                 reward_N *= playing_N
         truncated_N = np.greater(self._ticks_N >= self._deadline_N, over_N)
         return _Turn(reward_N, over_N, truncated_N, moved_N, won_N)
-
-    def _slip(self, action_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the moves that the actions become."""
-        chance_N = chance_B(self._chances_N, self._ticks_N.astype(np.uint32))
-        low, high = self._straight
-        side_N = (chance_N >= low).view(np.int8)
-        side_N += (chance_N >= high).view(np.int8)
-        turn_N = action_N << _TWO_1
-        turn_N += side_N
-        return _TURNS.take(turn_N)
 
     def _read(self, actions: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the numbers of the moves of every turn [N, T], -1 where there are no more, and which could be read."""
@@ -228,7 +214,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             if self._matters.turn:
                 return self._read_turns(actions)
-            numbers = [_number_of(text) if len(text) <= _SHORT else _read_number(text) for text in actions]
+            numbers = [_NUMBERS[read_one(text)] for text in actions]
         except (TypeError, AttributeError):
             raise UsageError("actions must be texts; make_vec(..., action='index') takes numbers") from None
         action_N = np.array(numbers, np.int64)
@@ -292,7 +278,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             last[name], last[f"_{name}"] = infos[name] & ended_N, ended_N
             if name != "success" and goes_on_N.any():
                 following[name], following[f"_{name}"] = infos[name] & goes_on_N, goes_on_N
-        last["legal_moves"], last["_legal_moves"] = np.where(ended_N, self._legal_N, None), ended_N
+        last["legal_moves"], last["_legal_moves"] = self._legal(ended_N), ended_N
         following["legal_moves"], following["_legal_moves"] = self._legal_N, self._all_N
         following |= {"final_obs": final_N, "_final_obs": ended_N, "final_info": last, "_final_info": ended_N}
         following |= self._start_again(ended_N, rows_R)
@@ -332,6 +318,11 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             level[name], level[f"_{name}"] = fact_N, mask_N
         return {"level": level, "_level": mask_N}
 
+    def _legal(self, mask_N: NDArray[np.bool_]) -> NDArray[Any]:
+        legal_N = self._legal_N.copy()
+        legal_N[~mask_N] = None
+        return legal_N
+
     def _set_terms(self, rows_R: NDArray[np.int64], terms: Terms) -> None:
         """Play the rows by `terms`. They become arrays when they first differ from the usual ones."""
         if self._terms is self._usual_terms:
@@ -340,14 +331,14 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             self._terms = Terms(*(np.repeat(term, self.num_envs) for term in self._usual_terms))
         for term_N, term in zip(self._terms, terms, strict=True):
             term_N[rows_R] = term
-        self._matters, self._straight = _matters(self._terms), _straight(self._terms)
+        self._matters, self._straight = matters_of(self._terms), straight_chances(self._terms)
 
     def _write(self, rows_R: NDArray[np.int64], above: str) -> None:
         for row, text in zip(rows_R.tolist(), self._batch.texts(self._symbols, rows_R), strict=True):
             self._texts[row] = above + text
 
     def _notice(self, unread_N: NDArray[np.bool_], again_R: NDArray[np.int64]) -> None:
-        """Put above the boards what stands there: notices where nothing could be read, rules where an episode begins."""
+        """Put above the boards what stands there: notices, and rules where an episode begins."""
         if unread_N.any():
             turn_N = np.broadcast_to(self._terms.turn, self.num_envs)
             for row in (self._terms.notices & unread_N).nonzero()[0].tolist():
@@ -370,39 +361,9 @@ class _Turn(NamedTuple):
     won_N: NDArray[np.bool_]
 
 
-class _Matters(NamedTuple):
-    """Which of the terms have an effect in any row."""
-
-    moves: bool
-
-    slip: bool
-    penalty: bool
-    unfinished: bool
-    turn: bool
-
-
 def _above(game: BoardGame[Any], options: BoardOptions) -> str:
     """Return what stands above the first board."""
     return f"{game.rules(options)}\n\n" if options.instructions else ""
-
-
-def _matters(terms: Terms) -> _Matters:
-    moves, progress, slip, penalty, unfinished = (
-        bool(np.any(term)) for term in (terms.move, terms.progress, terms.slip, terms.penalty, terms.unfinished)
-    )
-    return _Matters(moves or progress, slip, penalty, unfinished, bool(np.any(np.greater(terms.turn, 1))))
-
-
-def _arrays(terms: Terms) -> Terms:
-    """Return the terms as arrays of one each: NumPy is quicker with them than with numbers."""
-    return Terms(*(np.array([term]) for term in terms))
-
-
-def _straight(terms: Terms) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return from and up to which chance, times 2**32, a move goes where it was meant to."""
-    low, high = np.ceil(terms.slip / 2 * 2.0**32), np.ceil((1 - terms.slip / 2) * 2.0**32)
-    kind = np.uint64 if high.max() >= 2.0**32 else np.uint32
-    return low.astype(kind), high.astype(kind)
 
 
 def _mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:
@@ -416,14 +377,6 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _read_number(text: str) -> int:
-    """Return the number of the move that `text` names; `STAY` when it names none."""
-    move = parse_answer(text, MOVES)
-    return STAY if move is None else MOVES.index(move)
-
-
-_number_of = lru_cache(maxsize=4096)(_read_number)
+_NUMBERS: Mapping[tuple[str, ...], int] = {(): STAY, **{(move,): number for number, move in enumerate(MOVES)}}
 _STAY_1 = np.array([STAY], np.uint64)
-_TWO_1 = np.array([2])
-_TURNS = np.pad(TURNS, ((0, 0), (0, 1))).reshape(-1)  # four numbers an action
 _NOBODY = np.zeros(0, np.int64)

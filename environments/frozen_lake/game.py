@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envkit.environments.boards.env import BoardEnv
-from envkit.environments.boards.game import BoardGame, BoardOptions, Level, Rewards
+from envkit.environments.boards.game import BoardGame, BoardOptions, Level
 from envkit.environments.boards.physics import Physics
+from envkit.environments.boards.terms import Rewards
 from envkit.environments.boards.vector import BoardVectorEnv
 from envkit.environments.frozen_lake.expert import SYMBOLS
 from envkit.environments.frozen_lake.lakes import MAPS, Lake, draw_lake, read_map

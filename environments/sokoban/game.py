@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envkit.environments.boards.env import BoardEnv
-from envkit.environments.boards.game import BoardGame, BoardOptions, Level, Rewards
+from envkit.environments.boards.game import BoardGame, BoardOptions, Level
+from envkit.environments.boards.terms import Rewards
 from envkit.environments.boards.vector import BoardVectorEnv
 from envkit.environments.options import check_choice, check_integer, check_range
 from envkit.environments.sokoban.files import read_levels
@@ -125,7 +126,7 @@ class SokobanGame(BoardGame[SokobanOptions]):
     usual = SokobanOptions()
 
     def rules(self, options: SokobanOptions) -> str:
-        shown = dict(options.shown)
+        shown = options.shown
         wall = shown.pop("#")
         return _RULES.format(wall=wall, max_moves=options.move_limit, how=options.how_to_answer, **shown)
 

@@ -104,7 +104,7 @@ def make_vec(
 
 def _processes(
     copies: Sequence[Callable[[], gymnasium.Env[Any, Any]]], autoreset: AutoresetMode
-) -> AsyncVectorEnv[Any, Any, Any]:
+) -> AsyncVectorEnv[Any, Any]:
     """Run each copy in a process.
 
     Gymnasium's processes forget at a reset that an episode had ended, when observations do not travel by shared memory
@@ -113,7 +113,7 @@ def _processes(
     """
     if autoreset is not AutoresetMode.NEXT_STEP:
         return AsyncVectorEnv(copies, shared_memory=False, autoreset_mode=autoreset)
-    envs: AsyncVectorEnv[Any, Any, Any] = AsyncVectorEnv(
+    envs: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
         [partial(_StartsAgain.around, copy) for copy in copies],
         shared_memory=False,
         autoreset_mode=AutoresetMode.DISABLED,

@@ -1,0 +1,105 @@
+"""Terms: the numbers that an episode is played by, and what they come to for many episodes at once. Axes: N boards."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envkit.environments.board import MOVES
+
+
+class Terms(NamedTuple):
+    """The numbers that an episode is played by: one each, or in `vector` arrays [1], or [N] for boards that differ.
+
+    Attributes:
+        limit: Moves until it is truncated.
+        slip: Chance that a move goes to one of its two sides instead.
+        penalty: Subtracted from the reward of a turn whose answer cannot be read.
+        move: Reward of every move.
+        progress: Reward of every wanted cell that is gone, and cost of each that comes back.
+        won: Reward of winning.
+        unfinished: Times the share of the wanted cells that are gone: reward when the moves run out.
+        turn: Moves that one answer may hold.
+        notices: Whether an answer that cannot be read is told so.
+    """
+
+    limit: Any
+    slip: Any
+    penalty: Any
+    move: Any
+    progress: Any
+    won: Any
+    unfinished: Any
+    turn: Any
+    notices: Any
+
+
+class Rewards(NamedTuple):
+    """See `Terms`."""
+
+    move: float = 0.0
+    progress: float = 0.0
+    won: float = 1.0
+    unfinished: float = 0.0
+
+
+class Matters(NamedTuple):
+    """Which of the terms have an effect in any row."""
+
+    moves: bool
+
+    slip: bool
+    penalty: bool
+    unfinished: bool
+    turn: bool
+
+
+def matters_of(terms: Terms) -> Matters:
+    moves, progress, slip, penalty, unfinished = (
+        bool(np.any(term)) for term in (terms.move, terms.progress, terms.slip, terms.penalty, terms.unfinished)
+    )
+    return Matters(moves or progress, slip, penalty, unfinished, bool(np.any(np.greater(terms.turn, 1))))
+
+
+def as_arrays(terms: Terms) -> Terms:
+    """Return the terms as arrays of one each: NumPy is quicker with them than with numbers."""
+    return Terms(*(np.array([term]) for term in terms))
+
+
+def straight_chances(terms: Terms) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return from and up to which chance, times 2**32, a move goes where it was meant to."""
+    low, high = np.ceil(terms.slip / 2 * 2.0**32), np.ceil((1 - terms.slip / 2) * 2.0**32)
+    kind = np.uint64 if high.max() >= 2.0**32 else np.uint32
+    return low.astype(kind), high.astype(kind)
+
+
+SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}
+"""Where a move goes that slips, for the lowest and for the highest numbers (the order of Gymnasium's FrozenLake)."""
+
+
+def slipped(move: str, slip: float, chance: float) -> str:
+    """Return where `move` goes: to its first side below ``slip / 2``, to its second from ``1 - slip / 2``."""
+    if chance < slip / 2:
+        return SIDES[move][0]
+    return SIDES[move][1] if chance >= 1 - slip / 2 else move
+
+
+def slipped_N(
+    action_N: NDArray[np.int64], straight: tuple[NDArray[Any], NDArray[Any]], chance_N: NDArray[np.uint32]
+) -> NDArray[np.int64]:
+    """`slipped` for arrays of the moves' numbers, with chances times 2**32."""
+    low, high = straight
+    side_N = (chance_N >= low).view(np.int8)
+    side_N += (chance_N >= high).view(np.int8)
+    turn_N = action_N << _TWO
+    turn_N += side_N
+    turned_N: NDArray[np.int64] = _TURNS.take(turn_N)
+    return turned_N
+
+
+_TURNS = np.array(
+    [[*(MOVES.index(to) for to in (SIDES[move][0], move, SIDES[move][1])), 0] for move in MOVES] + [[len(MOVES)] * 4]
+).reshape(-1)  # by four times the action and 0 for the first side, 1 for no slip, 2 for the second side
+_TWO = np.array([2])
