@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import envkit
-from envkit.environments.chance import chance, episode_seed
+from envkit.environments.chance import chance
 
 NUM_ENVS = 50
 STEPS = 500  # of each of them; the four lakes of a mode make 100,000 together
@@ -24,7 +24,7 @@ PLAYER = 3  # more, for the player on a cell
 
 
 class Chances:
-    """Stands where Gymnasium keeps its generator, and gives the numbers that envkit's level of `seed` slips by."""
+    """Stands where Gymnasium keeps its generator: the numbers by which envkit slips after a reset with `seed`."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -36,9 +36,9 @@ class Chances:
 
 
 class Peer:
-    """Gymnasium's lake, beginning its episodes with the seeds of envkit's, and when they do."""
+    """Gymnasium's lake, given envkit's chances, and beginning again in the step after an end."""
 
-    def __init__(self, map: str, slip: float, first_seed: int) -> None:
+    def __init__(self, map: str, slip: float, seed: int) -> None:
         self._env = gymnasium.make(
             "FrozenLake-v1",
             map_name=map,
@@ -49,14 +49,12 @@ class Peer:
         )
         desc: NDArray[np.bytes_] = self._env.get_wrapper_attr("desc")
         self._grid = np.vectorize(CODES.__getitem__)(desc)
-        self._first_seed = first_seed
-        self._episode = 0
+        self._chances = Chances(seed)
         self._is_over = False
         self.start = self._begin()
 
     def step(self, action: int) -> tuple[NDArray[np.int64], float, bool, bool]:
         if self._is_over:
-            self._episode += 1
             self._is_over = False
             return self._begin(), 0.0, False, False
         cell, reward, terminated, truncated, _ = self._env.step(action)
@@ -65,8 +63,8 @@ class Peer:
         return self._draw(cell), float(reward), terminated, truncated and not terminated
 
     def _begin(self) -> NDArray[np.int64]:
-        cell, _ = self._env.reset()
-        self._env.unwrapped.np_random = Chances(episode_seed(self._first_seed, self._episode))  # type: ignore[assignment]
+        cell, _ = self._env.reset(seed=0)  # with a generator of its own, since there is one start and nothing to draw
+        self._env.unwrapped.np_random = self._chances  # type: ignore[assignment]
         return self._draw(cell)
 
     def _draw(self, cell: int) -> NDArray[np.int64]:
