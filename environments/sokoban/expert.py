@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from envkit.environments.board import find_board
-from envkit.environments.sokoban.search import SYMBOLS, Position, Room, read_position, search_back
+from envkit.environments.sokoban.rules import SYMBOLS
+from envkit.environments.sokoban.search import Position, Room, read_position, search_back
 from envkit.environments.sokoban.solver import MAX_STATES, first_steps
 from envkit.errors import OutOfReachError
 from envkit.types import JSON, Observation
@@ -26,7 +27,8 @@ class SokobanExpert:
     def __init__(
         self, *, symbols: str | None = None, max_table: int = 4_000, max_states: int = MAX_STATES, **options: JSON
     ) -> None:
-        self._meaning = None if symbols is None else str.maketrans(symbols, SYMBOLS)
+        # What is ours and not among theirs means nothing.
+        self._meaning = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
         self._max_table = max_table
         self._max_states = max_states
 

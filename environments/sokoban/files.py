@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from envkit.environments.sokoban.search import SYMBOLS
+from envkit.environments.sokoban.rules import SYMBOLS
 from envkit.errors import OptionError
 
 _THEIRS = "# .*$@+"

@@ -15,9 +15,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
 from envkit.environments.board import MOVES
-
-SYMBOLS = "#_O√XPS"
-"""Wall, floor, target, box on a target, box, player, player on a target."""
+from envkit.environments.sokoban.rules import SYMBOLS
 
 SHIFT = 10
 PLAYER = (1 << SHIFT) - 1

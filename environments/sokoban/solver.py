@@ -59,10 +59,8 @@ def first_steps(position: Position, max_states: int = MAX_STATES) -> Sequence[in
     meeting = _meet(position, max_states)
     if meeting is None:
         return ()
-    room, (ahead, back) = position.room, meeting
+    room, ahead = position.room, meeting.ahead
     on_the_way = set(_met(meeting))
-    if len(ahead) == 1:
-        return [state for state in room.after(position.state) if len(back) > 1 and state in back[-2]]
     for layer in ahead[-2:0:-1]:
         on_the_way = {state for after in on_the_way for state in room.before(after) if state in layer}
     return [state for state in room.after(position.state) if state in on_the_way]

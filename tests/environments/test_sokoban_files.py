@@ -1,0 +1,132 @@
+"""Level files in the format of Boxoban."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envkit.environments.sokoban.files import read_levels
+from envkit.environments.sokoban.solver import solve
+from envkit.errors import OptionError
+
+_SMALL = "#####\n#@$.#\n#   #\n#   #\n#####\n"
+_TWO = """\
+; 12
+######
+#@$ .#
+#    #
+#  $.#
+#    #
+######
+
+; 13
+######
+#+ $ #
+# *  #
+#  $.#
+##   #
+######
+"""
+
+
+def test_levels_are_read_in_our_own_symbols_and_in_their_order(tmp_path: Path) -> None:
+    levels = read_levels(_write(tmp_path, _TWO))
+    assert levels == (
+        "######\n#PX_O#\n#____#\n#__XO#\n#____#\n######",
+        "######\n#S_X_#\n#_√__#\n#__XO#\n##___#\n######",
+    )
+    assert solve(levels[0]) == ("right", "right", "left", "down", "down", "right")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _SMALL,
+        _SMALL.rstrip("\n"),
+        f"\ufeff; 0\n{_SMALL}",
+        _SMALL.replace("\n", "\r\n"),
+        f"\n\n; a level\n;and more\n{_SMALL}   \n\n; the end",
+    ],
+)
+def test_what_stands_around_a_level_does_not_matter(tmp_path: Path, text: str) -> None:
+    assert read_levels(_write(tmp_path, text)) == ("#####\n#PXO#\n#___#\n#___#\n#####",)
+
+
+def test_a_header_alone_parts_two_levels(tmp_path: Path) -> None:
+    assert len(read_levels(_write(tmp_path, f"; 0\n{_SMALL}; 1\n{_SMALL}"))) == 2
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    for name, row in (("010.txt", "# @$.#"), ("002.txt", "#@$ .#"), ("notes.md", "not a level"), ("1.txt", "#@ $.#")):
+        (tmp_path / name).write_text(f"######\n{row}\n#    #\n#    #\n#    #\n######\n")
+    assert [level.split("\n")[1] for level in read_levels(str(tmp_path))] == ["#PX_O#", "#_PXO#", "#P_XO#"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "there is no level in"),
+        ("; 0\n; 1\n\n", "there is no level in"),
+        (_SMALL.replace("$", "x"), "line 1 has the unknown symbol 'x'; known are '# .*$@+'"),
+        (_SMALL.replace("@", " "), "line 1 has 0 players"),
+        (f"; 0\n\n{_SMALL.replace('.', '+')}", "line 3 has 2 players"),
+        (_SMALL.replace(".", " "), "line 1 has 1 boxes and 0 targets"),
+        (_SMALL.replace("$.", "* "), "line 1 is solved already, or has no box"),
+        (_SMALL.replace("$.", "  "), "line 1 is solved already, or has no box"),
+        (
+            _SMALL.replace("#   #\n", "#   #\n" * 2, 1),
+            "must be a square of 5 to 32 cells, got 6 lines of [5] characters",
+        ),
+        (_SMALL.replace("#   #\n", "#  #\n", 1), "must be a square of 5 to 32 cells, got 5 lines of [4, 5] characters"),
+        (_SMALL.replace("#   #", "#   # ", 1), "got 5 lines of [5, 6] characters"),
+        ("####\n#@ #\n#$.#\n####\n", "must be a square of 5 to 32 cells, got 4 lines of [4] characters"),
+        (_SMALL.replace("#   #", "    #", 1), "line 1 is not walled all around"),
+        (_SMALL.replace("#####", "## ##", 1), "line 1 is not walled all around"),
+        (
+            f"{_SMALL}\n; 1\n######\n#@$. #\n#    #\n#    #\n#    #\n######\n",
+            "line 8 has another size than those before it: 6 instead of 5",
+        ),
+        ("\x00\x01", "line 1 has the unknown symbol '\\x00'"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, fault: str) -> None:
+    path = _write(tmp_path, text)
+    with pytest.raises(OptionError) as refused:
+        read_levels(path)
+    assert refused.value.option == "level_file"
+    assert path in refused.value.reason
+    assert fault in refused.value.reason
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "levels.txt").write_bytes(_SMALL.encode().replace(b"$", b"\xff"))
+    with pytest.raises(OptionError, match="line 1 has the unknown symbol"):
+        read_levels(str(tmp_path / "levels.txt"))
+
+
+def test_a_path_without_levels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"level_file: cannot read .*gone\.txt: No such file or directory"):
+        read_levels(str(tmp_path / "gone.txt"))
+    with pytest.raises(OptionError, match=r"there is no level in .*a folder with \*\.txt"):
+        read_levels(str(tmp_path))
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "levels.txt").open("wb") as file:
+        file.truncate((128 << 20) + 1)  # a hole, which takes no place on the disk
+    with pytest.raises(OptionError, match="has more than 128 MiB"):
+        read_levels(str(tmp_path / "levels.txt"))
+
+
+def test_a_file_is_read_once_in_a_process(tmp_path: Path) -> None:
+    path = _write(tmp_path, _SMALL)
+    first = read_levels(path)
+    _write(tmp_path, "nothing")
+    assert read_levels(path) is first
+
+
+def _write(folder: Path, text: str) -> str:
+    path = folder / "levels.txt"
+    path.write_text(text, newline="", encoding="utf-8")
+    return str(path)
