@@ -40,6 +40,6 @@ def _register(specs: Iterable[EnvSpec]) -> None:
         id = f"{NAMESPACE}/{spec.id}"
         if id not in gymnasium.registry:
             try:
-                gymnasium.register(id, "envkit:make", kwargs={"env_id": spec.id})
+                gymnasium.register(id, "envkit:make", vector_entry_point="envkit:make_vec", kwargs={"env_id": spec.id})
             except gymnasium.error.Error as error:  # one odd name must not take the others with it
                 warnings.warn(f"Gymnasium does not take {spec.id!r}: {error}", stacklevel=3)
