@@ -159,13 +159,14 @@ class BlockingEnv(gymnasium.Env[str, str]):
         self._end_lease()
         self._episode = self._lease.enter_context(self._portal.wrap_async_context_manager(self._host.lease(task)))
         observation, info = self._portal.call(self._episode.reset)
-        return observation.text, info
+        return observation.text, _with_moves(info, observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         if self._episode is None:
             raise StepOrderError("step before reset")
         step = self._portal.call(self._episode.step, action)
-        return step.observation.text, step.reward, step.terminated, step.truncated, step.info
+        info = _with_moves(step.info, step.observation)
+        return step.observation.text, step.reward, step.terminated, step.truncated, info
 
     def close(self) -> None:
         """End the episode and give back the host; safe to repeat. A program that ends does it by itself."""
@@ -180,6 +181,11 @@ class BlockingEnv(gymnasium.Env[str, str]):
 def _observation(text: str, info: Info) -> Observation:
     moves = info.get("legal_moves")
     return Observation(text, tuple(str(move) for move in moves) if isinstance(moves, (list, tuple)) else ())
+
+
+def _with_moves(info: Info, observation: Observation) -> Info:
+    """Put the legal moves where a ``gymnasium.Env`` of text has them."""
+    return {"legal_moves": list(observation.legal_moves), **info} if observation.legal_moves else info
 
 
 def _attributed(error: Exception, task: Task) -> EnvkitError:

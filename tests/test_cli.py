@@ -73,7 +73,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     words = done.stdout.split()
-    assert {"train", "check", "eval", "serve", "list"} <= set(words)
+    assert {"train", "check", "eval", "play", "serve", "list"} <= set(words)
     assert words[-1] == "heavy:"
 
 

@@ -12,6 +12,7 @@ from envkit.cli.check import check
 from envkit.cli.evaluate import evaluate
 from envkit.cli.exits import as_exit_code
 from envkit.cli.listing import list_envs
+from envkit.cli.play import play
 from envkit.cli.serve import serve
 from envkit.cli.train import train
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("check")(check)
 app.command("eval")(evaluate)
+app.command("play")(play)
 app.command("serve")(serve)
 app.command("list")(list_envs)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from envkit import clock
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge.display import Display
 from envkit.types import JSON, Options, Task, Trajectory, stable_hash
@@ -128,7 +128,7 @@ async def evaluate(
         UnknownEnvError: No such environment.
         OptionError: The environment refuses an option.
         UsageError: There is no such policy, or it cannot play this environment or so often.
-        UnreachableError: The server does not answer.
+        UnreachableError: The server does not answer, or no longer.
         EnvkitError: Not one episode could be played.
     """
     if greedy and attempts > 1:
@@ -154,7 +154,10 @@ async def evaluate(
         host = NotingHost(await opened.enter_async_context(_host(url, episodes * attempts)))
         display.phase(policy, episodes * attempts)
         began = clock.now()
-        outcomes = await play_all(host, tasks, attempts=attempts, display=display)
+        try:
+            outcomes = await play_all(host, tasks, attempts=attempts, display=display)
+        except UnreachableError as error:
+            raise UnreachableError(f"the server at {url} was lost: {error}; evaluate again once it is back") from error
         seconds = clock.now() - began
         display.close()
     errors = [outcome.error for task in outcomes for outcome in task if outcome.error is not None]

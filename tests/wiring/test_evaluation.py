@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from typing import Any
 
 import gymnasium
 import pytest
 
 from envkit import clock, config
-from envkit.errors import OptionError, UnknownEnvError, UsageError
+from envkit.errors import OptionError, UnknownEnvError, UnreachableError, UsageError
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.display import SilentDisplay
 from envkit.types import Info, Observation, Task
@@ -161,6 +163,37 @@ def test_an_episode_whose_world_breaks_is_void_and_the_others_count() -> None:
         None,
     ]
     assert [outcome.metrics.get("return") for outcome in outcomes] == [2.0, None, 2.0, None, 2.0]
+
+
+class Killer(SilentDisplay):
+    """Kills a server when some episodes were played on it."""
+
+    def __init__(self, server: subprocess.Popen[str]) -> None:
+        self._server = server
+        self._played = 0
+
+    def advance(self, count: int = 1, **shown: float | str) -> None:
+        self._played += count
+        if self._played == 20:
+            self._server.kill()
+
+
+def test_a_server_that_goes_away_is_named() -> None:
+    command = [sys.executable, "-m", "envkit", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[1]
+
+        async def main() -> Evaluation:
+            task = ("FrozenLake-v0", "random")
+            display = Killer(server)
+            return await evaluate(*task, episodes=2000, seed=0, options={}, split="eval", display=display, url=url)
+
+        try:
+            with pytest.raises(UnreachableError, match=f"^the server at {url} was lost: .*; evaluate again once it is"):
+                clock.run(main)
+        finally:
+            server.kill()
 
 
 def test_a_random_player_needs_legal_moves() -> None:

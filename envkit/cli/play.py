@@ -1,0 +1,78 @@
+"""``envkit play``: a world, played by whoever sits at the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envkit.cli.options import EnvOptions, read_options
+
+if TYPE_CHECKING:
+    from envkit.wiring.play import Game
+
+
+def play(
+    env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
+    option: EnvOptions = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first level follows from it.")] = 0,
+    split: Annotated[
+        str, typer.Option(metavar="train|validation|eval|any", help="Play only levels of this split.")
+    ] = "any",
+    url: Annotated[str | None, typer.Option(help="Play on the envkit serve at this address.")] = None,
+) -> None:
+    """Play an environment yourself.
+
+    On a terminal, keys play and the last line says which. Otherwise, each line of the input is an action.
+    """
+    from envkit.wiring.play import open_game
+
+    with open_game(env_id, options=read_options(option or ()), split=split, url=url) as game:
+        if not _is_screen():
+            _play_lines(game, seed)
+            return
+        from rich.console import Console
+
+        from envkit.cli.keyboard import keyboard
+        from envkit.cli.screen import play_on_screen
+
+        with keyboard(sys.stdin.fileno()) as keys:
+            play_on_screen(game, seed, Console(file=sys.stdout, highlight=False), keys)
+
+
+def _is_screen() -> bool:
+    """Whether a board can be drawn in place and keys can be read one at a time, which needs a Unix."""
+    is_dumb = os.environ.get("TERM", "dumb").lower() in ("dumb", "unknown")
+    return _is_terminal() and not is_dumb and find_spec("termios") is not None
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _play_lines(game: Game, seed: int) -> None:
+    """Play one episode, a line an action; an empty one is none."""
+    scene = game.begin(seed)
+    typer.echo(scene.text)
+    for line in _lines():
+        if not line.strip():
+            continue
+        scene = game.act(game.answer(line))
+        typer.echo(scene.text)
+        typer.echo(f"reward {scene.reward:g}")
+        if scene.end is not None:
+            typer.echo(f"{scene.end}: turns {scene.turns}, return {scene.total:g}")
+            return
+
+
+def _lines() -> Iterable[str]:
+    """Yield the lines of the input, after a prompt where somebody waits for one."""
+    prompt = "> " if _is_terminal() else ""
+    typer.echo(prompt, nl=False)
+    for line in sys.stdin.buffer:
+        yield line.decode(errors="replace").rstrip("\r\n")
+        typer.echo(prompt, nl=False)

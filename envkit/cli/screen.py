@@ -1,0 +1,182 @@
+"""A game on a terminal: the board is drawn in place, keys play."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from envkit.cli import keyboard
+from envkit.cli.keyboard import Keyboard
+from envkit.wiring.play import LOST, OUT_OF_MOVES, SOLVED, Game, Scene
+
+_MOVES = {
+    **dict.fromkeys((keyboard.UP, "w", "k"), "up"),
+    **dict.fromkeys((keyboard.DOWN, "s", "j"), "down"),
+    **dict.fromkeys((keyboard.LEFT, "a", "h"), "left"),
+    **dict.fromkeys((keyboard.RIGHT, "d", "l"), "right"),
+}
+_STYLES = {SOLVED: "bold green", LOST: "bold red", OUT_OF_MOVES: "bold yellow"}
+
+
+def play_on_screen(game: Game, seed: int, console: Console, keys: Keyboard) -> None:
+    """Play until the person leaves.
+
+    Args:
+        game: What to play.
+        seed: Seed of the first level.
+        console: The terminal to draw on.
+        keys: Its keys.
+    """
+    notes = game.begin(seed).notes
+    if notes:
+        console.print(_plain(notes))
+        console.print()
+    screen = _Screen(game, console, keys)
+    with Live(console=console, auto_refresh=False, get_renderable=screen.drawn) as live:
+        screen.run(live)
+
+
+class _Screen:
+    def __init__(self, game: Game, console: Console, keys: Keyboard) -> None:
+        self._game = game
+        self._console = console
+        self._keys = keys
+        self._said = ""  # what the person has to be told, until the next key
+        self._line: str | None = None  # what has been typed of an answer, while one is typed
+        self._has_left = False
+
+    def run(self, live: Live) -> None:
+        while not self._has_left:
+            live.refresh()
+            key = self._keys.next()
+            if key == keyboard.SUSPENDED:
+                live.stop()
+                self._keys.suspend()
+                live.start()
+            elif key == keyboard.END:
+                self._has_left = True
+            elif key == keyboard.RESIZED:
+                self._console.clear()  # lines that were broken anew are not where they were drawn
+            elif key != keyboard.UNKNOWN:
+                self._said = ""
+                if self._line is None:
+                    self._command(key)
+                else:
+                    self._line = self._edited(self._line, key)
+        self._line = None
+        live.refresh()
+
+    def _command(self, key: str) -> None:
+        scene = self._game.scene
+        if key == "q":
+            self._has_left = True
+        elif key == "r":
+            self._game.begin(scene.seed)
+        elif key == "n":
+            self._game.begin(scene.seed + 1)
+        elif scene.end is not None:
+            self._said = "the episode is over: r plays it again, n goes on to the next level, q leaves"
+        elif key in (":", keyboard.ENTER):
+            self._line = ""
+        elif key == "?":
+            self._said = self._hint()
+        elif (move := _MOVES.get(key)) is not None:
+            if move in scene.legal_moves:
+                self._act(move)
+            else:
+                self._said = f"this world lists no move {move!r}: type : and then what you want to answer"
+
+    def _edited(self, line: str, key: str) -> str | None:
+        """Return the typed line after `key`; None when it is finished or given up."""
+        if key == keyboard.ENTER:
+            if line.strip():
+                self._act(line)
+            return None
+        if key == keyboard.ESCAPE:
+            return None
+        if key == keyboard.CLEAR:
+            return ""
+        if key == keyboard.BACKSPACE:
+            return line[:-1]
+        return line + key if len(key) == 1 and key.isprintable() else line
+
+    def _act(self, text: str) -> None:
+        notes = self._game.act(self._game.answer(text)).notes
+        self._said = notes
+
+    def _hint(self) -> str:
+        if not self._game.has_expert:
+            return "this world has no expert to ask"
+        moves = self._game.hint()
+        return f"hint: {' or '.join(moves)}" if moves else "the expert knows no way from here"
+
+    def drawn(self) -> Group:
+        """Return the picture, cut to what fits; what stands below the board is the last to go."""
+        width, height = self._console.size
+        scene = self._game.scene
+        head = [Text(f"{self._game.env_id}  seed {scene.seed}", style="bold")]
+        foot = [Text(_figures(scene))]
+        if scene.end is not None:
+            foot.append(Text(_ending(scene), style=_STYLES.get(scene.end, "bold")))
+        foot += _wrapped(self._said, self._console)
+        foot.append(self._last_line(width))
+        if scene.drawing is None:
+            board = _wrapped(scene.text, self._console)
+        else:
+            board = list(Text.from_ansi(scene.drawing).split("\n"))
+        room = height - 1 - len(head) - len(foot)
+        if room >= len(board) + 2:
+            board = [Text(), *board, Text()]
+        elif room < len(board):
+            hidden = len(board) - max(0, room - 1)
+            board = [Text(f"… {hidden} lines do not fit", style="dim"), *board[hidden:]] if room > 0 else []
+        lines = [*head, *board, *foot][-max(1, height - 1) :]
+        for line in lines:
+            line.no_wrap = True
+            line.overflow = "ellipsis"
+        return Group(*lines)
+
+    def _last_line(self, width: int) -> Text:
+        """What is being typed, or which keys there are."""
+        if self._line is not None:
+            return Text.assemble(": ", self._line[-max(1, width - 4) :], ("█", "blink"))
+        return Text("  ".join(self._keys_now()), style="dim")
+
+    def _keys_now(self) -> Iterator[str]:
+        scene = self._game.scene
+        if scene.end is None:
+            if set(_MOVES.values()) & set(scene.legal_moves):
+                yield "arrows, wasd, hjkl move"
+            yield ": answer"
+            if self._game.has_expert:
+                yield "? hint"
+        yield "r again"
+        yield "n next"
+        yield "q quit"
+
+
+def _figures(scene: Scene) -> str:
+    shown = [f"turns {scene.turns}", f"return {scene.total:g}"]
+    if scene.reward is not None:
+        shown.append(f"last reward {scene.reward:g}")
+    for name, value in (("valid", scene.is_valid), ("effective", scene.is_effective)):
+        if value is not None:
+            shown.append(f"{name} {'yes' if value else 'no'}")
+    return "  ".join(shown)
+
+
+def _ending(scene: Scene) -> str:
+    told = f"{scene.end} after {scene.turns} {'turn' if scene.turns == 1 else 'turns'}"
+    return told if scene.shortest is None else f"{told}; the shortest solution has {scene.shortest} moves"
+
+
+def _wrapped(text: str, console: Console) -> list[Text]:
+    return list(_plain(text).wrap(console, console.width)) if text else []
+
+
+def _plain(text: str) -> Text:
+    """Return what a world says as nothing but text, whatever it could make the terminal do."""
+    return Text("".join(one if one.isprintable() or one == "\n" else " " for one in text))

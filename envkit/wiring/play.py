@@ -1,0 +1,211 @@
+"""A world played by a person: `Game` plays one level after another and says what there is to see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium
+
+from envkit.errors import EnvError, EnvkitError, UsageError
+from envkit.protocols import Expert
+from envkit.types import Info, Observation, Options
+from envkit.wiring.difficulty import shortest_of
+from envkit.wiring.envs import make, open_expert
+from envkit.wiring.players import ANY_SPLIT, spec_of, with_split
+
+SOLVED = "solved"
+LOST = "lost"
+OUT_OF_MOVES = "out of moves"
+OVER = "over"
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What there is to see of an episode.
+
+    Attributes:
+        seed: Seed of the level.
+        text: The observation.
+        drawing: The world as it draws itself, with ANSI colours; None where it does not.
+        notes: What the observation says beside what is drawn: rules at first, notices later; empty without a drawing.
+        legal_moves: Names of the moves that the world understands; empty when they cannot be listed.
+        turns: Actions so far.
+        total: Sum of the rewards so far.
+        shortest: Moves of the shortest solution, where the world tells.
+        reward: That of the last action; None before the first.
+        is_valid: Whether the last action was understood, where the world tells.
+        is_effective: Whether it changed anything, where the world tells.
+        end: `SOLVED`, `LOST`, `OUT_OF_MOVES`, or `OVER` where the world does not tell success; None before the end.
+    """
+
+    seed: int
+    text: str
+    drawing: str | None
+    notes: str
+    legal_moves: tuple[str, ...]
+    turns: int = 0
+    total: float = 0.0
+    shortest: int | None = None
+    reward: float | None = None
+    is_valid: bool | None = None
+    is_effective: bool | None = None
+    end: str | None = None
+
+
+class Game:
+    """A person's play of a world, made by `open_game`.
+
+    Args:
+        env: The world, text in and text out.
+        env_id: Its id.
+        expert: Gives hints, and knows how a move is said; may be missing.
+        options: Options of every episode.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], env_id: str, *, expert: Expert | None = None, options: Options | None = None
+    ) -> None:
+        self.env_id = env_id
+        self._env = env
+        self._expert = expert
+        self._options = dict(options or {})
+        self._scene: Scene | None = None
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether there is somebody to ask for a hint."""
+        return self._expert is not None
+
+    @property
+    def scene(self) -> Scene:
+        """What there is to see now, once `begin` has been called."""
+        assert self._scene is not None, "begin comes first"
+        return self._scene
+
+    def begin(self, seed: int) -> Scene:
+        """Start the level of `seed`.
+
+        Raises:
+            OptionError: The world refuses an option.
+            EnvError: The world raised.
+        """
+        with self._attributed():
+            text, info = self._env.reset(seed=seed, options=dict(self._options))
+            drawing, notes = self._drawn(text)
+        self._scene = Scene(seed, text, drawing, notes, _moves(info), shortest=shortest_of(info))
+        return self._scene
+
+    def act(self, action: str) -> Scene:
+        """Play `action` as it is.
+
+        Raises:
+            EnvError: The world raised.
+        """
+        before = self.scene
+        with self._attributed():
+            text, reward, terminated, truncated, info = self._env.step(action)
+            drawing, notes = self._drawn(text)
+        self._scene = replace(
+            before,
+            text=text,
+            drawing=drawing,
+            notes=notes,
+            legal_moves=_moves(info),
+            turns=before.turns + 1,
+            total=before.total + float(reward),
+            reward=float(reward),
+            is_valid=_truth(info, "action_is_valid"),
+            is_effective=_truth(info, "action_is_effective"),
+            end=_end(_truth(info, "success"), terminated=bool(terminated), truncated=bool(truncated)),
+        )
+        return self._scene
+
+    def answer(self, text: str) -> str:
+        """Return the action that `text` stands for: a bare legal move as the expert says it, anything else as it is."""
+        move = next((move for move in self.scene.legal_moves if move.lower() == text.strip().lower()), None)
+        if move is None:
+            return text
+        return move if self._expert is None else self._expert.answer(move)
+
+    def hint(self) -> Sequence[str]:
+        """Return the moves that the expert finds best now; empty if it knows none, or if there is no expert."""
+        if self._expert is None:
+            return ()
+        return self._expert.moves(Observation(self.scene.text, self.scene.legal_moves))
+
+    def _drawn(self, text: str) -> tuple[str | None, str]:
+        """Return the world's own drawing, and the part of the observation that is not in it."""
+        drawing = None if self._env.render_mode is None else self._env.render()
+        if not isinstance(drawing, str) or not drawing.strip():
+            return None, ""
+        return drawing, text.rstrip().removesuffix(_COLOURS.sub("", drawing).rstrip()).strip()
+
+    @contextmanager
+    def _attributed(self) -> Iterator[None]:
+        """Say that the world raised, of whatever is not envkit's own error."""
+        try:
+            yield
+        except EnvkitError:
+            raise
+        except Exception as error:
+            raise EnvError(self.env_id, f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str | None = None) -> Iterator[Game]:
+    """Open a world for a person.
+
+    Args:
+        env_id: Registered environment.
+        options: Options of every episode.
+        split: Only levels of this split; ``"any"`` plays all levels.
+        url: Address of an `envkit serve`; None plays in this process, where worlds can draw themselves.
+
+    Raises:
+        UnknownEnvError: No such environment.
+        OptionError: The expert refuses an option; the world itself does so when a level begins.
+        UsageError: The world has no such split.
+        UnreachableError: The server does not answer.
+    """
+    spec = spec_of(env_id, url)
+    splits = () if spec is None else spec.splits
+    if split != ANY_SPLIT and not splits:
+        raise UsageError(f"--split: {env_id} has no splits; leave it out")
+    chosen = with_split(options, split, splits)
+    expert = None if spec is None or spec.expert is None else open_expert(env_id, chosen)
+    with closing(_open_env(env_id, url)) as env:
+        yield Game(env, env_id, expert=expert, options=chosen)
+
+
+def _open_env(env_id: str, url: str | None) -> gymnasium.Env[Any, Any]:
+    env = make(env_id, url=url)
+    if "ansi" not in env.metadata.get("render_modes", ()):
+        return env
+    env.close()
+    return make(env_id, render_mode="ansi")
+
+
+def _moves(info: Info) -> tuple[str, ...]:
+    moves = info.get("legal_moves")
+    return tuple(str(move) for move in moves) if isinstance(moves, (list, tuple)) else ()
+
+
+def _truth(info: Info, name: str) -> bool | None:
+    value = info.get(name)
+    return bool(value) if isinstance(value, (bool, int, float)) else None
+
+
+def _end(success: bool | None, *, terminated: bool, truncated: bool) -> str | None:
+    if not terminated and not truncated:
+        return None
+    if success:
+        return SOLVED
+    if not terminated:
+        return OUT_OF_MOVES
+    return OVER if success is None else LOST

@@ -1,0 +1,179 @@
+"""``envkit eval``: success by difficulty, several attempts, and what is left in a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import pytest
+
+SCRIPT = Path(sys.executable).with_name("envkit")
+LAKE = ("eval", "FrozenLake-v0", "--policy", "random", "--option", "size=4")
+
+PLAIN = """
+import gymnasium
+import envkit
+from envkit.spaces import Utf8Text
+
+class Plain(gymnasium.Env):
+    observation_space = action_space = Utf8Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        return "go", {"legal_moves": ["on"]}
+
+    def step(self, action):
+        return "gone", 1.0, True, False, {}
+
+def bring():
+    envkit.register("Plain-v0", "plain:Plain")
+"""
+
+NO_MATPLOTLIB = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
+
+
+def envkit(words: Sequence[str | Path], folder: Path, *, path: Path | None = None) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [SCRIPT, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(path or "")},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_table_ends_with_success_by_the_shortest_solution(tmp_path: Path) -> None:
+    words = ["eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "10", "--option", "map=4x4"]
+    code, out, _ = envkit([*words, "--split", "any"], tmp_path)
+    assert code == 0
+    heading, head, row = out.splitlines()[-3:]
+    assert heading == "success by shortest solution"
+    assert head.split() == ["moves", "mean", "95", "%", "interval", "episodes"]
+    assert row.split() == ["6", "100.0%", "72.2%", "–", "100.0%", "10"]
+
+
+def test_many_lengths_are_put_together_in_twelve_rows(tmp_path: Path) -> None:
+    _, out, _ = envkit([*LAKE[:-1], "size=20", "--option", "max_moves=60"], tmp_path)
+    rows = [line.split() for line in out.splitlines()[out.splitlines().index("success by shortest solution") + 2 :]]
+    assert len(rows) == 12
+    assert sum(int(row[-1]) for row in rows) == 512
+    assert all("-" in row[0] or row[0].isdecimal() for row in rows)
+
+
+def test_several_attempts_are_counted_and_told_apart(tmp_path: Path) -> None:
+    code, out, err = envkit([*LAKE, "--episodes", "20", "--attempts", "3"], tmp_path)
+    lines = out.splitlines()
+    assert (code, lines[0].rpartition(" in ")[0]) == (
+        0,
+        "random on FrozenLake-v0: 60 episodes (3 attempts at each task)",
+    )
+    assert [line.split()[0] for line in lines[2:5]] == ["success", "pass@3", "return"]
+    assert "60/60" in err
+
+
+def test_a_folder_gets_the_figures_and_the_plot_and_keeps_them(tmp_path: Path) -> None:
+    words = [*LAKE, "--episodes", "30", "--output", "found/here"]
+    code, out, _ = envkit(words, tmp_path)
+    folder = tmp_path / "found/here"
+    assert (code, sorted(path.name for path in folder.iterdir())) == (
+        0,
+        ["evaluation.json", "success_by_difficulty.png"],
+    )
+    assert out.splitlines()[-1] == "written: found/here/evaluation.json, found/here/success_by_difficulty.png"
+    found = orjson.loads((folder / "evaluation.json").read_bytes())
+    assert sum(row["episodes"] for row in found["by_difficulty"]) == found["episodes"] == 30
+    picture = (folder / "success_by_difficulty.png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", picture[16:24]) == (1280, 800)
+
+    again = envkit(words, tmp_path)
+    refusal = "found/here: already holds an evaluation; replace it with --force or choose another folder\n"
+    assert again == (2, "", refusal)
+    assert envkit([*words, "--seed", "5", "--force"], tmp_path)[0] == 0
+    assert orjson.loads((folder / "evaluation.json").read_bytes())["seed"] == 5
+
+
+def test_the_object_that_is_printed_is_the_one_that_is_written(tmp_path: Path) -> None:
+    code, out, err = envkit([*LAKE, "--episodes", "5", "--json", "--output", "found"], tmp_path)
+    assert (code, out.count("\n")) == (0, 1)
+    assert orjson.loads(out) == orjson.loads((tmp_path / "found/evaluation.json").read_bytes())
+    assert err.splitlines()[-1].startswith("written: found/evaluation.json")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A folder with an installed package that brings Plain-v0, which tells neither success nor difficulty."""
+    path = tmp_path / "packages"
+    metadata = path / "plain-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (path / "plain.py").write_text(PLAIN)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plain\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[envkit.envs]\nplain = plain:bring\n")
+    return path
+
+
+def test_a_world_that_does_not_grade_its_levels_has_no_plot_and_loses_the_one_that_it_replaces(
+    tmp_path: Path, plain: Path
+) -> None:
+    envkit([*LAKE, "--episodes", "5", "--output", "found"], tmp_path)
+    words = ["eval", "Plain-v0", "--policy", "random", "--episodes", "5", "--attempts", "2"]
+    code, out, _ = envkit([*words, "--output", "found", "--force"], tmp_path, path=plain)
+    assert (code, [path.name for path in (tmp_path / "found").iterdir()]) == (0, ["evaluation.json"])
+    assert out.splitlines()[-1] == "no plot: Plain-v0 does not tell how hard its levels are, or what success is"
+    assert "success by" not in out
+    assert "pass@" not in out
+
+
+def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    (tmp_path / "without/matplotlib").mkdir(parents=True)
+    (tmp_path / "without/matplotlib/__init__.py").write_text(NO_MATPLOTLIB)
+    told = envkit([*LAKE, "--output", "found"], tmp_path, path=tmp_path / "without")
+    assert told == (2, "", "this needs envkit[train]: pip install 'envkit[train]'\n")
+    assert envkit([*LAKE, "--episodes", "3"], tmp_path, path=tmp_path / "without")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--attempts", "2", "--greedy"], "--greedy plays every attempt at a task alike; leave it out, or take "),
+        (["--force"], "--force needs --output: it replaces what a folder holds"),
+        (["--output", "file"], "file: File exists; choose a folder that can be written"),
+        (["--output", "file/x"], "file/x: Not a directory; choose a folder that can be written"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_before_anything_is_played(tmp_path: Path, words: list[str], line: str) -> None:
+    (tmp_path / "file").touch()
+    code, out, err = envkit([*LAKE, *words], tmp_path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(line)
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "5"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr.splitlines()[0].startswith("random 5/5")) == (1, True)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_control_c_ends_it_without_a_word_and_without_a_result(tmp_path: Path) -> None:
+    words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "100000", "--output", "found"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until = "until test -d found; do sleep 0.1; done; sleep 0.5"
+            subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=60, check=True)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert list((tmp_path / "found").iterdir()) == []
