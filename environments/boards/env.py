@@ -46,21 +46,31 @@ def spaces_of(
     return seen, Utf8Text(MAX_ANSWER) if action == "text" else Discrete(len(MOVES))
 
 
-def choose(game: BoardGame[OptionsT], usual: OptionsT, changes: Mapping[str, Any] | None, side: int | None) -> OptionsT:
-    """Return `usual` with `changes`.
-
-    Args:
-        game: What is played.
-        usual: What holds without changes.
-        changes: Options by name.
-        side: Cells along one side of the grids that are observed; None where the size is free.
+def choose(game: BoardGame[OptionsT], options: Mapping[str, Any]) -> OptionsT:
+    """Return the options that hold when `reset` changes none.
 
     Raises:
         OptionError: An option is unknown or its value is refused.
     """
+    return override(game.usual, options)
+
+
+def change(usual: OptionsT, changes: Mapping[str, Any] | None, *, is_grid: bool) -> OptionsT:
+    """Return the options of an episode.
+
+    Args:
+        usual: What holds without changes.
+        changes: What `reset` was given.
+        is_grid: Whether grids are observed, all of which have one size.
+
+    Raises:
+        OptionError: An option is unknown, its value is refused, or it cannot be changed by `reset`.
+    """
+    for name in usual.for_make.intersection(changes or ()):
+        raise OptionError(name, "is taken by make and by register, not by reset")
     chosen = override(usual, changes)
-    if side is not None and chosen.side != side:
-        raise OptionError("size", f"is {side} as long as observations are grids, got {chosen.side}")
+    if is_grid and chosen.side != usual.side:
+        raise OptionError("size", f"is {usual.side} as long as observations are grids, got {chosen.side}")
     return chosen
 
 
@@ -98,11 +108,10 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         if render_mode is not None:
             check_choice("render_mode", render_mode, RENDER_MODES)
         self.render_mode = render_mode
-        self._usual = choose(self.game, self.game.usual, options, None)
+        self._usual = choose(self.game, options)
         self.observation_space, self.action_space = spaces_of(self.game, self._usual, observation, action)
         self._is_grid = observation == "grid"
         self._is_text = action == "text"
-        self._side = self._usual.side if self._is_grid else None
         self._running = False
         self._first = -1
         self._board = ""
@@ -110,7 +119,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         self._running = False
-        chosen = choose(self.game, self._usual, options, self._side)
+        chosen = change(self._usual, options, is_grid=self._is_grid)
         super().reset(seed=seed)
         if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))

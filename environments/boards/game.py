@@ -36,6 +36,8 @@ class BoardOptions(ABC):
 
     canonical: ClassVar[str]
     """The game's own symbols."""
+    for_make: ClassVar[frozenset[str]] = frozenset()
+    """Options that only `make` takes: a caller of a served world must not choose them."""
 
     max_moves: int | None = None
     split: Split | None = None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from envkit.environments.answer import parse_answers
 from envkit.environments.board import MOVES
 from envkit.environments.boards.batch import batch_of
-from envkit.environments.boards.env import RENDER_MODES, BoardEnv, choose, read_one, show, spaces_of, unreadable
+from envkit.environments.boards.env import RENDER_MODES, BoardEnv, change, choose, read_one, show, spaces_of, unreadable
 from envkit.environments.boards.game import BoardGame, BoardOptions
 from envkit.environments.boards.physics import STAY
 from envkit.environments.boards.shelf import Drawn, Shelf
@@ -60,7 +60,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             check_choice("render_mode", render_mode, RENDER_MODES)
         self.num_envs = num_envs
         self.render_mode = render_mode
-        self._usual = choose(self.game, self.game.usual, options, None)
+        self._usual = choose(self.game, options)
         self.single_observation_space, self.single_action_space = spaces_of(self.game, self._usual, observation, action)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -95,7 +95,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, Infos]:
         changes = dict(options or {})
         mask_N = _mask(changes.pop("reset_mask", self._all_N), self.num_envs)
-        chosen = choose(self.game, self._usual, changes, self._batch.side)
+        chosen = change(self._usual, changes, is_grid=True)
         if chosen.symbols != self._usual.symbols:
             raise OptionError("symbols", "are the same for all copies; choose them in make_vec, or take mode='sync'")
         if isinstance(seed, (int, np.integer)):

@@ -42,7 +42,8 @@ class SokobanOptions(BoardOptions):
             with one box, and in proportion to size and boxes (`size` * `boxes` * 5 / 3).
         pushes: Fewest and most pushes of it (of the shortest solutions, the one with the fewest pushes counts); None
             takes any.
-        level_file: Text file, or folder of them, with rooms as in Boxoban; they are played instead of drawn ones.
+        level_file: Text file, or folder of them, with rooms as in Boxoban; they are played instead of drawn ones. Only
+            `make` and `register` take it, since whoever calls a served world has no business with its files.
         reward: "dense" rewards as gym-sokoban does; "sparse" pays 1 for the solution and, when the moves run out, the
             share of boxes that are on targets.
         max_moves: None means 15 for 6x6 with one box, in proportion to size and boxes (`size` * `boxes` * 5 / 2), and
@@ -50,6 +51,7 @@ class SokobanOptions(BoardOptions):
     """
 
     canonical: ClassVar[str] = SYMBOLS
+    for_make: ClassVar[frozenset[str]] = frozenset({"level_file"})
 
     size: int | None = None
     boxes: int | None = None

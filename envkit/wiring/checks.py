@@ -72,7 +72,7 @@ def _check_env(run: RunConfig) -> None:
     try:
         world = envs.open_world(run.env.id, **run.env.options)
         if not isinstance(world, AsyncEnv):
-            world.reset(seed=0)
+            world.reset(seed=0, options={**run.env.options})  # the way in which tasks bring them
             world.close()
     except UnknownEnvError as error:
         raise ConfigError([f"env.id: {error}"]) from None
