@@ -20,7 +20,7 @@ from envkit.types import stable_hash
 _ROOMS = 4_000
 _STATES = 600_000
 """Bounds on the search for a level: rooms tried, and states in them."""
-_STATES_A_ROOM = 6_000
+_STATES_A_ROOM = 8_000
 _ROOMS_A_CONCESSION = 5
 """Rooms that are tried before one more box may already be on a target."""
 _ROOMS_A_CELL = 10
