@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -84,7 +84,7 @@ class _Screen:
         elif key == "?":
             self._said = self._hint()
         elif (move := _MOVES.get(key)) is not None:
-            if move in scene.legal_moves:
+            if move in _lower(scene.legal_moves):
                 self._act(move)
             else:
                 self._said = f"this world lists no move {move!r}: type : and then what you want to answer"
@@ -148,7 +148,7 @@ class _Screen:
     def _keys_now(self) -> Iterator[str]:
         scene = self._game.scene
         if scene.end is None:
-            if set(_MOVES.values()) & set(scene.legal_moves):
+            if set(_MOVES.values()) & _lower(scene.legal_moves):
                 yield "arrows, wasd, hjkl move"
             yield ": answer"
             if self._game.has_expert:
@@ -156,6 +156,10 @@ class _Screen:
         yield "r again"
         yield "n next"
         yield "q quit"
+
+
+def _lower(moves: Iterable[str]) -> set[str]:
+    return {move.lower() for move in moves}
 
 
 def _figures(scene: Scene) -> str:
