@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import peers
 from solver import TooLargeError, shortest_solution
-from timing import Claim, Play, check, measure
+from timing import Claim, Play, Rates, check, measure
 
 import envkit
 
@@ -94,8 +94,8 @@ def grade(name: str, levels: Sequence[Made], size: int) -> None:
     print(line + (f"; {right} of {said} agree with what was said" if said else ""), flush=True)
 
 
-def compare(size: int, boxes: int, told: argparse.Namespace) -> dict[str, float]:
-    """Time and grade levels of one kind; return levels per CPU-second."""
+def compare(size: int, boxes: int, told: argparse.Namespace) -> Rates:
+    """Time and grade levels of one kind."""
     kind = f"{size}x{size}, {boxes} box{'es' if boxes > 1 else ''}"
     is_slow = (size, boxes) == SLOW
     print(f"Sokoban {kind}: new levels")
@@ -111,20 +111,20 @@ def compare(size: int, boxes: int, told: argparse.Namespace) -> dict[str, float]
     makers = peers.those_present(starts)
     plays: dict[str, Play] = {name: maker.play for name, maker in makers.items()}
     round_cpu_s = 0.1 if is_slow else told.round_cpu_s
-    medians = measure(plays, unit="levels", rounds=told.rounds, round_cpu_s=round_cpu_s)
+    rates = measure(plays, unit="levels", rounds=told.rounds, round_cpu_s=round_cpu_s)
     for name, maker in makers.items():
         grade(name, maker.kept[: 10 if is_slow else GRADED], size)
-    return medians
+    return rates
 
 
 def main() -> None:
     parser = peers.arguments(__doc__)
-    parser.set_defaults(round_cpu_s=2.0)
+    parser.set_defaults(rounds=5, round_cpu_s=2.0)
     told = parser.parse_args()
-    medians: dict[str, float] = {}
+    rates: dict[str, Sequence[float]] = {}
     for size, boxes in KINDS:
-        medians |= compare(size, boxes, told)
-    check(CLAIMS, medians)
+        rates |= compare(size, boxes, told)
+    check(CLAIMS, rates)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--roll", type=Path, metavar="PATH", help="checkout of ROLL; without it, it is left out")
     parser.add_argument("--ragen", type=Path, metavar="PATH", help="checkout of RAGEN; without it, it is left out")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median is taken")
-    parser.add_argument("--round-cpu-s", type=float, default=1.0, help="CPU seconds a contestant and round, at least")
+    parser.add_argument("--rounds", type=int, default=11, help="rounds of which the median counts")
+    parser.add_argument("--round-cpu-s", type=float, default=0.4, help="CPU seconds a contestant and round, at least")
     return parser
 
 
