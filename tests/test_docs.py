@@ -39,6 +39,10 @@ def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_sho
     assert told == ""  # doctest is silent when all is as shown
 
 
+def test_the_page_about_the_games_shows_what_happens(tmp_path: Path) -> None:
+    assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / "games.md", cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
+
+
 def test_the_reference_of_the_training_file_is_up_to_date() -> None:
     assert run(sys.executable, DOCS / "generate.py", "--check", cwd=ROOT) == ""
 
