@@ -109,7 +109,8 @@ class Pushing(Batch):
         np.copyto(self.here_N, ahead_N, where=moved_N)
         self.left_N -= gain_N
         won_N = self.left_N == 0
-        return Played(moved_N, gain_N, won_N, won_N | tables.is_fatal_S.take(arrived_N) if self._is_deadly else won_N)
+        over_N = won_N | tables.is_fatal_S.take(arrived_N) if self._is_deadly else won_N.copy()
+        return Played(moved_N, gain_N, won_N, over_N)
 
 
 class Walking(Batch):

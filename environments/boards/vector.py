@@ -20,6 +20,7 @@ from envkit.environments.boards.batch import batch_of
 from envkit.environments.boards.env import RENDER_MODES, BoardEnv, change, choose, read_one, show, spaces_of, unreadable
 from envkit.environments.boards.game import BoardGame, BoardOptions
 from envkit.environments.boards.physics import STAY
+from envkit.environments.boards.pictures import paint
 from envkit.environments.boards.shelf import Drawn, Shelf
 from envkit.environments.boards.terms import Terms, as_arrays, matters_of, slipped_N, straight_chances
 from envkit.environments.chance import chance_B, episode_seed, episode_seed_B, spread_B
@@ -98,12 +99,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         chosen = change(self._usual, changes, is_grid=True)
         if chosen.symbols != self._usual.symbols:
             raise OptionError("symbols", "are the same for all copies; choose them in make_vec, or take mode='sync'")
-        if isinstance(seed, (int, np.integer)):
-            seeds: Sequence[int | None] = [int(seed) + number for number in range(self.num_envs)]
-        else:
-            seeds = [None] * self.num_envs if seed is None else list(seed)
-        if len(seeds) != self.num_envs:
-            raise UsageError(f"seed: there are {self.num_envs} copies, got {len(seeds)} seeds")
+        seeds = _seeds(seed, self.num_envs)
         rows_R = np.flatnonzero(mask_N)
         shelf = self._shelf if chosen is self._usual else Shelf(self.game, chosen)
         self._set_terms(rows_R, self._usual_terms if chosen is self._usual else as_arrays(self.game.terms(chosen)))
@@ -156,6 +152,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         """Return what every copy shows now; None without a render mode."""
         if self.render_mode is None:
             return None
+        if self.render_mode == "rgb_array":
+            return tuple(paint(self._batch.grids(), self.game.tiles()))
         boards = self._batch.texts(self.game.physics.symbols)
         return tuple(show(board, self.game, self._usual, self.render_mode) for board in boards)
 
@@ -200,8 +198,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _read(self, actions: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the numbers of the moves of every turn [N, T], -1 where there are no more, and which could be read."""
-        if len(actions) != self.num_envs:
-            raise UsageError(f"there are {self.num_envs} copies, got {len(actions)} actions")
+        if not hasattr(actions, "__len__") or len(actions) != self.num_envs:
+            raise UsageError(f"there are {self.num_envs} copies, got {np.size(actions)} actions")
         if not self._is_text:
             index_N = np.asarray(actions)
             if index_N.ndim != 1 or index_N.dtype.kind not in "iu":
@@ -364,6 +362,19 @@ class _Turn(NamedTuple):
 def _above(game: BoardGame[Any], options: BoardOptions) -> str:
     """Return what stands above the first board."""
     return f"{game.rules(options)}\n\n" if options.instructions else ""
+
+
+def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
+    """Return the seed of each copy."""
+    if isinstance(seed, (int, np.integer)):
+        seed = [int(seed) + number for number in range(num_envs)]
+    seeds = [None] * num_envs if seed is None else list(seed)
+    if len(seeds) != num_envs:
+        raise UsageError(f"seed: there are {num_envs} copies, got {len(seeds)} seeds")
+    for one in seeds:
+        if one is not None and (not isinstance(one, (int, np.integer)) or one < 0):
+            raise UsageError(f"seed: must be integers from 0, got {one!r}")
+    return seeds
 
 
 def _mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:

@@ -165,6 +165,8 @@ def test_misuse_says_what_is_wrong() -> None:
         vector.step(("up",) * 3)
     with pytest.raises(UsageError, match="3 copies, got 2 seeds"):
         vector.reset(seed=[1, 2])
+    with pytest.raises(UsageError, match="integers from 0, got -1"):
+        vector.reset(seed=-1)
     with pytest.raises(UsageError, match="reset_mask"):
         vector.reset(options={"reset_mask": np.zeros(3, np.bool_)})
     with pytest.raises(OptionError, match="size"):
