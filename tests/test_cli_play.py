@@ -126,6 +126,17 @@ def test_what_cannot_be_played_is_one_line(frail: Path, words: list[str], code: 
     assert told[2].count("\n") == 1
 
 
+def test_the_documents_show_what_happens() -> None:
+    page = Path(__file__).parents[1].joinpath("docs/play-and-evaluate.md").read_text(encoding="utf-8")
+    block = page.partition("```\n$ ")[2].partition("```")[0]
+    command, _, shown = block.partition("\n")
+    path = f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
+    )
+    assert (done.stdout, done.stderr) == (shown, "")
+
+
 @contextmanager
 def keys_typed(typed: str) -> Iterator[Keyboard]:
     """The keyboard of a terminal at which everything was typed already."""
