@@ -368,7 +368,7 @@ def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[i
     """Return the seed of each copy."""
     if isinstance(seed, (int, np.integer)):
         seed = [int(seed) + number for number in range(num_envs)]
-    seeds = [None] * num_envs if seed is None else list(seed)
+    seeds: list[Any] = [None] * num_envs if seed is None else list(seed)
     if len(seeds) != num_envs:
         raise UsageError(f"seed: there are {num_envs} copies, got {len(seeds)} seeds")
     for one in seeds:
