@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.protocols import EnvHost
+from envkit.registry import EnvSpec
 from envkit.trainer_bridge.display import Display
 from envkit.types import JSON, Options, Task, Trajectory, stable_hash
 from envkit.wiring.difficulty import NotingHost
@@ -139,19 +140,11 @@ async def evaluate(
         splits = () if spec is None else spec.splits
         return list(evaluation_tasks(env_id, {**usual, **options}, split, seed, episodes, splits))
 
-    async with AsyncExitStack() as opened:
-        kind, _, folder = policy.partition(":")
-        if kind == "checkpoint" and folder:
-            from envkit.wiring.training import open_checkpoint_player
-
-            trained = await opened.enter_async_context(open_checkpoint_player(Path(folder)))
-            tasks = draw(trained.options_for(env_id))
-            play_all: _PlayAll = partial(_play_checkpoint, trained, greedy=greedy)
-        else:
-            tasks = draw({})
-            player = player_for(policy, env_id, spec, tasks[0].options)
-            play_all = partial(play, player, seed=seed)
-        host = NotingHost(await opened.enter_async_context(_host(url, episodes * attempts)))
+    async with (
+        _opened(policy, env_id, spec, draw, seed=seed, greedy=greedy) as (tasks, play_all),
+        _host(url, episodes * attempts) as lender,
+    ):
+        host = NotingHost(lender)
         display.phase(policy, episodes * attempts)
         began = clock.now()
         try:
@@ -209,6 +202,22 @@ def _levels(
 
 def _is_solved(metrics: Mapping[str, float]) -> bool:
     return metrics.get("success") == 1
+
+
+@asynccontextmanager
+async def _opened(
+    policy: str, env_id: str, spec: EnvSpec | None, draw: Callable[[Options], list[Task]], *, seed: int, greedy: bool
+) -> AsyncIterator[tuple[list[Task], _PlayAll]]:
+    """Give the tasks, drawn with the options that the policy was made for, and what plays them with it."""
+    kind, _, folder = policy.partition(":")
+    if kind == "checkpoint" and folder:
+        from envkit.wiring.training import open_checkpoint_player
+
+        async with open_checkpoint_player(Path(folder)) as trained:
+            yield draw(trained.options_for(env_id)), partial(_play_checkpoint, trained, greedy=greedy)
+    else:
+        tasks = draw({})
+        yield tasks, partial(play, player_for(policy, env_id, spec, tasks[0].options), seed=seed)
 
 
 async def _play_checkpoint(
