@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import index
 from typing import Any, ClassVar
 
 import gymnasium
@@ -132,7 +133,8 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._shown = None if chosen.symbols is None else _translation(chosen)
         self._board = level.board
         self._here = self.game.physics.find_player(level.board)
-        self._wanted = self._left = level.board.count(self.game.physics.wanted)
+        self._left = level.board.count(self.game.physics.wanted)
+        self._goals = self._left + level.board.count(self.game.physics.done)
         width = level.board.find("\n") + 1
         self._steps = dict(zip(MOVES, (-width, width, -1, 1), strict=True))
         self._moves = 0
@@ -170,7 +172,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
                 self._running = False
                 break
         if late:
-            total += terms.unfinished * (self._wanted - self._left) / self._wanted
+            total += terms.unfinished * (self._goals - self._left) / self._goals
         notice = ""
         if not moves:
             total -= terms.penalty
@@ -199,9 +201,13 @@ class BoardEnv(gymnasium.Env[Any, Any]):
             if not isinstance(action, str):
                 raise UsageError(f"an action must be text, got {action!r}; make(..., action='index') takes numbers")
             return read_one(action) if self._terms.turn == 1 else parse_answers(action, MOVES, self._terms.turn)
-        if not isinstance(action, (int, np.integer)):
-            raise UsageError(f"an action must be an integer, got {action!r}; make(..., action='text') takes answers")
-        return (MOVES[action],) if 0 <= action < len(MOVES) else ()
+        try:
+            number = index(action)  # an array without axes is an integer, too
+        except TypeError:
+            raise UsageError(
+                f"an action must be an integer, got {action!r}; make(..., action='text') takes answers"
+            ) from None
+        return (MOVES[number],) if 0 <= number < len(MOVES) else ()
 
     def _observe(self, above: str) -> Any:
         if self._is_grid:

@@ -27,7 +27,7 @@ class BoardOptions(ABC):
         max_moves: Moves until the episode is truncated, 1 to 10,000; None means what the game finds right for its size.
         split: Draw only levels of this split ("train", "validation" or "eval"); None draws any.
         num_levels: Draw from this many levels, which are the same for all seeds, 1 to 100,000; None draws a new one for
-            every seed.
+            every seed. Among hundreds of small ones some are alike.
         instructions: Whether observations carry rules and notices, or only the board.
         symbols: The characters that cells are shown as, in the order of the game's own; None means its own.
         actions_per_turn: Moves that one answer may hold, joined by ``||``, 1 to 100.

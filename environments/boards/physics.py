@@ -73,16 +73,26 @@ class Physics:
         rule: Given what is ahead of the player and beyond it (`EDGE` for nothing), what both become; None when nothing
             can move. It is never asked about a player ahead.
         wanted: The game is won when no cell shows this any more.
+        done: What is shown in place of it when one is gone.
         fatal: The game is lost when the player shows as this; empty when it cannot be.
         reach: 2 when a move can change the cell beyond, otherwise 1.
     """
 
     def __init__(
-        self, symbols: str, players: Mapping[str, str], rule: Rule, *, wanted: str, fatal: str = "", reach: int = 1
+        self,
+        symbols: str,
+        players: Mapping[str, str],
+        rule: Rule,
+        *,
+        wanted: str,
+        done: str,
+        fatal: str = "",
+        reach: int = 1,
     ) -> None:
         self.symbols = symbols
         self.players = "".join(players)
         self.wanted = wanted
+        self.done = done
         self.fatal = fatal
         self.reach = reach
         self._left = dict(players)

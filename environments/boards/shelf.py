@@ -18,12 +18,14 @@ class Drawn(NamedTuple):
         cells_RS: Codes of the cells.
         here_R: The players' cells.
         wanted_R: How many wanted cells there are.
+        goals_R: How many wanted cells and done ones.
         facts: See `Level`; [R] each.
     """
 
     cells_RS: NDArray[np.uint8]
     here_R: NDArray[np.int64]
     wanted_R: NDArray[np.int64]
+    goals_R: NDArray[np.int64]
     facts: dict[str, NDArray[np.int64]]
 
 
@@ -69,10 +71,12 @@ class Shelf:
             count = len(self._is_kept)
             facts = {name: np.zeros(count, np.int64) for name in drawn.facts}
             cells = np.zeros((count, drawn.cells_RS.shape[1]), np.uint8)
-            self._kept = Drawn(cells, np.zeros(count, np.int64), np.zeros(count, np.int64), facts)
+            here, wanted, goals = np.zeros((3, count), np.int64)
+            self._kept = Drawn(cells, here, wanted, goals, facts)
         self._kept.cells_RS[numbers] = drawn.cells_RS
         self._kept.here_R[numbers] = drawn.here_R
         self._kept.wanted_R[numbers] = drawn.wanted_R
+        self._kept.goals_R[numbers] = drawn.goals_R
         for name, fact_R in drawn.facts.items():
             self._kept.facts[name][numbers] = fact_R
         self._is_kept[numbers] = True
@@ -85,9 +89,10 @@ class Shelf:
         is_player_S = np.isin(np.arange(256), [symbols.index(player) for player in self._game.physics.players])
         here_R = is_player_S[cells_RS].argmax(axis=1)
         wanted_R = (cells_RS == symbols.index(self._game.physics.wanted)).sum(axis=1)
+        goals_R = wanted_R + (cells_RS == symbols.index(self._game.physics.done)).sum(axis=1)
         names = levels[0].facts
         facts = {name: np.array([level.facts[name] for level in levels], np.int64) for name in names}
-        return Drawn(cells_RS, here_R, wanted_R, facts)
+        return Drawn(cells_RS, here_R, wanted_R, goals_R, facts)
 
 
 _ZERO = np.zeros(1, np.int64)
@@ -95,4 +100,4 @@ _ZERO = np.zeros(1, np.int64)
 
 def _rows(drawn: Drawn, rows: NDArray[np.int64]) -> Drawn:
     facts = {name: part[rows] for name, part in drawn.facts.items()}
-    return Drawn(drawn.cells_RS[rows], drawn.here_R[rows], drawn.wanted_R[rows], facts)
+    return Drawn(drawn.cells_RS[rows], drawn.here_R[rows], drawn.wanted_R[rows], drawn.goals_R[rows], facts)

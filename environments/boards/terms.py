@@ -20,7 +20,7 @@ class Terms(NamedTuple):
         move: Reward of every move.
         progress: Reward of every wanted cell that is gone, and cost of each that comes back.
         won: Reward of winning.
-        unfinished: Times the share of the wanted cells that are gone: reward when the moves run out.
+        unfinished: Times the share that is done of all that is wanted or done: reward when the moves run out.
         turn: Moves that one answer may hold.
         notices: Whether an answer that cannot be read is told so.
     """

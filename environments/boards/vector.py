@@ -79,7 +79,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._episode_N = np.full(num_envs, -1)
         self._ticks_N = np.zeros(num_envs, np.int64)  # moves since then
         self._deadline_N = np.zeros(num_envs, np.int64)  # at which the episode is truncated
-        self._wanted_N = np.ones(num_envs, np.int64)
+        self._goals_N = np.ones(num_envs, np.int64)
         self._was_reset = False
         self._is_over_N = np.zeros(num_envs, np.bool_)
         self._any_over = False
@@ -170,7 +170,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             for whole_N, part_N in zip(turn[1:], more[1:], strict=True):
                 whole_N |= part_N & goes_on_N
         if self._matters.unfinished:
-            done_N = (self._wanted_N - self._batch.left_N) * terms.unfinished / self._wanted_N
+            done_N = (self._goals_N - self._batch.left_N) * terms.unfinished / self._goals_N
             turn.reward_N[turn.truncated_N] += done_N[turn.truncated_N]
         if self._matters.penalty and not valid_N.all():
             unread_N = ~valid_N & played_N
@@ -250,7 +250,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         limit = self._terms.limit
         self._deadline_N[rows_R] = self._ticks_N[rows_R] + (limit if len(limit) == 1 else limit[rows_R])
         if self._matters.unfinished:
-            self._wanted_N[rows_R] = drawn.wanted_R
+            self._goals_N[rows_R] = drawn.goals_R
 
     def _start_again(self, again_N: NDArray[np.bool_], rows_R: NDArray[np.int64]) -> Infos:
         """Begin the next episode in each row; return its infos."""

@@ -99,7 +99,7 @@ def _rule(ahead: str, beyond: str) -> tuple[str, str] | None:
 class LakeGame(BoardGame[LakeOptions]):
     """The frozen lake, without state."""
 
-    physics = Physics(SYMBOLS, {"P": "_", "X": "_", "√": "_"}, _rule, wanted="G", fatal="X")
+    physics = Physics(SYMBOLS, {"P": "_", "X": "_", "√": "_"}, _rule, wanted="G", done="√", fatal="X")
     usual = LakeOptions()
 
     def rules(self, options: LakeOptions) -> str:

@@ -17,7 +17,7 @@ def _rule(ahead: str, beyond: str) -> tuple[str, str] | None:
     return None
 
 
-PHYSICS = Physics(SYMBOLS, {"P": "_", "S": "O"}, _rule, wanted="X", reach=2)
+PHYSICS = Physics(SYMBOLS, {"P": "_", "S": "O"}, _rule, wanted="X", done="√", reach=2)
 
 
 def play(board: str, move: str) -> str:
