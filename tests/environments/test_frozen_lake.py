@@ -6,12 +6,20 @@ from collections import Counter, deque
 
 import pytest
 
-from envkit.environments.board import UNREADABLE, find_board
-from envkit.environments.frozen_lake import FrozenLake, FrozenLakeExpert, LakeOptions, draw_lake, put, walk
-from envkit.types import Observation
+from envkit.environments.board import MOVES, UNREADABLE, find_board
+from envkit.environments.boards.terms import SIDES, slipped
+from envkit.environments.chance import chance
+from envkit.environments.frozen_lake import FrozenLake, FrozenLakeExpert, LakeGame, LakeOptions, draw_lake
+from envkit.types import JSON, Observation
 
+PHYSICS = LakeGame.physics
 ICE = "__O_\n____\nOO__\n___G"
-MOVES = ("up", "down", "left", "right")
+POND: JSON = ["FFF", "FSF", "FGF"]
+"""The player stands in the middle, ice on three sides and the goal below."""
+
+
+def _put(ice: str, cell: int) -> str:
+    return f"{ice[:cell]}P{ice[cell + 1 :]}"
 
 
 def _at(row: int, column: int) -> int:
@@ -19,73 +27,112 @@ def _at(row: int, column: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("move", "cell"),
-    [("up", (0, 1)), ("down", (2, 1)), ("left", (1, 0)), ("right", (1, 2)), (None, (1, 1))],
-)
-def test_a_move_goes_one_cell(move: str | None, cell: tuple[int, int]) -> None:
-    assert walk(ICE, _at(1, 1), move, slip=0.0, chance=0.0) == _at(*cell)
-
-
-@pytest.mark.parametrize(
-    ("move", "cell"), [("up", (0, 0)), ("left", (1, 0)), ("left", (0, 0)), ("down", (3, 3)), ("right", (1, 3))]
-)
-def test_the_edge_stops_the_player(move: str, cell: tuple[int, int]) -> None:
-    assert walk(ICE, _at(*cell), move, slip=0.0, chance=0.0) == _at(*cell)
-
-
-@pytest.mark.parametrize(
-    ("move", "chance", "cell"),
+    ("move", "after"),
     [
-        ("up", 0.0, (1, 2)),
-        ("up", 0.19, (1, 2)),
-        ("up", 0.2, (1, 0)),
-        ("up", 0.39, (1, 0)),
-        ("up", 0.4, (0, 1)),
-        ("left", 0.0, (2, 1)),
-        ("left", 0.3, (0, 1)),
-        ("right", 0.1, (2, 1)),
-        ("down", 0.99, (2, 1)),
+        ("up", "_PO_\n____\nOO__\n___G"),
+        ("down", "__O_\n____\nOX__\n___G"),
+        ("left", "__O_\nP___\nOO__\n___G"),
+        ("right", "__O_\n__P_\nOO__\n___G"),
     ],
 )
-def test_slipping_goes_to_each_side_for_half_of_its_chance(move: str, chance: float, cell: tuple[int, int]) -> None:
-    assert walk(ICE, _at(1, 1), move, slip=0.4, chance=chance) == _at(*cell)
+def test_a_move_goes_one_cell(move: str, after: str) -> None:
+    assert PHYSICS.play(_put(ICE, _at(1, 1)), move) == after
+
+
+@pytest.mark.parametrize(
+    ("move", "cell"),
+    [("up", (0, 0)), ("left", (1, 0)), ("left", (0, 0)), ("down", (3, 2)), ("right", (1, 3)), ("right", (0, 3))],
+)
+def test_the_edge_stops_the_player(move: str, cell: tuple[int, int]) -> None:
+    board = _put(ICE, _at(*cell))
+    assert PHYSICS.play(board, move) is board
+
+
+def test_walking_onto_the_goal_takes_it_and_nothing_else_does() -> None:
+    board = _put(ICE, _at(3, 2))
+    on_goal, on_ice = PHYSICS.move(board, _at(3, 2), 1), PHYSICS.move(board, _at(3, 2), -1)
+    assert on_goal == ("__O_\n____\nOO__\n___√", _at(3, 3), 1)
+    assert on_ice == ("__O_\n____\nOO__\n_P_G", _at(3, 1), 0)
+
+
+@pytest.mark.parametrize(
+    ("move", "number", "way"),
+    [
+        ("up", 0.0, "right"),
+        ("up", 0.19, "right"),
+        ("up", 0.2, "up"),
+        ("up", 0.79, "up"),
+        ("up", 0.8, "left"),
+        ("up", 0.99, "left"),
+        ("down", 0.1, "left"),
+        ("down", 0.9, "right"),
+        ("left", 0.1, "up"),
+        ("left", 0.9, "down"),
+        ("right", 0.1, "down"),
+        ("right", 0.9, "up"),
+    ],
+)
+def test_slipping_goes_to_each_side_for_half_of_its_chance(move: str, number: float, way: str) -> None:
+    assert slipped(move, 0.4, number) == way
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_without_slip_a_move_goes_straight_and_with_slip_one_it_never_does(move: str) -> None:
+    numbers = [chance(7, count) for count in range(1000)]
+    assert {slipped(move, 0.0, number) for number in numbers} == {move}
+    assert {slipped(move, 1.0, number) for number in numbers} == set(SIDES[move])
 
 
 def test_an_unreadable_answer_does_not_slip() -> None:
-    assert walk(ICE, _at(1, 1), None, slip=1.0, chance=0.0) == _at(1, 1)
+    env = FrozenLake(map=POND, slip=1.0, instructions=False)
+    for seed in range(50):
+        before, _ = env.reset(seed=seed)
+        assert env.step("up")[0] == before
 
 
 def test_slips_come_as_often_as_asked_and_to_both_sides() -> None:
-    env = FrozenLake(size=9, frozen=1.0, slip=0.4, instructions=False)
-    seen: Counter[int] = Counter()
+    env = FrozenLake(map=POND, slip=0.4, instructions=False)
+    seen: Counter[str] = Counter()
     for seed in range(4000):
-        before, _ = env.reset(seed=seed)
-        here = before.find("P")
-        if here // 10 not in (0, 8) and here % 10 not in (0, 8):
-            after, *_ = env.step("<answer>up</answer>")
-            seen[max(after.find("P"), after.find("√")) - here] += 1
-    share = {way: count / seen.total() for way, count in seen.items()}
+        env.reset(seed=seed)
+        seen[env.step("<answer>up</answer>")[0]] += 1
+    share = {board: count / 4000 for board, count in seen.items()}
 
-    assert seen.total() > 2000
     assert share == {
-        -10: pytest.approx(0.6, abs=0.03),
-        -1: pytest.approx(0.2, abs=0.03),
-        1: pytest.approx(0.2, abs=0.03),
+        "_P_\n___\n_G_": pytest.approx(0.6, abs=0.025),
+        "___\nP__\n_G_": pytest.approx(0.2, abs=0.02),
+        "___\n__P\n_G_": pytest.approx(0.2, abs=0.02),
     }
 
 
-def test_the_same_task_slips_the_same_way_again() -> None:
-    env = FrozenLake(size=9, frozen=1.0, slip=0.8)
+def test_move_number_t_slips_by_chance_number_t_of_the_seed() -> None:
+    env = FrozenLake(size=9, frozen=1.0, slip=0.8, max_moves=50, instructions=False)
+    board, _ = env.reset(seed=5)
+    for count in range(50):
+        if count == 7:  # an answer that cannot be read uses up a number, too
+            board, *_ = env.step("what?")
+            continue
+        board = PHYSICS.play(board, slipped("up", 0.8, chance(5, count)))
+        answer = env.step("<answer>up</answer>")
+        assert answer[0] == board
+        if answer[2]:
+            break
+    assert count > 20
+
+
+def test_the_same_task_slips_the_same_way_again_and_the_next_episode_another_way() -> None:
+    wide: JSON = [*["FFFFFFFFF"] * 4, "FFFFSFFFF", *["FFFFFFFFF"] * 3, "FFFFFFFFG"]
+    env = FrozenLake(map=wide, slip=0.8)
     plays = []
-    for _ in range(2):
-        env.reset(seed=5)
+    for seed in (5, 5, None):
+        env.reset(seed=seed)
         plays.append([env.step("<answer>up</answer>")[0] for _ in range(8)])
-    assert plays[0] == plays[1]
+    assert plays[0] == plays[1] != plays[2]
 
 
 def test_a_walk_to_the_goal_is_paid_once_and_drawn() -> None:
     # Seed 3 is pinned: a change of this map is a change of every recorded result.
-    env = FrozenLake(instructions=False)
+    env = FrozenLake(instructions=False, render_mode="text")
     start, info = env.reset(seed=3)
     assert start == "_O_G\n____\n_O__\n_P__"
     assert info["level"] == {"shortest": 5}
@@ -153,8 +200,9 @@ def test_an_unreadable_answer_is_noticed_and_fined_as_asked() -> None:
 def test_the_rules_name_what_the_player_must_know() -> None:
     text, _ = FrozenLake(max_moves=12).reset(seed=3)
     rules, _, board = text.rpartition("\n\n")
-    for word in ("P is you", "_ is ice", "O is a hole", "G is the goal", "<answer>up</answer>", "12 moves"):
+    for word in ("P is you", "_ is ice", "O is a hole", "G is the goal", "X means that you fell", "√ that you reached"):
         assert word in rules
+    assert "You have 12 moves. Answer with one move, like this: <answer>up</answer>" in rules
     assert board == "_O_G\n____\n_O__\n_P__"
     assert "slippery" not in rules
     assert "chance 0.25" in FrozenLake(slip=0.25).reset(seed=3)[0]
@@ -162,37 +210,40 @@ def test_the_rules_name_what_the_player_must_know() -> None:
 
 @pytest.mark.parametrize(("size", "frozen"), [(2, 0.8), (4, 0.8), (4, 0.5), (6, 0.8), (8, 0.7)])
 def test_levels_can_be_crossed_in_time_by_ways_that_the_expert_knows(size: int, frozen: float) -> None:
-    options = LakeOptions(size=size, frozen=frozen)
+    limit = LakeOptions(size=size, frozen=frozen).move_limit
     expert = FrozenLakeExpert()
-    for seed in range(150):
-        lake = draw_lake(seed, options)
-        assert lake.shortest <= options.move_limit
-        assert lake.ice.count("G") == 1
-        distance = _distances_to_goal(lake.ice)
-        assert distance[lake.start] == lake.shortest
+    for seed in range(100):
+        lake = draw_lake(seed, size, frozen, limit, None)
+        assert lake.shortest <= limit
+        assert lake.board.count("G") == lake.board.count("P") == 1
+        ice = lake.board.replace("P", "_")
+        distance = _distances_to_goal(ice)
+        assert distance[lake.board.find("P")] == lake.shortest
         for cell in distance:
-            if lake.ice[cell] == "_":
-                moves = expert.moves(Observation(put(lake.ice, cell, "P")))
-                best = [
+            if ice[cell] == "_":
+                board = _put(ice, cell)
+                nearer = [
                     move
                     for move in MOVES
-                    if distance.get(walk(lake.ice, cell, move, slip=0, chance=0)) == distance[cell] - 1
+                    if distance.get(PHYSICS.find_player(PHYSICS.play(board, move))) == distance[cell] - 1
                 ]
-                assert list(moves) == best
+                assert list(expert.moves(Observation(board))) == nearer
 
 
 def test_levels_at_the_defaults_have_the_documented_lengths() -> None:
-    lengths = sorted(draw_lake(seed, LakeOptions()).shortest for seed in range(3000))
+    lengths = sorted(draw_lake(seed, 4, 0.8, 10, None).shortest for seed in range(3000))
     assert (lengths[0], lengths[1500]) == (1, 3)
     assert 8 <= lengths[-1] <= 10
     assert lengths.count(1) / 3000 == pytest.approx(0.212, abs=0.02)
 
 
-def test_the_level_does_not_depend_on_slip_rules_or_penalty() -> None:
+def test_the_level_does_not_depend_on_slip_rules_penalty_symbols_or_turns() -> None:
     env = FrozenLake(instructions=False)
     plain = env.reset(seed=9)[0]
-    other = env.reset(seed=9, options={"slip": 0.5, "instructions": True, "format_penalty": 1.0})[0]
-    assert find_board(other) == plain
+    changes = {"slip": 0.5, "instructions": True, "format_penalty": 1.0, "actions_per_turn": 4}
+    assert find_board(env.reset(seed=9, options=changes)[0]) == plain
+    shown = env.reset(seed=9, options={"symbols": "abcdef"})[0]
+    assert shown.translate(str.maketrans("abcdef", "_OGPX√")) == plain
 
 
 def test_the_expert_reaches_every_goal_by_a_shortest_way_through_the_environment() -> None:
@@ -232,6 +283,8 @@ def test_the_expert_has_no_move_where_holes_close_every_way() -> None:
 )
 def test_a_state_is_tricky_when_the_straight_way_holds_a_hole(board: str, is_tricky: bool) -> None:
     assert FrozenLakeExpert().is_tricky(Observation(f"Rules.\n\n{board}")) is is_tricky
+    shown = board.translate(str.maketrans("_OGPX√", "OG_√PX"))  # the same signs with other meanings
+    assert FrozenLakeExpert(symbols="OG_√PX").is_tricky(Observation(f"Rules.\n\n{shown}")) is is_tricky
 
 
 def _distances_to_goal(ice: str) -> dict[int, int]:

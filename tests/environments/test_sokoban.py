@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
+import envkit
 from envkit.environments.board import UNREADABLE, find_board
-from envkit.environments.sokoban import Sokoban, SokobanExpert, play
-from envkit.environments.sokoban.rules import is_solved, reward_of
+from envkit.environments.sokoban import Sokoban, SokobanExpert, SokobanOptions, play
+from envkit.environments.sokoban.rules import is_solved
+from envkit.errors import OptionError
 from envkit.types import Observation
+
+TO_BOXOBAN = str.maketrans("#_O√XPS", "# .*$@+")
+
+
+def _file(folder: Path, *rooms: str) -> str:
+    """Write rooms in our own symbols to a level file; return its path."""
+    path = folder / "rooms.txt"
+    path.write_text("\n\n".join(rooms).translate(TO_BOXOBAN) + "\n")
+    return str(path)
+
+
+def _room(row: str, filler: str) -> str:
+    """Return a room of 7x7 in which `row` lies between a wall and `filler`."""
+    return "\n".join(["#######", row, filler, *["#######"] * 4])
 
 
 @pytest.mark.parametrize(
@@ -46,17 +66,62 @@ def test_moves_up_and_down_follow_the_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "reward"),
+    ("before", "filler", "after", "reward"),
     [
-        ("#PX_X_#", "#_PXX_#", -0.1),  # a push that changes no target
-        ("#PXOX_#", "#_P√X_#", 0.9),  # onto a target
-        ("#P√_X_#", "#_SXX_#", -1.1),  # off a target
-        ("#P√OX_#", "#_S√X_#", -0.1),  # from one target to the next
-        ("#PXO#", "#_P√#", 10.9),  # the solution
+        ("#P_X__#", "#__O__#", "#_PX__#", -0.1),  # a step
+        ("#PX_X_#", "#OO___#", "#_PXX_#", -0.1),  # a push that changes no target
+        ("#PXOX_#", "#O____#", "#_P√X_#", 0.9),  # onto a target
+        ("#P√_X_#", "#O____#", "#_SXX_#", -1.1),  # off a target
+        ("#P√OX_#", "#_____#", "#_S√X_#", -0.1),  # from one target to the next
+        ("#PXX__#", "#OO___#", "#PXX__#", -0.1),  # against two boxes
+        ("#PXO__#", "#_____#", "#_P√__#", 10.9),  # the solution
     ],
 )
-def test_rewards_are_those_of_the_literature(before: str, after: str, reward: float) -> None:
-    assert reward_of(before, after) == pytest.approx(reward)
+def test_rewards_are_those_of_the_literature(
+    before: str, filler: str, after: str, reward: float, tmp_path: Path
+) -> None:
+    env = Sokoban(level_file=_file(tmp_path, _room(before, filler)), instructions=False)
+    assert env.reset(seed=0)[0] == _room(before, filler)
+    board, paid, terminated, truncated, info = env.step("<answer>right</answer>")
+    assert board == _room(after, filler)
+    assert paid == pytest.approx(reward)
+    assert (terminated, truncated, info["success"]) == (reward > 10, False, reward > 10)
+
+
+def test_sparse_rewards_pay_the_solution_and_nothing_on_the_way(tmp_path: Path) -> None:
+    room = _room("#PX_O_#", "#_____#")
+    env = Sokoban(level_file=_file(tmp_path, room), reward="sparse", format_penalty=0.1)
+    env.reset(seed=0)
+    assert env.step("<answer>up</answer>")[1] == 0.0
+    assert env.step("push")[1] == -0.1
+    assert env.step("<answer>right</answer>")[1] == 0.0
+    assert env.step("<answer>right</answer>")[1:4] == (1.0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("row", "filler", "moves", "share"),
+    [
+        ("#PXO__#", "#O_X__#", ["right"], 1 / 2),
+        ("#PXO__#", "#O_X__#", ["up"], 0.0),
+        ("#P√_XO#", "#_____#", ["up"], 1 / 2),  # a box that was there from the start counts as any other
+        ("#P√_XO#", "#_____#", ["right"], 0.0),  # unless it is pushed away
+        ("#PX_X√#", "#OO_XO#", ["up"], 1 / 4),
+    ],
+)
+def test_sparse_rewards_pay_the_share_of_boxes_at_home_when_the_moves_run_out(
+    row: str, filler: str, moves: list[str], share: float, tmp_path: Path
+) -> None:
+    path = _file(tmp_path, _room(row, filler))
+    answers = [f"<answer>{move}</answer>" for move in moves] + ["<answer>up</answer>"]
+    env = Sokoban(level_file=path, reward="sparse", max_moves=len(answers))
+    env.reset(seed=0)
+    steps = [env.step(answer)[1:4] for answer in answers]
+    assert steps == [(0.0, False, False)] * len(moves) + [(share, False, True)]
+
+    vector = envkit.make_vec("Sokoban-v0", 3, level_file=path, reward="sparse", max_moves=len(answers))
+    vector.reset(seed=0)
+    paid = [vector.step((answer,) * 3)[1] for answer in answers]
+    assert np.array_equal(paid, [[0.0] * 3] * len(moves) + [[share] * 3])
 
 
 def test_a_room_is_solved_when_no_box_is_away_from_a_target() -> None:
@@ -70,7 +135,8 @@ def test_an_episode_by_hand_is_paid_drawn_and_ended() -> None:
     env = Sokoban(instructions=False)
     start, info = env.reset(seed=0)
     assert start == "######\n##___#\n##_XP#\n###__#\n##O__#\n######"
-    assert info == {"success": False, "legal_moves": ["up", "down", "left", "right"], "level": {"shortest": 7}}
+    level = {"shortest": 7, "pushes": 3}
+    assert info == {"success": False, "legal_moves": ["up", "down", "left", "right"], "level": level}
 
     answers = [env.step(f"<answer>{move}</answer>") for move in ("up", "left", "down", "down", "right", "down", "left")]
     assert [answer[0].split("\n")[1:-1] for answer in answers] == [
@@ -113,7 +179,7 @@ def test_an_unreadable_answer_is_noticed_and_fined_as_asked() -> None:
 
 
 def test_solving_with_the_last_move_is_an_end_and_no_truncation() -> None:
-    env, expert = Sokoban(max_moves=7, min_solution=7), SokobanExpert()
+    env, expert = Sokoban(max_moves=7, moves=[7, 7]), SokobanExpert()
     text, _ = env.reset(seed=0)
     ends = []
     for _ in range(7):
@@ -123,7 +189,7 @@ def test_solving_with_the_last_move_is_an_end_and_no_truncation() -> None:
 
 
 def test_rendering_shows_the_room_as_it_is_now() -> None:
-    env = Sokoban(render_mode="ansi")
+    env = Sokoban(render_mode="text")
     env.reset(seed=0)
     assert env.render() == "######\n##___#\n##_XP#\n###__#\n##O__#\n######"
     env.step("<answer>up</answer>")
@@ -144,3 +210,84 @@ def test_the_rules_name_what_the_player_must_know() -> None:
     for word in ("√ is a box on a target", "<answer>up</answer>", "21 moves"):
         assert word in rules
     assert board == Sokoban(instructions=False, max_moves=21).reset(seed=0)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "moves", "pushes"),
+    [
+        ({}, (2, 10), (1, 10)),
+        ({"moves": [5, 8]}, (5, 8), (1, 8)),
+        ({"moves": [6, 6]}, (6, 6), (1, 6)),
+        ({"pushes": [3, 4]}, (3, 10), (3, 4)),
+        ({"moves": [8, 12], "pushes": [2, 2]}, (8, 12), (2, 2)),
+        ({"size": 7, "boxes": 2, "moves": [10, 14], "pushes": [4, 6]}, (10, 14), (4, 6)),
+        ({"moves": [8, 12], "pushes": [2, 5], "split": "train", "num_levels": 6}, (8, 12), (2, 5)),
+    ],
+)
+def test_levels_are_as_hard_as_was_asked_for(
+    options: dict[str, Any], moves: tuple[int, int], pushes: tuple[int, int]
+) -> None:
+    env = Sokoban(**options)
+    for seed in range(25):
+        level: Any = env.reset(seed=seed)[1]["level"]
+        assert set(level) == {"shortest", "pushes"}
+        assert moves[0] <= level["shortest"] <= moves[1]
+        assert pushes[0] <= level["pushes"] <= pushes[1]
+
+
+def test_a_shortest_solution_has_the_moves_that_info_says() -> None:
+    env, expert = Sokoban(moves=[4, 12]), SokobanExpert()
+    for seed in range(20):
+        text, info = env.reset(seed=seed)
+        level: Any = info["level"]
+        taken, won = 0, False
+        while not won:
+            text, _, won, late, _ = env.step(expert.answer(expert.moves(Observation(text))[0]))
+            assert not late
+            taken += 1
+        assert level["shortest"] == taken
+
+
+def test_rooms_come_from_a_file_each_about_as_often(tmp_path: Path) -> None:
+    rooms = [_room(row, "#_____#") for row in ("#PXO__#", "#P_XO_#", "#P__XO#")]
+    env = Sokoban(level_file=_file(tmp_path, *rooms), instructions=False)
+    drawn = [env.reset(seed=seed) for seed in range(300)]
+    counts = [sum(board == room for board, _ in drawn) for room in rooms]
+    assert sum(counts) == 300
+    assert min(counts) > 70
+    assert all("level" not in info for _, info in drawn)  # nobody knows their shortest solutions
+    assert env.reset(seed=17)[0] == drawn[17][0]
+
+
+def test_rooms_from_a_file_have_the_size_of_the_file_and_a_limit_of_120_moves(tmp_path: Path) -> None:
+    path = _file(tmp_path, _room("#PXO__#", "#_____#"))
+    options = SokobanOptions(level_file=path)
+    assert (options.side, options.move_limit) == (7, 120)
+    assert SokobanOptions(level_file=path, size=7, max_moves=9).move_limit == 9
+    env = Sokoban(level_file=path)
+    text, _ = env.reset(seed=0)
+    assert "You have 120 moves" in text
+    assert [env.step("wait")[3] for _ in range(120)] == [False] * 119 + [True]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("size", 6), ("boxes", 1), ("moves", [2, 5]), ("pushes", [1, 3]), ("split", "train"), ("num_levels", 4)],
+)
+def test_options_of_drawn_levels_do_not_go_with_a_file(option: str, value: Any, tmp_path: Path) -> None:
+    path = _file(tmp_path, _room("#PXO__#", "#_____#"))
+    with pytest.raises(OptionError, match=f"^{option}: "):
+        Sokoban(level_file=path, **{option: value})
+    with pytest.raises(OptionError, match=f"^{option}: "):
+        Sokoban(level_file=path).reset(options={option: value})
+
+
+def test_a_file_is_chosen_where_the_world_is_made_and_nowhere_else(tmp_path: Path) -> None:
+    path = _file(tmp_path, _room("#PXO__#", "#_____#"))
+    with pytest.raises(OptionError, match=r"^level_file: is taken by make and by register, not by reset$"):
+        Sokoban().reset(options={"level_file": path})
+    with pytest.raises(OptionError, match=r"^level_file: "):
+        envkit.make_vec("Sokoban-v0", 2).reset(options={"level_file": path})
+    for other in (3, [path], str(tmp_path / "none.txt")):
+        with pytest.raises(OptionError, match=r"^level_file: "):
+            Sokoban(level_file=other)  # type: ignore[arg-type]
