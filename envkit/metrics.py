@@ -35,3 +35,25 @@ def fold_infos(infos: Sequence[Mapping[str, object]], folds: Mapping[str, Fold])
         if values:
             folded[name] = fold(values, how)
     return folded
+
+
+def pass_at(k: int, results: Sequence[bool]) -> float:
+    """Return the chance that at least one of `k` attempts at a task succeeds, estimated without bias from more of them.
+
+        1 - C(n - c, k) / C(n, k)   for c successes in n attempts
+
+    Source: Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374.
+
+    Args:
+        k: At least 1, and at most the number of results.
+        results: Whether each attempt succeeded.
+    """
+    if not 1 <= k <= len(results):
+        raise ValueError(f"k must lie between 1 and the number of results, {len(results)}, got {k}")
+    failures = len(results) - sum(map(bool, results))
+    return 1 - math.comb(failures, k) / math.comb(len(results), k)
+
+
+def pass_at_group(groups: Sequence[Sequence[bool]]) -> float:
+    """Return the share of groups with at least one success (RAGEN's pass@group_size); NaN without groups."""
+    return sum(any(group) for group in groups) / len(groups) if groups else math.nan

@@ -1,0 +1,76 @@
+"""Answers: how strictly their form is taken, and what a bad one costs."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+
+from envkit.errors import UsageError
+from envkit.wrappers.wrapping import TextEnv, TextStep, TextWrapper
+
+_TAGS = re.compile("</?(?:think|answer)>", re.IGNORECASE | re.ASCII)
+_THOUGHT = ["<think>", "</think>"]
+
+
+class FormatPenalty(TextWrapper):
+    """An answer that the world could not read (``info["action_is_valid"]`` is false) costs `penalty`.
+
+    Adds the metric ``format_penalty`` (mean): what was subtracted.
+
+    Args:
+        env: A world of text that reports ``action_is_valid``.
+        penalty: At least 0.
+        ends_episode: Whether such an answer also ends the episode, as terminated (GEM's rule).
+    """
+
+    def __init__(self, env: TextEnv, penalty: float, *, ends_episode: bool = False) -> None:
+        super().__init__(env, metrics={"format_penalty": "mean"}, penalty=penalty, ends_episode=ends_episode)
+        if not 0 <= penalty < float("inf"):
+            raise UsageError(f"penalty: must be a number from 0, got {penalty}")
+        self._penalty = penalty
+        self._ends_episode = ends_episode
+
+    def _played(self, action: str) -> TextStep:
+        observation, reward, terminated, truncated, info = super()._played(action)
+        is_bad = info.get("action_is_valid") is False
+        if is_bad and self._ends_episode:
+            terminated, truncated = True, False
+        cost = self._penalty if is_bad else 0.0
+        return observation, reward - cost, terminated, truncated, {**info, "format_penalty": cost}
+
+
+class StrictAnswer(TextWrapper):
+    """Only a reply that is nothing but ``<answer>...</answer>`` reaches the world; any other counts as empty there.
+
+    Worlds themselves are lenient: they look for an answer anywhere in a reply. Adds the metric ``format_is_valid``
+    (mean).
+
+    Args:
+        env: A world of text.
+        think: Whether ``<think>...</think>`` has to come before the answer; the world sees the answer alone.
+    """
+
+    def __init__(self, env: TextEnv, *, think: bool = False) -> None:
+        super().__init__(env, metrics={"format_is_valid": "mean"}, think=think)
+        self._think = think
+
+    def _played(self, action: str) -> TextStep:
+        answer = strict_answer(action, think=self._think)
+        observation, reward, terminated, truncated, info = super()._played(answer or "")
+        return observation, reward, terminated, truncated, {**info, "format_is_valid": answer is not None}
+
+
+def strict_answer(reply: str, *, think: bool) -> str | None:
+    """Return the ``<answer>...</answer>`` that `reply` consists of; None when its form is another.
+
+    White space around the parts is free, and tags may be in any case. The work is one pass over the text.
+    """
+    tags = [(found[0].lower(), found.start(), found.end()) for found in islice(_TAGS.finditer(reply), 5)]
+    if [tag for tag, _, _ in tags] != (_THOUGHT if think else []) + ["<answer>", "</answer>"]:
+        return None
+    # Outside the pairs there is nothing but white space.
+    ends = [0, *(end for _, _, end in tags[1::2])]
+    starts = [*(start for _, start, _ in tags[::2]), len(reply)]
+    if any(reply[end:start].strip() for end, start in zip(ends, starts, strict=True)):
+        return None
+    return reply[tags[-2][1] : tags[-1][2]]

@@ -1,0 +1,120 @@
+"""History: observations that carry what has happened so far, for policies that read each one alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from envkit.errors import UsageError
+from envkit.spaces import Utf8Text
+from envkit.wrappers.wrapping import TextEnv, TextStep, TextWrapper, longest_text
+
+PARSED_ACTION = "parsed_action"
+"""Where ``info`` holds the part of a reply that was used, when it was not all of it (as in GEM)."""
+
+_LONGEST = 1 << 20
+
+
+class Past(NamedTuple):
+    """An episode so far.
+
+    Attributes:
+        first: The first observation, with which the rules come.
+        omitted: Turns between that and the first of `turns`.
+        turns: Reply and observation of each turn, oldest first.
+    """
+
+    first: str
+    omitted: int
+    turns: Sequence[tuple[str, str]]
+
+
+Style = Callable[[Past], str]
+Message = dict[str, str]
+
+
+def observations(past: Past) -> str:
+    """Write what was observed, with an empty line between two observations."""
+    return "\n\n".join([_opening(past), *(observation for _, observation in past.turns)])
+
+
+def transcript(past: Past) -> str:
+    """Write what was observed and what was replied, with an empty line between any two."""
+    return "\n\n".join([_opening(past), *(text for turn in past.turns for text in turn)])
+
+
+class chat:  # noqa: N801 - a style like the others, which are functions
+    """Write a chat: observations are the user's messages, replies the assistant's.
+
+    Args:
+        render: Turns messages, ``{"role": ..., "content": ...}`` each, into the prompt. For a tokenizer of transformers:
+            ``functools.partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)``.
+    """
+
+    def __init__(self, render: Callable[[list[Message]], str]) -> None:
+        self._render = render
+
+    def __call__(self, past: Past) -> str:
+        messages = [{"role": "user", "content": _opening(past)}]
+        for reply, observation in past.turns:
+            messages.append({"role": "assistant", "content": reply})
+            messages.append({"role": "user", "content": observation})
+        return self._render(messages)
+
+
+class History(TextWrapper):
+    """Every observation is the episode so far, as `style` writes it.
+
+    The first observation always stays, since the rules stand there. Of the turns after it the last `limit` stay, and
+    fewer where a text would leave the observation space; a line then says how many are not shown. Of a reply the world
+    may say, under ``info["parsed_action"]``, which part it used: that part is kept.
+
+    Args:
+        env: A world of text.
+        style: `observations`, `transcript`, `chat`, or any function of a `Past`.
+        limit: Turns that are shown, at least 1; None shows all.
+
+    Raises:
+        UsageError: `limit` is below 1; or, at a step, even the newest turn alone is too long.
+    """
+
+    def __init__(self, env: TextEnv, style: Style = observations, *, limit: int | None = None) -> None:
+        super().__init__(env, style=style, limit=limit)
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit: must be at least 1, got {limit}")
+        self._style = style
+        self._first = ""
+        self._count = 0
+        self._turns: deque[tuple[str, str]] = deque(maxlen=limit)
+        self._longest = max(_LONGEST, 4 * longest_text(env.observation_space))
+        self.observation_space = Utf8Text(self._longest)
+
+    def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        self._first, self._count = observation, 0
+        self._turns.clear()
+        return self._write(), info
+
+    def _played(self, action: str) -> TextStep:
+        observation, reward, terminated, truncated, info = super()._played(action)
+        self._turns.append((str(info.get(PARSED_ACTION, action)), observation))
+        self._count += 1
+        return self._write(), reward, terminated, truncated, info
+
+    def _write(self) -> str:
+        while True:
+            text = self._style(Past(self._first, self._count - len(self._turns), tuple(self._turns)))
+            if len(text) <= self._longest:
+                return text
+            if len(self._turns) <= 1:
+                raise UsageError(
+                    f"the newest turn has {len(text):,} characters, more than the {self._longest:,} of a text"
+                )
+            self._turns.popleft()
+
+
+def _opening(past: Past) -> str:
+    if not past.omitted:
+        return past.first
+    turns = "1 earlier turn is" if past.omitted == 1 else f"{past.omitted} earlier turns are"
+    return f"{past.first}\n\n[{turns} not shown]"

@@ -1,0 +1,139 @@
+"""Tools: replies that go to a calculator, a search or a sandbox instead of the world, as long as a budget lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from envkit.errors import UsageError
+from envkit.spaces import Utf8Text
+from envkit.wrappers.history import PARSED_ACTION
+from envkit.wrappers.wrapping import TextEnv, TextStep, TextWrapper, longest_text
+
+_ROOM_FOR_NOTES = 200
+
+
+class ToolResult(NamedTuple):
+    """What a tool did.
+
+    Attributes:
+        output: What the policy observes.
+        used: The part of the reply that counts: up to the end of the call. What follows it was written before its
+            result was known, and does not belong into a history.
+        is_error: Whether it failed.
+    """
+
+    output: str
+    used: str
+    is_error: bool = False
+
+
+class Tool(Protocol):
+    """Something that a reply can call.
+
+    Attributes:
+        name: Its name in ``info``.
+        instructions: What the policy is told about it.
+    """
+
+    name: str
+    instructions: str
+
+    def run(self, reply: str) -> ToolResult | None:
+        """Run the call in `reply`; None when it holds none. Whatever can hang in it needs a deadline of its own."""
+        ...
+
+
+class ToolUse(TextWrapper):
+    """A reply that calls a tool is a turn of its own: the world does not move, and the observation is what the tool said.
+
+    Every other reply goes to the world, as do all of them when the budget is spent; each output says what is left of it.
+    A tool that raises is an observation, too. ``info`` counts ``tool_uses`` and ``tool_errors`` of the episode, which
+    are metrics (last), and ``tool_uses_NAME`` for each tool.
+
+    Args:
+        env: A world of text.
+        tools: Asked in this order; the first whose call a reply holds is run.
+        max_uses: Budget of an episode, at least 1.
+        reward: Of a turn with a tool that worked.
+        error_reward: Of a turn with a tool that failed.
+        instructions: Whether the first observation ends with what the tools say about themselves.
+        max_output: Characters of an output after which it is cut.
+
+    Raises:
+        UsageError: There is no tool, two have one name, or a bound is below 1.
+    """
+
+    def __init__(
+        self,
+        env: TextEnv,
+        tools: Sequence[Tool],
+        *,
+        max_uses: int = 10,
+        reward: float = 0.0,
+        error_reward: float = 0.0,
+        instructions: bool = True,
+        max_output: int = 4096,
+    ) -> None:
+        names = [f"tool_uses_{tool.name}" for tool in tools]
+        super().__init__(
+            env,
+            metrics=dict.fromkeys(["tool_uses", "tool_errors", *names], "last"),
+            tools=tools,
+            max_uses=max_uses,
+            reward=reward,
+            error_reward=error_reward,
+            instructions=instructions,
+            max_output=max_output,
+        )
+        if not tools or len(set(names)) < len(names):
+            raise UsageError(f"tools: must be at least one, each with a name of its own, got {[t.name for t in tools]}")
+        if min(max_uses, max_output) < 1:
+            raise UsageError(f"max_uses and max_output: must be at least 1, got {max_uses} and {max_output}")
+        self._tools = tuple(tools)
+        self._max_uses = max_uses
+        self._reward, self._error_reward = reward, error_reward
+        self._max_output = max_output
+        told = [tool.instructions for tool in tools]
+        told.append(f"You can use {'it' if len(tools) == 1 else 'them'} {max_uses} times in all.")
+        self._instructions = "\n\n" + "\n".join(told) if instructions else ""
+        self._counts = dict.fromkeys(["tool_uses", "tool_errors", *names], 0)
+        self._moves: Any = None
+        longest = longest_text(env.observation_space) + len(self._instructions)
+        self.observation_space = Utf8Text(max(longest, max_output + _ROOM_FOR_NOTES))
+
+    def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        self._counts = dict.fromkeys(self._counts, 0)
+        self._moves = info.get("legal_moves")
+        return observation + self._instructions, {**info, **self._counts}
+
+    def _played(self, action: str) -> TextStep:
+        if self._counts["tool_uses"] < self._max_uses:
+            for tool in self._tools:
+                result = _run(tool, action)
+                if result is not None:
+                    return self._used(tool, result)
+        observation, reward, terminated, truncated, info = super()._played(action)
+        self._moves = info.get("legal_moves")
+        return observation, reward, terminated, truncated, {**info, **self._counts}
+
+    def _used(self, tool: Tool, result: ToolResult) -> TextStep:
+        self._counts["tool_uses"] += 1
+        self._counts["tool_errors"] += result.is_error
+        self._counts[f"tool_uses_{tool.name}"] += 1
+        left = self._max_uses - self._counts["tool_uses"]
+        output = result.output
+        if len(output) > self._max_output:
+            output = f"{output[: self._max_output]}\n[{len(output) - self._max_output:,} more characters are cut]"
+        info = {**self._counts, "tool": tool.name, PARSED_ACTION: result.used}
+        if self._moves is not None:
+            info["legal_moves"] = self._moves
+        reward = self._error_reward if result.is_error else self._reward
+        return f"{output}\n[{left} of {self._max_uses} tool uses left]", reward, False, False, info
+
+
+def _run(tool: Tool, reply: str) -> ToolResult | None:
+    try:
+        return tool.run(reply)
+    except Exception as error:  # whatever a stranger's tool raises, the episode goes on
+        return ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", reply, is_error=True)

@@ -1,0 +1,66 @@
+"""What every wrapper here does: it knows whether an episode is running, and tells what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import gymnasium
+from gymnasium.utils import RecordConstructorArgs
+
+from envkit.errors import StepOrderError
+from envkit.metrics import Fold
+from envkit.spaces import Utf8Text
+
+TextEnv: TypeAlias = "gymnasium.Env[str, str]"
+TextStep: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
+    """A wrapper of a world of text.
+
+    Args:
+        env: The world, or what is wrapped around it.
+        metrics: What this wrapper adds to ``info``, and how each is folded over an episode.
+        arguments: The wrapper's own arguments, so that Gymnasium can make it again from a spec.
+    """
+
+    def __init__(self, env: TextEnv, *, metrics: Mapping[str, Fold] | None = None, **arguments: Any) -> None:
+        RecordConstructorArgs.__init__(self, **arguments)
+        gymnasium.Wrapper.__init__(self, env)
+        if metrics:
+            self.metadata = {**env.metadata, "metrics": {**env.metadata.get("metrics", {}), **metrics}}
+        self._is_running = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self._is_running = False
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._is_running = True
+        return self._began(observation, info)
+
+    def step(self, action: str) -> TextStep:
+        if not self._is_running:
+            raise StepOrderError("step before reset, or after the end of the episode")
+        step = self._played(action)
+        self._is_running = not (step[2] or step[3])
+        return step
+
+    def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return what `reset` returns, given what the world returned."""
+        return observation, info
+
+    def _played(self, action: str) -> TextStep:
+        """Return what `step` returns."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, float(reward), terminated, truncated, info
+
+
+def longest_text(space: gymnasium.Space[Any]) -> int:
+    """Return the characters of the longest text in `space`.
+
+    Raises:
+        TypeError: It is not a space of text.
+    """
+    if isinstance(space, (Utf8Text, gymnasium.spaces.Text)):
+        return space.max_length
+    raise TypeError(f"this wrapper goes around worlds that are read and answered in text, got {space}")
