@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envkit.environments.answer import parse_answer
+from envkit.environments.answer import parse_answer, parse_answers
 from envkit.environments.board import MOVES
 
 
@@ -61,10 +61,58 @@ def test_the_choice_among_several_answers_is_the_documented_one(text: str, move:
         "\\boxed{up",
         "}\\boxed{",
         "\\boxed{up||down}",
+        "<answer>up || down</answer>",
+        "\ud800<answer>\udfff</answer>",
     ],
 )
 def test_anything_else_is_no_move(text: str) -> None:
     assert parse_answer(text, MOVES) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "moves"),
+    [
+        ("<answer>up || left</answer>", ("up", "left")),
+        ("<answer>up||left||up</answer>", ("up", "left", "up")),
+        ("<answer>\n UP \n||\tLeft </answer>", ("up", "left")),
+        ("\\boxed{down || down}", ("down", "down")),
+        ("first \\boxed{up||up}, then \\boxed{right||left}", ("right", "left")),
+        ("<answer>up || up</answer><answer>down</answer>", ("up", "up")),
+        ("<answer>right</answer>", ("right",)),
+    ],
+)
+def test_several_moves_are_found_in_their_order(text: str, moves: tuple[str, ...]) -> None:
+    assert parse_answers(text, MOVES, 3) == moves
+
+
+def test_moves_beyond_the_most_do_not_count_yet_have_to_be_moves() -> None:
+    assert parse_answers("<answer>up||left||down||right</answer>", MOVES, 2) == ("up", "left")
+    assert parse_answers("<answer>up||left||down||right</answer>", MOVES, 1) == ("up",)
+    assert parse_answers("<answer>up||left||down||dawn</answer>", MOVES, 2) == ()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("", "||", "up||", "||up", "up||||left", "up|left", "up,left", "up left", "up || jump", "jump || up"),
+        *("up ||| left", "up || left.", "up || \N{SNOWMAN}", "up || \x00"),
+    ],
+)
+def test_one_part_that_is_no_move_makes_all_unreadable(answer: str) -> None:
+    assert parse_answers(f"<answer>{answer}</answer>", MOVES, 5) == ()
+    assert parse_answers(f"\\boxed{{{answer}}}", MOVES, 5) == ()
+
+
+@given(st.lists(st.sampled_from(MOVES), min_size=1, max_size=12), st.integers(1, 12))
+def test_the_first_moves_of_any_answer_are_read(moves: list[str], most: int) -> None:
+    assert parse_answers(f"<answer>{' || '.join(moves)}</answer>", MOVES, most) == tuple(moves[:most])
+
+
+@given(st.text(alphabet="<>/answer{}\\boxed|up \n", max_size=60))
+def test_one_move_or_several_are_told_from_the_same_marks(text: str) -> None:
+    one, several = parse_answer(text, MOVES), parse_answers(text, MOVES, 9)
+    assert one is None or several == (one,)
+    assert len(several) == 1 or one is None
 
 
 def test_a_megabyte_and_a_thousand_tags_are_read_like_any_other_text() -> None:
@@ -74,6 +122,8 @@ def test_a_megabyte_and_a_thousand_tags_are_read_like_any_other_text() -> None:
     assert parse_answer("\\boxed{" * 2**17, MOVES) is None
     assert parse_answer("\\boxed{" * 1000 + "left}", MOVES) == "left"
     assert parse_answer("<answer>" + "up" * 2**19 + "</answer>", MOVES) is None
+    assert parse_answers("<answer>" + "up||" * 2**18 + "left</answer>", MOVES, 2) == ("up", "up")
+    assert parse_answers("<answer>" + "|" * 2**20 + "</answer>", MOVES, 2) == ()
 
 
 @pytest.mark.parametrize("piece", ["<answer>", "</answer>", "<answer>x</answer>", "\\boxed{", "\\boxed{x}", "}", "<"])

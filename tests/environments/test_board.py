@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from envkit.environments.board import find_board
+from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN, find_board
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,25 @@ def test_the_board_is_the_square_at_the_end(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "abc", "ab", "a\nbc", "abc\nde\nfgh", "abc\n\ndef", "a\nb\ncd"])
 def test_a_text_that_does_not_end_with_a_square_has_no_board(text: str) -> None:
     assert find_board(text) == ""
+
+
+@given(st.data(), st.integers(1, 32), st.text())
+def test_whatever_stands_above_the_board_is_found(data: st.DataObject, size: int, above: str) -> None:
+    row = st.text(alphabet="_OGPX√#", min_size=size, max_size=size)
+    board = "\n".join(data.draw(st.lists(row, min_size=size, max_size=size)))
+    assert find_board(board) == find_board(f"{above}\n{board}") == find_board(f"{above}\n\n{board}\n") == board
+
+
+@given(st.text())
+def test_a_board_is_always_a_square(text: str) -> None:
+    rows = find_board(text).split("\n")
+    assert rows == [""] or {len(row) for row in rows} == {len(rows)}
+
+
+def test_notices_name_every_move_and_end_in_an_example() -> None:
+    assert all(move in notice for notice in (UNREADABLE, UNREADABLE_TURN) for move in MOVES)
+    assert UNREADABLE.endswith("<answer>up</answer>.")
+    assert UNREADABLE_TURN.endswith("<answer>up || left</answer>.")
 
 
 def test_a_single_character_is_a_board_of_one_cell() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from envkit.environments.frozen_lake import FrozenLake, LakeOptions, draw_lake
+import envkit
+from envkit.environments.board import find_board
+from envkit.environments.boards.game import BoardOptions
+from envkit.environments.frozen_lake import FrozenLake, LakeOptions
 from envkit.environments.options import override
 from envkit.environments.sokoban import Sokoban, SokobanOptions
+from envkit.environments.split import SPLITS, Split, split_of
 from envkit.errors import OptionError
+from envkit.types import Observation
+from envkit.wiring.envs import open_expert
 
 WORLDS = pytest.mark.parametrize("world", [FrozenLake, Sokoban])
+GAMES = pytest.mark.parametrize(("env_id", "ours"), [("FrozenLake-v0", "_OGPX√"), ("Sokoban-v0", "#_O√XPS")])
 
 
 @WORLDS
@@ -32,9 +41,20 @@ def test_an_unknown_option_is_answered_with_the_nearest_one(world: type[FrozenLa
         ("size", 6.0),
         ("size", "6"),
         ("size", True),
-        ("size", None),
         ("max_moves", 0),
         ("max_moves", -1),
+        ("max_moves", 10_001),
+        ("num_levels", 0),
+        ("num_levels", 100_001),
+        ("num_levels", 3.0),
+        ("num_levels", "all"),
+        ("actions_per_turn", 0),
+        ("actions_per_turn", 101),
+        ("actions_per_turn", None),
+        ("actions_per_turn", True),
+        ("symbols", 7),
+        ("symbols", ["a", "b"]),
+        ("symbols", "abc"),
         ("split", "test"),
         ("split", 3),
         ("instructions", "yes"),
@@ -45,6 +65,8 @@ def test_an_unknown_option_is_answered_with_the_nearest_one(world: type[FrozenLa
         ("format_penalty", "0.1"),
         ("format_penalty", True),
         ("render_mode", "human"),
+        ("observation", "pixels"),
+        ("action", "number"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_wherever_it_comes_from(
@@ -53,7 +75,7 @@ def test_a_bad_value_is_refused_with_its_name_wherever_it_comes_from(
     with pytest.raises(OptionError) as refusal:
         world(**{option: value})
     assert refusal.value.option == option
-    if option != "render_mode":
+    if option not in ("render_mode", "observation", "action"):
         with pytest.raises(OptionError, match=f"^{option}: "):
             world().reset(options={option: value})
 
@@ -69,23 +91,39 @@ def test_a_bad_chance_is_refused(option: str, value: Any) -> None:
     [
         ({"boxes": 0}, "boxes"),
         ({"boxes": 5}, "boxes"),
+        ({"boxes": 1.0}, "boxes"),
         ({"size": 4}, "size"),
-        ({"max_moves": 8, "max_solution": 9}, "max_solution"),
-        ({"min_solution": 11}, "min_solution"),
-        ({"min_solution": 5, "max_solution": 4}, "min_solution"),
+        ({"size": 16}, "size"),
+        ({"max_moves": 8, "moves": [2, 9]}, "moves"),
+        ({"moves": [0, 5]}, "moves"),
+        ({"moves": [5, 4]}, "moves"),
+        ({"moves": [5]}, "moves"),
+        ({"moves": [5, 6, 7]}, "moves"),
+        ({"moves": [5, 6.0]}, "moves"),
+        ({"moves": [True, 6]}, "moves"),
+        ({"moves": "56"}, "moves"),
+        ({"moves": 5}, "moves"),
+        ({"moves": [5, 501]}, "moves"),
+        ({"pushes": [0, 3]}, "pushes"),
+        ({"pushes": [2, 11]}, "pushes"),  # more than the ten moves of the longest solution
+        ({"moves": [2, 5], "pushes": [1, 6]}, "pushes"),
+        ({"pushes": {"1": 2}}, "pushes"),
+        ({"reward": "none"}, "reward"),
+        ({"reward": None}, "reward"),
     ],
 )
 def test_a_room_that_cannot_be_is_refused(options: dict[str, Any], option: str) -> None:
-    with pytest.raises(OptionError) as refusal:
-        Sokoban(**options)
-    assert refusal.value.option == option
+    for refuse in (lambda: Sokoban(**options), lambda: Sokoban().reset(options=options)):
+        with pytest.raises(OptionError) as refusal:
+            refuse()
+        assert refusal.value.option == option
 
 
 def test_a_combination_without_levels_is_refused_instead_of_searched_for_ever() -> None:
-    with pytest.raises(OptionError, match=r"^boxes: found no room with size=5, boxes=1"):
-        Sokoban(size=5, min_solution=30, max_solution=40, max_moves=40).reset(seed=0)
-    with pytest.raises(OptionError, match=r"^boxes: found no room with size=15, boxes=4"):
-        Sokoban(size=15, boxes=4, min_solution=95).reset(seed=1)  # there are too many states to look so far
+    with pytest.raises(OptionError, match=r"^moves: found no level of size 5 with 1 box .* 30 to 40 moves"):
+        Sokoban(size=5, moves=[30, 40], max_moves=40).reset(seed=0)
+    with pytest.raises(OptionError, match=r"^pushes: found no level of size 6 with 1 box .* 9 to 9 pushes"):
+        Sokoban(size=6, moves=[9, 9], pushes=[9, 9]).reset(seed=0)
     with pytest.raises(OptionError, match=r"^split: found no lake with size=2, frozen=0\.0, split=validation"):
         FrozenLake(size=2, frozen=0.0, split="validation").reset(seed=0)  # there are eight lakes, seven in train
 
@@ -113,14 +151,12 @@ def test_a_refused_reset_ends_the_episode_before_it() -> None:
 def test_every_option_is_documented() -> None:
     for options in (LakeOptions, SokobanOptions):
         for field in fields(options):
-            assert f"        {field.name}: " in str(options.__doc__)
+            assert f"        {field.name}: " in f"{options.__doc__} {BoardOptions.__doc__}"
 
 
 def test_an_integer_where_a_number_is_meant_gives_the_same_level() -> None:
-    whole, broken = LakeOptions(frozen=1), LakeOptions(frozen=1.0)
-    draw_lake(12_345, whole)
-    assert draw_lake(12_345, broken) == draw_lake(12_345, whole)
-    assert draw_lake(54_321, broken) == draw_lake(54_321, whole)
+    for seed, first, second in ((12_345, 1, 1.0), (54_321, 1.0, 1)):  # levels that were drawn before are remembered
+        assert FrozenLake(frozen=first).reset(seed=seed) == FrozenLake(frozen=second).reset(seed=seed)
 
 
 def test_no_changes_give_the_same_options_back() -> None:
@@ -133,6 +169,125 @@ def test_limits_grow_with_the_world_unless_they_are_given() -> None:
     assert [LakeOptions(size=size).move_limit for size in (2, 4, 5, 8)] == [10, 10, 15, 40]
     assert LakeOptions(size=8, max_moves=3).move_limit == 3
     small, large = SokobanOptions(), SokobanOptions(size=8, boxes=2)
-    assert (small.least, small.longest, small.move_limit) == (2, 10, 15)
-    assert (large.least, large.longest, large.move_limit) == (2, 26, 40)
-    assert SokobanOptions(max_moves=1).least == SokobanOptions(max_moves=1).longest == 1
+    assert (small.solution, small.move_limit) == ((2, 10), 15)
+    assert (large.solution, large.move_limit) == ((2, 26), 40)
+    assert SokobanOptions(max_moves=1).solution == (1, 1)
+    assert SokobanOptions(moves=[4, 9]).move_limit == 15
+    assert SokobanOptions(moves=[4, 21]).move_limit == 31
+    assert SokobanOptions(moves=[4, 21], max_moves=21).move_limit == 21
+
+
+@WORLDS
+def test_none_means_the_usual_value(world: type[FrozenLake | Sokoban]) -> None:
+    usual = world()
+    named = world(size=None, max_moves=None, split=None, num_levels=None, symbols=None)
+    assert named.reset(seed=4) == usual.reset(seed=4)
+    assert Sokoban(boxes=None, moves=None, pushes=None, level_file=None).reset(seed=4) == Sokoban().reset(seed=4)
+    assert FrozenLake(map=None).reset(seed=4) == FrozenLake().reset(seed=4)
+    larger = world(size=7)
+    assert larger.reset(seed=4, options={"size": None}) == usual.reset(seed=4)
+
+
+@GAMES
+@pytest.mark.parametrize("shift", [0, 1], ids=["letters", "signs"])
+def test_boards_and_rules_show_the_symbols_that_were_chosen(env_id: str, ours: str, shift: int) -> None:
+    symbols = ("W.GCBA@", "\N{SNOWMAN}{}%\\\N{WHITE CHESS KING}\N{GREEK SMALL LETTER PI}")[shift][: len(ours)]
+    to_symbols = str.maketrans(ours, symbols)
+    plain, shown = envkit.make(env_id), envkit.make(env_id, symbols=symbols)
+    for seed in range(30):
+        (before, told), (after, told_again) = plain.reset(seed=seed), shown.reset(seed=seed)
+        assert told == told_again
+        assert find_board(after) == find_board(before).translate(to_symbols)
+        rules = after.removesuffix(find_board(after))
+        assert all(
+            f"{symbol} is " in rules or f"{symbol} means " in rules or f"{symbol} that " in rules for symbol in symbols
+        )
+        for move in ("up", "left", "down", "right", "sideways"):
+            one, other = plain.step(f"<answer>{move}</answer>"), shown.step(f"<answer>{move}</answer>")
+            assert find_board(other[0]) == find_board(one[0]).translate(to_symbols)
+            assert other[1:] == one[1:]
+            if one[2] or one[3]:
+                break
+
+
+@GAMES
+def test_an_expert_that_knows_the_symbols_wins_and_one_that_does_not_has_no_move(env_id: str, ours: str) -> None:
+    for symbols in ("W.GCBA@"[: len(ours)], ours[1:] + ours[0]):
+        expert = open_expert(env_id, {"symbols": symbols})
+        env = envkit.make(env_id, symbols=symbols)
+        for seed in range(20):
+            text, info = env.reset(seed=seed)
+            for _ in range(info["level"]["shortest"]):
+                text, *_, info = env.step(expert.answer(expert.moves(Observation(text))[0]))
+            assert info["success"] is True
+            assert list(expert.moves(Observation(text))) == []
+    text, _ = envkit.make(env_id, symbols="W.GCBA@"[: len(ours)]).reset(seed=0)
+    assert list(open_expert(env_id).moves(Observation(text))) == []
+
+
+@GAMES
+def test_symbols_of_a_reset_hold_for_that_episode_only(env_id: str, ours: str) -> None:
+    env = envkit.make(env_id, instructions=False)
+    plain, _ = env.reset(seed=2)
+    assert set(env.reset(seed=2, options={"symbols": "1234567"[: len(ours)]})[0]) <= set("1234567\n")
+    assert env.reset(seed=2)[0] == plain
+
+
+@GAMES
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda symbols: symbols[:-1],
+        lambda symbols: f"{symbols}Z",
+        lambda symbols: "",
+        lambda symbols: symbols[0] + symbols[:-1],
+        lambda symbols: f" {symbols[1:]}",
+        lambda symbols: f"\n{symbols[1:]}",
+        lambda symbols: f"\t{symbols[1:]}",
+        lambda symbols: f"\x00{symbols[1:]}",
+        lambda symbols: f"\ud800{symbols[1:]}",
+        lambda symbols: f"\N{NO-BREAK SPACE}{symbols[1:]}",
+        lambda symbols: f"\N{ZERO WIDTH SPACE}{symbols[1:]}",
+    ],
+)
+def test_symbols_that_cannot_be_told_apart_are_refused(env_id: str, ours: str, spoil: Callable[[str], str]) -> None:
+    symbols = spoil("abcdefg"[: len(ours)])
+    for refuse in (
+        lambda: envkit.make(env_id, symbols=symbols),
+        lambda: envkit.make_vec(env_id, 2, symbols=symbols),
+        lambda: envkit.make(env_id).reset(options={"symbols": symbols}),
+    ):
+        with pytest.raises(OptionError, match=f"^symbols: must be {len(ours)} different printable characters") as said:
+            refuse()
+        assert ours in said.value.reason
+
+
+@WORLDS
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_there_are_exactly_so_many_levels_the_same_for_all_seeds(world: type[FrozenLake | Sokoban], count: int) -> None:
+    env = world(num_levels=count, instructions=False)
+    seeds = range(15 * count)
+    low = {env.reset(seed=seed)[0] for seed in seeds}
+    assert len(low) == count
+    assert {env.reset(seed=2**40 + seed)[0] for seed in seeds} == low
+    assert {env.reset()[0] for _ in seeds} == low
+    drawn = world(instructions=False)
+    assert {drawn.reset(seed=number)[0] for number in range(count)} == low
+
+
+@WORLDS
+def test_levels_come_about_equally_often(world: type[FrozenLake | Sokoban]) -> None:
+    env = world(num_levels=5, instructions=False)
+    often = Counter(env.reset(seed=seed)[0] for seed in range(2000))
+    assert len(often) == 5
+    assert all(abs(times - 400) < 80 for times in often.values())  # four standard deviations and a half
+
+
+@WORLDS
+@pytest.mark.parametrize("split", SPLITS)
+def test_levels_of_a_bounded_number_belong_to_their_split(world: type[FrozenLake | Sokoban], split: Split) -> None:
+    env = world(num_levels=6, split=split, instructions=False)
+    levels = {env.reset(seed=seed)[0] for seed in range(120)}
+    assert len(levels) == 6
+    assert {split_of(level) for level in levels} == {split}
+    assert {world(num_levels=6, split=split, instructions=False).reset(seed=seed)[0] for seed in range(120)} == levels
