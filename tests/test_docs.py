@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GUIDE = DOCS / "write-an-environment.md"
@@ -39,8 +41,9 @@ def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_sho
     assert told == ""  # doctest is silent when all is as shown
 
 
-def test_the_page_about_the_games_shows_what_happens(tmp_path: Path) -> None:
-    assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / "games.md", cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
+@pytest.mark.parametrize("page", ["games.md", "wrappers.md"])
+def test_what_a_page_shows_is_what_happens(page: str, tmp_path: Path) -> None:
+    assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / page, cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
 
 
 def test_the_reference_of_the_training_file_is_up_to_date() -> None:

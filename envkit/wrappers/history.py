@@ -48,7 +48,7 @@ class chat:  # noqa: N801 - a style like the others, which are functions
     """Write a chat: observations are the user's messages, replies the assistant's.
 
     Args:
-        render: Turns messages, ``{"role": ..., "content": ...}`` each, into the prompt. For a tokenizer of transformers:
+        render: Turns messages, ``{"role": ..., "content": ...}`` each, into the prompt. For transformers' tokenizers:
             ``functools.partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)``.
     """
 
@@ -67,8 +67,9 @@ class History(TextWrapper):
     """Every observation is the episode so far, as `style` writes it.
 
     The first observation always stays, since the rules stand there. Of the turns after it the last `limit` stay, and
-    fewer where a text would leave the observation space; a line then says how many are not shown. Of a reply the world
-    may say, under ``info["parsed_action"]``, which part it used: that part is kept.
+    fewer where a text would leave the observation space; a line then says how many are not shown. A reply longer than
+    a quarter of that is cut. The world may say, under ``info["parsed_action"]``, what part of a reply it used, and only
+    that is kept.
 
     Args:
         env: A world of text.
@@ -76,7 +77,7 @@ class History(TextWrapper):
         limit: Turns that are shown, at least 1; None shows all.
 
     Raises:
-        UsageError: `limit` is below 1; or, at a step, even the newest turn alone is too long.
+        UsageError: `limit` is below 1; or, at a step, `style` writes too much even about one turn.
     """
 
     def __init__(self, env: TextEnv, style: Style = observations, *, limit: int | None = None) -> None:
@@ -97,9 +98,14 @@ class History(TextWrapper):
 
     def _played(self, action: str) -> TextStep:
         observation, reward, terminated, truncated, info = super()._played(action)
-        self._turns.append((str(info.get(PARSED_ACTION, action)), observation))
+        self._turns.append((self._shortened(str(info.get(PARSED_ACTION, action))), observation))
         self._count += 1
         return self._write(), reward, terminated, truncated, info
+
+    def _shortened(self, reply: str) -> str:
+        """Return so much of a reply that it and an observation always fit."""
+        most = self._longest // 4
+        return reply if len(reply) <= most else f"{reply[:most]} [{len(reply) - most:,} more characters are cut]"
 
     def _write(self) -> str:
         while True:
@@ -107,9 +113,7 @@ class History(TextWrapper):
             if len(text) <= self._longest:
                 return text
             if len(self._turns) <= 1:
-                raise UsageError(
-                    f"the newest turn has {len(text):,} characters, more than the {self._longest:,} of a text"
-                )
+                raise UsageError(f"style: wrote {len(text):,} characters about one turn; {self._longest:,} have room")
             self._turns.popleft()
 
 

@@ -9,10 +9,11 @@ from envkit.wrappers.wrapping import TextEnv, TextStep, TextWrapper
 
 
 class EpisodeStatistics(TextWrapper):
-    """At the end of an episode, ``info["episode"]`` holds ``r`` (sum of its rewards), ``l`` (its steps) and every metric
-    that the world names, folded as it says: mean, last or sum.
+    """The last step's ``info["episode"]`` tells of the whole episode.
 
-    The keys are those of Gymnasium's ``RecordEpisodeStatistics``, which adds the time; that one goes inside this one.
+    It holds ``r`` (sum of the rewards), ``l`` (steps) and every metric that the world names, folded as the world says:
+    mean, last or sum. The keys are those of Gymnasium's ``RecordEpisodeStatistics``, which adds the time; that one goes
+    inside this one.
     """
 
     def __init__(self, env: TextEnv) -> None:

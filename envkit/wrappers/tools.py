@@ -45,11 +45,11 @@ class Tool(Protocol):
 
 
 class ToolUse(TextWrapper):
-    """A reply that calls a tool is a turn of its own: the world does not move, and the observation is what the tool said.
+    """A reply that calls a tool is a turn of its own: the world does not move, and the tool's output is observed.
 
-    Every other reply goes to the world, as do all of them when the budget is spent; each output says what is left of it.
-    A tool that raises is an observation, too. ``info`` counts ``tool_uses`` and ``tool_errors`` of the episode, which
-    are metrics (last), and ``tool_uses_NAME`` for each tool.
+    Every other reply goes to the world, as do all when the budget is spent; each output says what is left of it. A tool
+    that raises is an observation, too. ``info`` counts ``tool_uses`` and ``tool_errors`` of the episode, and
+    ``tool_uses_NAME`` for each tool; all are metrics (last).
 
     Args:
         env: A world of text.

@@ -78,8 +78,8 @@ def test_an_episode_ends_by_the_world_or_by_its_limit_and_never_by_both(env_id: 
             end = (False, False)
             while end == (False, False):
                 moves = expert.moves(Observation(text)) if seed % 2 else ()
-                text, _, *end_and_info = env.step(expert.answer(moves[0]) if moves else "nothing")
-                end = (end_and_info[0], end_and_info[1])
+                text, _, terminated, truncated, _ = env.step(expert.answer(moves[0]) if moves else "nothing")
+                end = (terminated, truncated)
             ends.add(end)
     assert ends == {(True, False), (False, True)}
 
