@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envkit.environments.answer import parse_answer, parse_answers
@@ -103,11 +103,13 @@ def test_one_part_that_is_no_move_makes_all_unreadable(answer: str) -> None:
     assert parse_answers(f"\\boxed{{{answer}}}", MOVES, 5) == ()
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(MOVES), min_size=1, max_size=12), st.integers(1, 12))
 def test_the_first_moves_of_any_answer_are_read(moves: list[str], most: int) -> None:
     assert parse_answers(f"<answer>{' || '.join(moves)}</answer>", MOVES, most) == tuple(moves[:most])
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="<>/answer{}\\boxed|up \n", max_size=60))
 def test_one_move_or_several_are_told_from_the_same_marks(text: str) -> None:
     one, several = parse_answer(text, MOVES), parse_answers(text, MOVES, 9)
@@ -131,6 +133,7 @@ def test_the_number_of_passes_over_the_text_does_not_grow_with_what_it_holds(pie
     assert _calls_to_parse(piece * 10_000) == _calls_to_parse(piece * 10) <= 8
 
 
+@settings(deadline=None)
 @given(st.text(), st.sampled_from(MOVES), st.text())
 def test_nothing_around_a_pair_of_tags_is_an_error(before: str, move: str, after: str) -> None:
     assert parse_answer(f"{before}<answer>{move}</answer>{after}", [*MOVES]) == move

@@ -1,0 +1,178 @@
+"""Chances: numbers that follow from a seed and a count. Axes: B numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import envkit
+from envkit.environments.board import MOVES
+from envkit.environments.boards.terms import SIDES, slipped
+from envkit.environments.chance import chance, chance_B, episode_seed, episode_seed_B, spread, spread_B
+
+MANY = 100_000
+EXTREME = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 2**70, 2**70 + 1]
+COUNTS = [0, 1, 2, 1000, 2**31, 2**32 - 1]
+SEEDS = [*EXTREME, *np.random.default_rng(1).integers(0, 2**63, 200).tolist()]
+
+
+def _cut(seeds: list[int]) -> NDArray[np.uint64]:
+    """Return the lowest 64 bits of the seeds, which are all that count."""
+    return np.array([seed % 2**64 for seed in seeds], np.uint64)
+
+
+def _chances(seeds: NDArray[np.uint64], counts: NDArray[np.uint32]) -> NDArray[np.float64]:
+    chance_32_B = chance_B((spread_B(seeds) >> np.uint64(32)).astype(np.uint32), counts)
+    assert chance_32_B.dtype == np.uint32
+    return chance_32_B / 2.0**32
+
+
+def test_numbers_lie_from_zero_up_to_but_not_at_one() -> None:
+    assert all(0.0 <= chance(seed, count) < 1.0 for seed in SEEDS for count in COUNTS)
+    assert all(type(chance(seed, 3)) is float for seed in EXTREME)
+
+
+def test_arrays_hold_the_same_numbers_as_one_at_a_time() -> None:
+    assert spread_B(_cut(SEEDS)).tolist() == [spread(seed) for seed in SEEDS]
+    for count in COUNTS:
+        counts = np.full(len(SEEDS), count, np.uint32)
+        assert _chances(_cut(SEEDS), counts).tolist() == [chance(seed, count) for seed in SEEDS]
+    some = np.random.default_rng(2).integers(0, 2**32, 1000, np.uint32)
+    for seed in EXTREME:
+        assert _chances(np.repeat(_cut([seed]), 1000), some).tolist() == [
+            chance(seed, count) for count in some.tolist()
+        ]
+
+
+def test_arrays_are_left_as_they_are() -> None:
+    seeds, counts = np.arange(50, dtype=np.uint64), np.arange(50, dtype=np.uint32)
+    spread_B(seeds)
+    chance_B(counts, counts)
+    episode_seed_B(seeds, counts.astype(np.int64))
+    assert seeds.tolist() == counts.tolist() == list(range(50))
+
+
+def test_numbers_never_change() -> None:
+    # Pinned: recorded episodes on slippery ice, and those that follow the first one, hang on them.
+    assert [round(chance(7, count) * 2**32) for count in range(3)] == [1_948_817_607, 2_523_061_711, 2_772_878_582]
+    assert [episode_seed(7, episode) for episode in range(3)] == [7, 1_126_024_335, 648_838_633]
+
+
+def test_seeds_are_spread_as_splitmix_does() -> None:
+    # The first numbers of SplitMix64 from the seed 0, as the literature gives them.
+    known = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]
+    assert [spread(0x9E3779B97F4A7C15 * number) for number in range(1, 5)] == known
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12_345, 2**63])
+def test_the_numbers_of_a_seed_are_uniform(seed: int) -> None:
+    counts = np.arange(MANY, dtype=np.uint32)
+    _assert_uniform(_chances(np.repeat(_cut([seed]), MANY), counts))
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 2**31])
+def test_the_numbers_of_neighbouring_seeds_are_uniform(count: int) -> None:
+    seeds = np.arange(MANY, dtype=np.uint64)
+    _assert_uniform(_chances(seeds, np.full(MANY, count, np.uint32)))
+
+
+def test_what_follows_a_number_does_not_hang_on_it() -> None:
+    counts, seeds = np.arange(MANY, dtype=np.uint32), np.arange(MANY, dtype=np.uint64)
+    same = np.repeat(_cut([99]), MANY)
+    zeros = np.zeros(MANY, np.uint32)
+    pairs = {
+        "one count and the next": (_chances(same, counts), _chances(same, counts + np.uint32(1))),
+        "one seed and the next": (_chances(seeds, zeros), _chances(seeds + np.uint64(1), zeros)),
+        "two seeds, count by count": (_chances(same, counts), _chances(np.repeat(_cut([100]), MANY), counts)),
+        "seed and count change places": (
+            _chances(seeds, counts + np.uint32(1)),
+            _chances(seeds + np.uint64(1), counts),
+        ),
+        "a seed and itself with its top bit": (_chances(seeds, zeros), _chances(seeds | np.uint64(2**63), zeros)),
+    }
+    for name, (one, other) in pairs.items():
+        # The correlation of independent numbers has the standard deviation 1 / sqrt(MANY).
+        assert abs(np.corrcoef(one, other)[0, 1]) < 4 / MANY**0.5, name
+        _assert_uniform((np.floor(one * 16) + np.floor(other * 16) / 16) / 16, bins=256)
+
+
+def _assert_uniform(numbers: NDArray[np.float64], bins: int = 16) -> None:
+    """Compare how many numbers lie in each bin with what is expected."""
+    seen = np.bincount((numbers * bins).astype(np.int64), minlength=bins)
+    assert len(seen) == bins
+    expected = len(numbers) / bins
+    chi_square = float(((seen - expected) ** 2 / expected).sum())
+    freedom = bins - 1
+    # Its mean is the freedom, its variance twice that; four standard deviations are passed once in thousands.
+    assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("slip", [0.1, 1 / 3, 2 / 3, 1.0])
+@pytest.mark.parametrize("move", MOVES)
+def test_moves_slip_to_each_side_as_often_as_asked(move: str, slip: float) -> None:
+    plays = 60_000
+    ways = Counter(slipped(move, slip, chance(seed, count)) for seed in range(600) for count in range(100))
+    first, second = SIDES[move]
+    for way, share in ((first, slip / 2), (second, slip / 2), (move, 1 - slip)):
+        sigma = (plays * share * (1 - share)) ** 0.5
+        assert abs(ways[way] - plays * share) <= 3 * sigma
+    assert ways.total() == plays
+
+
+@pytest.mark.parametrize("action", range(4))
+def test_copies_in_numpy_slip_to_each_side_as_often_as_asked(action: int) -> None:
+    plays = 60_000
+    vector = envkit.make_vec(
+        *("FrozenLake-v0", plays), observation="grid", action="index", slip=2 / 3, map=["FFF", "FSF", "FFG"]
+    )
+    vector.reset(seed=action * plays)
+    grids, *_ = vector.step(np.full(plays, action))
+    cells = np.argmax(grids.reshape(plays, 9) == 3, axis=1)
+    sides = {"up": 1, "down": 7, "left": 3, "right": 5}
+    for way in (MOVES[action], *SIDES[MOVES[action]]):
+        assert abs(np.count_nonzero(cells == sides[way]) - plays / 3) <= 3 * (plays * 2 / 9) ** 0.5
+    assert not np.isin(cells, [0, 2, 4, 6, 8]).any()
+
+
+def test_a_reset_with_a_seed_begins_with_that_seed_and_others_follow() -> None:
+    assert [episode_seed(seed, 0) for seed in EXTREME] == EXTREME
+    assert all(0 <= episode_seed(seed, episode) < 2**31 for seed in EXTREME for episode in range(1, 50))
+
+
+def test_episodes_of_arrays_have_the_seeds_of_single_ones() -> None:
+    for episode in (1, 2, 3, 1000, 2**31, 2**40):
+        array = episode_seed_B(spread_B(_cut(SEEDS)), np.full(len(SEEDS), episode))
+        assert array.tolist() == [episode_seed(seed, episode) for seed in SEEDS]
+
+
+def test_the_episodes_after_one_seed_are_distinct() -> None:
+    for first in range(200):
+        seeds = [episode_seed(first, episode) for episode in range(500)]
+        assert len(set(seeds)) == 500
+
+
+def test_episodes_after_different_seeds_meet_no_oftener_than_by_chance() -> None:
+    firsts = np.repeat(spread_B(np.arange(1000, dtype=np.uint64)), 1000)
+    episodes = np.tile(np.arange(1, 1001), 1000)
+    alike = 10**6 - len(np.unique(episode_seed_B(firsts, episodes)))
+    expected = 10**12 / 2 / 2**31
+    assert abs(alike - expected) < 4 * expected**0.5
+
+
+def test_seeds_are_spread_without_losing_any() -> None:
+    seeds = np.concatenate([np.arange(MANY, dtype=np.uint64) << np.uint64(shift) for shift in (0, 20, 40)])
+    assert len(np.unique(spread_B(seeds))) == len(np.unique(seeds))
+    ones = np.unpackbits(spread_B(np.arange(MANY, dtype=np.uint64)).view(np.uint8).reshape(MANY, 8), axis=1).mean(
+        axis=0
+    )
+    assert np.abs(ones - 0.5).max() < 4 * 0.5 / MANY**0.5
+
+
+def test_a_seed_that_changes_in_one_bit_changes_half_of_what_is_spread() -> None:
+    seeds = np.random.default_rng(3).integers(0, 2**63, 2000).astype(np.uint64)
+    for bit in range(64):
+        changed = spread_B(seeds) ^ spread_B(seeds ^ np.uint64(1 << bit))
+        assert np.bitwise_count(changed).mean() == pytest.approx(32, abs=0.5)

@@ -1,0 +1,281 @@
+"""Physics: boards as text and boards as arrays follow one rule, and that rule is the game's."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envkit.environments.board import MOVES
+from envkit.environments.boards.batch import Batch, batch_of
+from envkit.environments.boards.physics import CODES, STAY, Physics
+from envkit.environments.boards.shelf import Drawn
+from envkit.environments.frozen_lake import LakeGame
+from envkit.environments.sokoban import SokobanGame
+
+LAKE, SOKOBAN = LakeGame.physics, SokobanGame.physics
+EVERY_PHYSICS = pytest.mark.parametrize("physics", [LAKE, SOKOBAN], ids=["lake", "sokoban"])
+STEPS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+EDGE_CODE = 7
+
+
+@EVERY_PHYSICS
+def test_boards_as_arrays_do_what_boards_as_text_do_for_every_pair_of_cells(physics: Physics) -> None:
+    tables = physics.tables()
+    compared = 0
+    for player_code, player in enumerate(physics.symbols):
+        if player not in physics.players:
+            continue
+        for ahead_code, ahead in enumerate(physics.symbols):
+            for beyond_code in (*range(len(physics.symbols)), EDGE_CODE):
+                beyond = "\n" if beyond_code == EDGE_CODE else physics.symbols[beyond_code]
+                moved = physics.move(player + ahead + beyond, 0, 1)
+                pair = 8 * ahead_code + beyond_code
+                after = (player, ahead, beyond) if moved is None else moved.board
+                assert tables.moves_K[pair] == (moved is not None)
+                assert tables.gain_K[pair] == (0 if moved is None else moved.gain)
+                left_code = tables.left_S[player_code + 8 * bool(tables.moves_K[pair])]
+                assert physics.symbols[left_code] == after[0]
+                assert physics.symbols[tables.ahead_K[pair]] == after[1]
+                if beyond_code == EDGE_CODE:
+                    assert tables.beyond_K[pair] == EDGE_CODE
+                else:
+                    assert physics.symbols[tables.beyond_K[pair]] == after[2]
+                compared += 1
+    assert compared == {6: 3 * 6 * 7, 7: 2 * 7 * 8}[len(physics.symbols)]
+
+
+@EVERY_PHYSICS
+def test_tables_hold_every_pair_of_codes_and_nothing_moves_where_there_is_no_symbol(physics: Physics) -> None:
+    tables = physics.tables()
+    for pair in range(CODES * CODES):
+        if pair // CODES >= len(physics.symbols):
+            assert not tables.moves_K[pair]
+        if not tables.moves_K[pair]:
+            assert (tables.ahead_K[pair], tables.beyond_K[pair]) == divmod(pair, CODES)
+            assert tables.gain_K[pair] == 0
+    fatal = [code for code in range(CODES) if tables.is_fatal_S[code]]
+    assert [physics.symbols[code] for code in fatal] == list(physics.fatal)
+
+
+@EVERY_PHYSICS
+def test_a_player_is_never_walked_over(physics: Physics) -> None:
+    for player in physics.players:
+        for other in physics.players:
+            for beyond in f"{physics.symbols}\n":
+                assert physics.move(player + other + beyond, 0, 1) is None
+
+
+def test_what_a_move_may_do_in_sokoban_is_this_and_no_more() -> None:
+    changes = {}
+    for ahead in SOKOBAN.symbols:
+        for beyond in f"{SOKOBAN.symbols}\n":
+            moved = SOKOBAN.move(f"P{ahead}{beyond}", 0, 1)
+            if moved is not None and ahead + beyond != moved.board[1:]:
+                changes[ahead + beyond] = (moved.board[1:], moved.gain)
+    walks = {f"{floor}{any_}": (f"{player}{any_}", 0) for floor, player in ("_P", "OS") for any_ in "#_O√XPS\n"}
+    pushes = {"X_": ("PX", 0), "XO": ("P√", 1), "√_": ("SX", -1), "√O": ("S√", 0)}
+    assert changes == walks | pushes
+
+
+def test_what_a_move_may_do_on_the_lake_is_this_and_no_more() -> None:
+    arrivals = {"_": ("P", 0), "O": ("X", 0), "G": ("√", 1)}
+    for ahead in LAKE.symbols:
+        for beyond in f"{LAKE.symbols}\n":
+            moved = LAKE.move(f"P{ahead}{beyond}", 0, 1)
+            if ahead in arrivals:
+                shown, gain = arrivals[ahead]
+                assert moved == (f"_{shown}{beyond}", 1, gain)
+            else:
+                assert moved is None
+
+
+@pytest.mark.parametrize(
+    ("board", "move", "after"),
+    [
+        ("P_\n__", "up", "P_\n__"),
+        ("P_\n__", "left", "P_\n__"),
+        ("P_\n__", "right", "_P\n__"),
+        ("P_\n__", "down", "__\nP_"),
+        ("_P\n__", "right", "_P\n__"),  # the end of a row is no way into the next one
+        ("__\nP_", "left", "__\nP_"),
+        ("__\n_P", "down", "__\n_P"),
+        ("__\n_P", "right", "__\n_P"),
+        ("_O\n_P", "up", "_X\n__"),
+        ("__\nGP", "left", "__\n√_"),
+    ],
+)
+def test_the_edges_of_a_lake(board: str, move: str, after: str) -> None:
+    assert LAKE.play(board, move) == after
+
+
+def test_the_player_is_found_whatever_it_stands_on() -> None:
+    assert [SOKOBAN.find_player(board) for board in ("__P_", "S___", "##\n#P", "____", "")] == [2, 0, 4, -1, -1]
+    assert [LAKE.find_player(board) for board in ("_X\n__", "__\n_√", "_G")] == [1, 4, -1]
+
+
+class Model:
+    """Sokoban written again, with sets of cells."""
+
+    def __init__(self, board: str) -> None:
+        at = {(row, column): sign for row, line in enumerate(board.split("\n")) for column, sign in enumerate(line)}
+        self.cells = list(at)
+        self.walls = {cell for cell, sign in at.items() if sign == "#"}
+        self.targets = {cell for cell, sign in at.items() if sign in "O√S"}
+        self.boxes = {cell for cell, sign in at.items() if sign in "X√"}
+        [self.player] = [cell for cell, sign in at.items() if sign in "PS"]
+
+    def play(self, move: str) -> None:
+        down, right = STEPS[move]
+        ahead = self.player[0] + down, self.player[1] + right
+        beyond = ahead[0] + down, ahead[1] + right
+        if ahead in self.walls or (ahead in self.boxes and beyond in self.walls | self.boxes):
+            return
+        if ahead in self.boxes:
+            self.boxes = self.boxes - {ahead} | {beyond}
+        self.player = ahead
+
+    def draw(self) -> str:
+        side = max(self.cells)[0] + 1
+        return "\n".join("".join(self._sign((row, column)) for column in range(side)) for row in range(side))
+
+    def _sign(self, cell: tuple[int, int]) -> str:
+        if cell in self.walls:
+            return "#"
+        signs = "X√" if cell in self.boxes else "PS" if cell == self.player else "_O"
+        return signs[cell in self.targets]
+
+
+@st.composite
+def rooms(draw: st.DrawFn, side: int | None = None) -> str:
+    """Any room that is walled all around, with one player; it need not make sense."""
+    side = draw(st.integers(4, 9)) if side is None else side
+    inside = draw(st.lists(st.sampled_from("____##XXOO√"), min_size=(side - 2) ** 2, max_size=(side - 2) ** 2))
+    inside[draw(st.integers(0, len(inside) - 1))] = draw(st.sampled_from("PS"))
+    rows = ["".join(inside[start : start + side - 2]) for start in range(0, len(inside), side - 2)]
+    return "\n".join(["#" * side, *(f"#{row}#" for row in rows), "#" * side])
+
+
+@st.composite
+def lakes(draw: st.DrawFn, side: int | None = None) -> str:
+    """Any lake with one player and one goal."""
+    side = draw(st.integers(2, 8)) if side is None else side
+    cells = draw(st.lists(st.sampled_from("___O"), min_size=side**2, max_size=side**2))
+    player, goal = draw(st.lists(st.integers(0, side**2 - 1), min_size=2, max_size=2, unique=True))
+    cells[player], cells[goal] = "P", "G"
+    return "\n".join("".join(cells[start : start + side]) for start in range(0, len(cells), side))
+
+
+MANY_MOVES = st.lists(st.sampled_from(MOVES), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(rooms(), MANY_MOVES)
+def test_sokoban_is_played_as_sets_of_cells_play_it(room: str, moves: list[str]) -> None:
+    model = Model(room)
+    for move in moves:
+        model.play(move)
+        room = SOKOBAN.play(room, move)
+        assert room == model.draw()
+
+
+@settings(deadline=None)
+@given(rooms(), MANY_MOVES)
+def test_walls_boxes_targets_and_players_stay_as_many(room: str, moves: list[str]) -> None:
+    before = _counted(room)
+    left = room.count("X")
+    here = SOKOBAN.find_player(room)
+    width = room.find("\n") + 1
+    for move in moves:
+        moved = SOKOBAN.move(room, here, {"up": -width, "down": width, "left": -1, "right": 1}[move])
+        if moved is not None:
+            assert moved.board != room
+            room, here, gain = moved
+            left -= gain
+        assert _counted(room) == before
+        assert (left, here) == (room.count("X"), SOKOBAN.find_player(room))
+
+
+def _counted(room: str) -> tuple[int, ...]:
+    signs = Counter(room)
+    kinds = ("#", "X√", "O√S", "PS", "\n")
+    return (*(sum(signs[sign] for sign in kind) for kind in kinds), len(room))
+
+
+@settings(deadline=None)
+@given(lakes(), MANY_MOVES)
+def test_a_walk_over_a_lake_changes_nothing_but_where_the_player_is(lake: str, moves: list[str]) -> None:
+    ice = lake.replace("P", "_")
+    rows = ice.split("\n")
+    row, column = divmod(lake.find("P"), len(rows) + 1)
+    board = lake
+    for move in moves:
+        row, column = (
+            min(max(place + step, 0), len(rows) - 1) for place, step in zip((row, column), STEPS[move], strict=True)
+        )
+        board = LAKE.play(board, move)
+        cell = row * (len(rows) + 1) + column
+        assert board == ice[:cell] + {"_": "P", "O": "X", "G": "√"}[ice[cell]] + ice[cell + 1 :]
+        if ice[cell] != "_":
+            break
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(4, 7), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_many_rooms_in_one_batch_are_played_as_each_alone(
+    data: st.DataObject, side: int, count: int, rng: random.Random
+) -> None:
+    _assert_batch_plays(SOKOBAN, [data.draw(rooms(side)) for _ in range(count)], side, rng)
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(2, 6), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_many_lakes_in_one_batch_are_played_as_each_alone(
+    data: st.DataObject, side: int, count: int, rng: random.Random
+) -> None:
+    _assert_batch_plays(LAKE, [data.draw(lakes(side)) for _ in range(count)], side, rng)
+
+
+def _assert_batch_plays(physics: Physics, boards: list[str], side: int, rng: random.Random) -> None:
+    """Play 30 random moves on every board alone and together; a board that is over begins anew."""
+    starts = list(boards)
+    batch = batch_of(physics, len(boards), side)
+    _place(batch, physics, boards, range(len(boards)))
+    for _ in range(30):
+        actions = [rng.choice([*range(4), STAY]) for _ in boards]
+        played = batch.play(np.array(actions))
+        for row, action in enumerate(actions):
+            board = boards[row]
+            after = board if action == STAY else physics.play(board, MOVES[action])
+            boards[row] = after
+            won = physics.wanted not in after
+            lost = bool(physics.fatal) and physics.fatal in after
+            assert played.gain_N[row] == board.count(physics.wanted) - after.count(physics.wanted)
+            assert bool(played.moved_N[row]) == (after != board)
+            assert (bool(played.won_N[row]), bool(played.over_N[row])) == (won, won or lost)
+        assert batch.texts(physics.symbols) == boards
+        assert batch.left_N.tolist() == [board.count(physics.wanted) for board in boards]
+        over = np.flatnonzero(played.over_N).tolist()
+        if over:
+            for row in over:
+                boards[row] = starts[row]
+            _place(batch, physics, boards, over)
+            assert batch.texts(physics.symbols, np.array(over)) == [boards[row] for row in over]
+
+
+def _place(batch: Batch, physics: Physics, boards: Sequence[str], rows: Sequence[int]) -> None:
+    cells = [boards[row].replace("\n", "") for row in rows]
+    wanted = np.array([board.count(physics.wanted) for board in cells])
+    drawn = Drawn(
+        np.array([[physics.symbols.index(sign) for sign in board] for board in cells], np.uint8),
+        np.array([physics.find_player(board) for board in cells]),
+        wanted,
+        wanted,
+        {},
+    )
+    batch.place(np.array(rows), drawn)
