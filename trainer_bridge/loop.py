@@ -12,6 +12,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError
+from envkit.metrics import pass_at_group
 from envkit.protocols import Engine, Trainer, WeightSink
 from envkit.trainer_bridge import checkpoint
 from envkit.trainer_bridge.checkpoint import RunState
@@ -243,6 +244,9 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
     versions = [version for one in played for turn in one.turns for version, _ in turn.completion.versions]
     return {
         "success": success_of(played),
+        "pass_at_group": pass_at_group(
+            [[_success(one) > 0 for one in valid(group.trajectories)] for group in result.groups]
+        ),
         **folded,
         "return": _mean([one.reward for one in played]),
         "episode_turns": _mean([len(one.turns) for one in played]),
@@ -263,7 +267,11 @@ def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 def success_of(trajectories: Sequence[Trajectory]) -> float:
     """Share of episodes that the world calls a success, or without such a metric, that earned a positive reward."""
-    return _mean([one.metrics.get("success", float(one.reward > 0)) for one in trajectories])
+    return _mean([_success(one) for one in trajectories])
+
+
+def _success(trajectory: Trajectory) -> float:
+    return trajectory.metrics.get("success", float(trajectory.reward > 0))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 import envkit
 from envkit.errors import ConfigError, OptionError, StepOrderError, UsageError
@@ -16,6 +16,7 @@ from envkit.wiring.envs import VectorMode
 
 COPIES = 7
 STEPS = 60
+SEEDS: Any = [2, None, 2**70, None, 5, 2, None]
 MODES: tuple[VectorMode, ...] = ("native", "sync")
 ANSWERS = [
     *(f"<answer>{move}</answer>" for move in ("up", "down", "left", "right", "UP ")),
@@ -75,7 +76,7 @@ def _play(env_id: str, mode: VectorMode, autoreset: AutoresetMode, options: dict
             if step == 20:
                 told.append(vector.reset())
             if step == 35:
-                told.append(vector.reset(seed=[2, None, 2**70, None, 5, 2, None], options={"max_moves": 9}))
+                told.append(vector.reset(seed=SEEDS, options={"max_moves": 9}))
             told.append(vector.step(act(rng)))
         assert vector.single_observation_space.contains(told[0][0][0])
     finally:
@@ -164,7 +165,7 @@ def test_misuse_says_what_is_wrong() -> None:
     with pytest.raises(StepOrderError, match="before reset"):
         vector.step(("up",) * 3)
     with pytest.raises(UsageError, match="3 copies, got 2 seeds"):
-        vector.reset(seed=[1, 2])
+        vector.reset(seed=SEEDS[:2])
     with pytest.raises(UsageError, match="integers from 0, got -1"):
         vector.reset(seed=-1)
     with pytest.raises(UsageError, match="reset_mask"):

@@ -144,6 +144,7 @@ def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None
     # Tasks 0 and 1, each twice; only task 0 pays. Every episode reads 3 + 3 tokens and says 1 + 1.
     assert part.notes.steps[1] == {
         "success": 0.5,
+        "pass_at_group": 0.5,
         "return": 0.5,
         "episode_turns": 2.0,
         "episodes": 4.0,
