@@ -2,8 +2,8 @@
 
 Whoever asks for number 7 of a seed gets the same answer whatever was asked before, in any process, alone or among a
 thousand. Seeds are spread over 64 bits by SplitMix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014). Chances have 32 bits, since they are made at every step: "lowbias32" of Wellons' hash
-prospector (github.com/skeeto/hash-prospector).
+number generators", OOPSLA 2014). Chances have 32 bits, since they are made at every step: a seed's counter has a start
+and an odd stride of its own, mixed by "lowbias32" of Wellons' hash prospector (github.com/skeeto/hash-prospector).
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from numpy.typing import NDArray
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
-_GOLDEN_32 = 0x9E3779B9
 _FIRST_32 = 0x7FEB352D
 _SECOND_32 = 0x846CA68B
 _BITS = (1 << 64) - 1
 _BITS_32 = (1 << 32) - 1
 _UNIT = 2.0**-32
 # NumPy is quicker with an array of one than with a number.
-_GOLDEN_1, _FIRST_1, _SECOND_1, _15_1, _16_1 = (
-    np.array([constant], np.uint32) for constant in (_GOLDEN_32, _FIRST_32, _SECOND_32, 15, 16)
-)
+_FIRST_1, _SECOND_1, _15_1, _16_1 = (np.array([constant], np.uint32) for constant in (_FIRST_32, _SECOND_32, 15, 16))
 
 
 def spread(seed: int) -> int:
@@ -58,21 +55,24 @@ def episode_seed_B(first_B: NDArray[np.uint64], episode_B: NDArray[np.int64]) ->
 
 def chance(seed: int, count: int) -> float:
     """Return number `count` of `seed`, in [0, 1)."""
-    z = (spread(seed) >> 32) + count * _GOLDEN_32 & _BITS_32
+    bits = spread(seed)
+    z = (bits >> 32) + count * (bits | 1) & _BITS_32
     z = (z ^ z >> 16) * _FIRST_32 & _BITS_32
     z = (z ^ z >> 15) * _SECOND_32 & _BITS_32
     return (z ^ z >> 16) * _UNIT
 
 
-def chance_B(spread_B: NDArray[np.uint32], count_B: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """`chance` for arrays, times 2**32.
+def chances_of_B(spread_B: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return where the chances of seeds that are already spread begin, and their strides."""
+    return (spread_B >> np.uint64(32)).astype(np.uint32), (spread_B | np.uint64(1)).astype(np.uint32)
 
-    Args:
-        spread_B: The upper 32 of the seeds' spread bits.
-        count_B: As in `chance`.
-    """
-    z_B = count_B * _GOLDEN_1
-    z_B += spread_B
+
+def chance_B(
+    first_B: NDArray[np.uint32], stride_B: NDArray[np.uint32], count_B: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    """`chance` for arrays, times 2**32; see `chances_of_B`."""
+    z_B = count_B * stride_B
+    z_B += first_B
     z_B ^= z_B >> _16_1
     z_B *= _FIRST_1
     z_B ^= z_B >> _15_1

@@ -23,7 +23,7 @@ from envkit.environments.boards.physics import STAY
 from envkit.environments.boards.pictures import paint
 from envkit.environments.boards.shelf import Drawn, Shelf
 from envkit.environments.boards.terms import Terms, as_arrays, matters_of, slipped_N, straight_chances
-from envkit.environments.chance import chance_B, episode_seed, episode_seed_B, spread_B
+from envkit.environments.chance import chance_B, chances_of_B, episode_seed, episode_seed_B, spread_B
 from envkit.environments.options import check_choice
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.types import JSON
@@ -75,7 +75,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._matters, self._straight = matters_of(self._terms), straight_chances(self._terms)
         self._firsts: list[Any] = [None] * num_envs  # the seed of each row's last reset with one; None before
         self._first_N = np.zeros(num_envs, np.uint64)  # the same, spread
-        self._chances_N = np.zeros(num_envs, np.uint32)  # the upper half of that
+        self._chances = chances_of_B(self._first_N)
         self._episode_N = np.full(num_envs, -1)
         self._ticks_N = np.zeros(num_envs, np.int64)  # moves since then
         self._deadline_N = np.zeros(num_envs, np.int64)  # at which the episode is truncated
@@ -181,7 +181,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         """Play one move; rows that do not play stay, and nothing is rewarded there."""
         terms = self._terms
         if self._matters.slip:
-            chance_N = chance_B(self._chances_N, self._ticks_N.astype(np.uint32))
+            chance_N = chance_B(*self._chances, self._ticks_N.astype(np.uint32))
             action_N = slipped_N(action_N, self._straight, chance_N)
         moved_N, gain_N, won_N, over_N = self._batch.play(action_N)
         self._ticks_N += playing_N
@@ -240,8 +240,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             self._episode_N[row] += 1
             level_seeds.append(episode_seed(self._firsts[row], int(self._episode_N[row])))
         firsts = [self._firsts[row] & _BITS for row in rows_R.tolist()]
-        self._first_N[rows_R] = spread_R = spread_B(np.array(firsts, np.uint64))
-        self._chances_N[rows_R] = spread_R >> np.uint64(32)
+        self._first_N[rows_R] = spread_B(np.array(firsts, np.uint64))
+        self._chances = chances_of_B(self._first_N)
         return level_seeds
 
     def _start(self, rows_R: NDArray[np.int64], drawn: Drawn) -> None:
