@@ -1,0 +1,272 @@
+"""Whatever is sent to a world, it answers with an observation, and it forgets what is over."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import sys
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import envkit
+from envkit.environments.board import MOVES
+from envkit.types import Observation
+from envkit.wiring.envs import open_expert
+
+SPECS = envkit.registered()
+IDS = [spec.id for spec in SPECS]
+NATIVE = [spec.id for spec in SPECS if spec.vector_entry_point is not None]
+TURNS: list[tuple[str, dict[str, Any]]] = [(name, {"actions_per_turn": 5}) for name in ("FrozenLake-v0", "Sokoban-v0")]
+EVERY_ENV = pytest.mark.parametrize(("env_id", "options"), [*((env_id, {}) for env_id in IDS), *TURNS])
+EVERY_NATIVE_ENV = pytest.mark.parametrize(("env_id", "options"), [*((env_id, {}) for env_id in NATIVE), *TURNS])
+MEGABYTE = 2**20
+
+
+def _random_bytes() -> Iterator[str]:
+    """Random bytes as they come out of a decoder: one character each, or with surrogates, or with replacements."""
+    rng = random.Random(4)
+    for length in (1, 2, 7, 64, 65, 300, 5000):
+        for _ in range(8):
+            raw = rng.randbytes(length)
+            yield raw.decode("latin-1")
+            yield raw.decode("utf-8", errors="surrogateescape")
+            yield f"<answer>{raw.decode('utf-8', errors='replace')}</answer>"
+
+
+LARGE = {
+    "letters": "x" * MEGABYTE,
+    "zeros": "\x00" * MEGABYTE,
+    "spaces": " " * MEGABYTE,
+    "line ends": "\n" * MEGABYTE,
+    "snowmen": "\N{SNOWMAN}" * MEGABYTE,
+    "faces outside the first plane": "\N{GRINNING FACE}" * MEGABYTE,
+    "letters that grow in lower case": "\u0130" * MEGABYTE,
+    "random bytes": random.Random(1).randbytes(MEGABYTE).decode("latin-1"),
+    "openings": "<answer>" * (MEGABYTE // 8),
+    "closings": "</answer>" * (MEGABYTE // 8),
+    "boxes": "\\boxed{" * (MEGABYTE // 7),
+    "braces": "}" * MEGABYTE,
+    "bars": f"<answer>{'|' * MEGABYTE}</answer>",
+    "moves": f"<answer>{'up||' * (MEGABYTE // 4)}up</answer>",
+    "spaces around a move": f"<answer>{' ' * MEGABYTE}up{' ' * MEGABYTE}</answer>",
+    "a move at the end": "x" * MEGABYTE + "<answer>up</answer>",
+}
+TAGS = {
+    "one answer a thousand times": "<answer>up</answer>" * 1000,
+    "nested": "<answer>" * 1000 + "up" + "</answer>" * 1000,
+    "crossed": "</answer><answer>" * 1000,
+    "a thousand moves": f"<answer>{' || '.join(['left'] * 1000)}</answer>",
+    "a thousand boxes": "\\boxed{up}" * 1000,
+}
+ODD = [
+    *("", "\ud800", "\udfff<answer>up</answer>", "\x00", "\ufeff", "\u202eup", "\u2028", "\r\n", "e\u0301" * 50),
+    "<answer>\uff55\uff50</answer>",  # full-width letters
+    "<answer>u\u200bp</answer>",
+    "<ANSWER>\u00dcP</ANSWER>",
+    "<answer>\u212a</answer>",  # the Kelvin sign, a letter in lower case
+    "%s%n{0}{__class__}${x}`rm -rf`'; DROP TABLE levels; --",
+]
+HOSTILE = [*ODD, *TAGS.values(), *_random_bytes()]
+
+
+def _assert_answered(env: gymnasium.Env[Any, Any], step: tuple[Any, ...]) -> None:
+    observation, reward, terminated, truncated, info = step
+    assert env.observation_space.contains(observation)
+    assert math.isfinite(reward)
+    assert {type(terminated), type(truncated)} == {bool}
+    assert {type(info[name]) for name in ("action_is_valid", "action_is_effective", "success")} == {bool}
+    assert info["action_is_valid"] or not info["action_is_effective"]
+
+
+@EVERY_ENV
+def test_any_text_gets_an_observation(env_id: str, options: dict[str, Any]) -> None:
+    env = envkit.make(env_id, **options)
+    for seed, text in enumerate(HOSTILE):
+        env.reset(seed=seed)
+        _assert_answered(env, env.step(text))
+
+
+@EVERY_ENV
+def test_a_megabyte_gets_an_observation(env_id: str, options: dict[str, Any]) -> None:
+    env = envkit.make(env_id, **options)
+    for seed, text in enumerate(LARGE.values()):
+        env.reset(seed=seed)
+        _assert_answered(env, env.step(text))
+
+
+@EVERY_NATIVE_ENV
+def test_copies_in_numpy_answer_any_text_too(env_id: str, options: dict[str, Any]) -> None:
+    texts = [*HOSTILE, *LARGE.values()]
+    vector = envkit.make_vec(env_id, len(texts), mode="native", **options)
+    vector.reset(seed=0)
+    for start in (0, 5, 11):
+        seen, rewards, _, _, infos = vector.step(texts[start:] + texts[:start])
+        assert all(vector.single_observation_space.contains(one) for one in seen)
+        assert np.isfinite(rewards).all()
+        assert not (infos["action_is_effective"] & ~infos["action_is_valid"]).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "moves_alone", "moves_in_turns"),
+    [
+        (TAGS["one answer a thousand times"], True, True),
+        (TAGS["nested"], True, True),
+        (TAGS["crossed"], False, False),
+        (TAGS["a thousand moves"], False, True),
+        (TAGS["a thousand boxes"], True, True),
+        (LARGE["moves"], False, True),
+        (LARGE["bars"], False, False),
+        (LARGE["spaces around a move"], True, True),
+        (LARGE["a move at the end"], True, True),
+        (LARGE["boxes"], False, False),
+        (ODD[2], True, True),  # a surrogate before the tags
+    ],
+)
+def test_what_is_read_in_such_texts_is_what_is_read_in_any(text: str, moves_alone: bool, moves_in_turns: bool) -> None:
+    for turn, moves in ((1, moves_alone), (5, moves_in_turns)):
+        env = envkit.make("Sokoban-v0", actions_per_turn=turn)
+        env.reset(seed=0)
+        assert env.step(text)[4]["action_is_valid"] is moves
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.one_of(st.text(), st.binary().map(lambda raw: raw.decode("latin-1"))), min_size=1, max_size=20))
+def test_no_sequence_of_texts_is_an_error(texts: list[str]) -> None:
+    for env_id in IDS:
+        env = envkit.make(env_id)
+        env.reset(seed=1)
+        for text in texts:
+            step = env.step(text)
+            _assert_answered(env, step)
+            if step[2] or step[3]:
+                env.reset()
+
+
+@pytest.mark.parametrize("env_id", NATIVE)
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint8, np.uint64])
+def test_numbers_from_end_to_end_of_their_type_get_an_observation(env_id: str, dtype: Any) -> None:
+    ends = np.iinfo(dtype)
+    numbers = np.array([ends.min, ends.max, ends.max - 1, 4, 100], dtype)
+    vector = envkit.make_vec(env_id, len(numbers), action="index", observation="grid")
+    vector.reset(seed=0)
+    seen, *_, infos = vector.step(numbers)
+    assert vector.observation_space.contains(seen)
+    assert infos["action_is_valid"].tolist() == [ends.min == 0, False, False, False, False]
+    env = envkit.make(env_id, action="index", observation="grid")
+    for number in numbers:
+        env.reset(seed=0)
+        _assert_answered(env, env.step(number))
+
+
+@pytest.mark.parametrize("env_id", [spec.id for spec in SPECS if spec.expert is not None])
+def test_an_expert_has_nothing_to_say_about_what_is_no_board(env_id: str) -> None:
+    expert = open_expert(env_id)
+    for text in HOSTILE:
+        assert list(expert.moves(Observation(text))) == []
+        assert not expert.is_tricky(Observation(text))
+
+
+class Memory(NamedTuple):
+    """What a process holds.
+
+    Attributes:
+        blocks: Small Python objects. Nobody leaks without them.
+        resident_bytes: Its pages in memory; 0 where the system does not say.
+    """
+
+    blocks: int
+    resident_bytes: int
+
+    @classmethod
+    def now(cls) -> Memory:
+        gc.collect()
+        pages = Path("/proc/self/statm")
+        resident = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
+        return cls(sys.getallocatedblocks(), resident)
+
+
+def _assert_flat(before: Memory) -> None:
+    """Allow for 4,000 small objects (0.004 a step) and 16 MiB (17 bytes a step) that a million steps leave behind."""
+    after = Memory.now()
+    assert after.blocks - before.blocks < 4_000
+    assert after.resident_bytes - before.resident_bytes < 16 << 20
+
+
+WARM_EPISODES = 5_000
+"""More than the levels and answers that are remembered."""
+
+
+def test_a_million_single_steps_leave_nothing_behind() -> None:
+    """No answer is like another one, and no level either."""
+    env = envkit.make("FrozenLake-v0", max_moves=60)
+    env.reset(seed=0)
+    step = episodes = number = 0
+    before = Memory(0, 0)
+    ways = cycle([f"<answer>{move}</answer>" for move in MOVES])
+    while step < 1_000_000:
+        number += 1
+        _, _, terminated, truncated, _ = env.step(f"{number} {next(ways)}")
+        if terminated or truncated:
+            env.reset()
+            episodes += 1
+            if episodes == WARM_EPISODES:
+                before = Memory.now()
+        step += episodes >= WARM_EPISODES
+    _assert_flat(before)
+
+
+def test_a_million_steps_in_numpy_leave_nothing_behind() -> None:
+    """Grids and numbers, and a new level for every episode."""
+    vector = envkit.make_vec("Sokoban-v0", 1000, observation="grid", action="index", max_moves=60, moves=[2, 10])
+    vector.reset(seed=0)
+    rng = np.random.default_rng(0)
+
+    def play(steps: int) -> None:
+        for _ in range(steps):
+            vector.step(rng.integers(4, size=1000))
+
+    play(350)
+    before = Memory.now()
+    play(1000)
+    _assert_flat(before)
+
+
+def test_a_million_texts_in_numpy_leave_nothing_behind() -> None:
+    """No answer is like another one; episodes start again in the step in which they end, and leave a last text."""
+    vector = envkit.make_vec("FrozenLake-v0", 1000, autoreset="SameStep", max_moves=60, frozen=0.95, slip=0.3)
+    vector.reset(seed=0)
+
+    def play(steps: range) -> None:
+        for step in steps:
+            answer = f"<answer>{MOVES[step % 4]}</answer>"
+            vector.step([f"{step} {copy} {answer}" for copy in range(1000)])
+
+    play(range(200))
+    before = Memory.now()
+    play(range(200, 1200))
+    _assert_flat(before)
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
+def test_worlds_that_nobody_needs_any_more_leave_nothing_behind(env_id: str) -> None:
+    def use(count: int, *, first: int) -> None:
+        for seed in range(first, first + count):
+            env = envkit.make(env_id, num_levels=50, symbols="tuvwxyz"[: 6 if env_id == "FrozenLake-v0" else 7])
+            env.reset(seed=seed)
+            env.step("<answer>up</answer>")
+            env.close()
+
+    use(200, first=0)
+    before = Memory.now()
+    use(3000, first=200)
+    _assert_flat(before)
