@@ -63,6 +63,7 @@ def test_an_unknown_option_is_answered_with_the_nearest_one(world: type[FrozenLa
         ("format_penalty", float("nan")),
         ("format_penalty", float("inf")),
         ("format_penalty", "0.1"),
+        ("format_penalty", 10**400),
         ("format_penalty", True),
         ("render_mode", "human"),
         ("observation", "pixels"),
@@ -80,7 +81,9 @@ def test_a_bad_value_is_refused_with_its_name_wherever_it_comes_from(
             world().reset(options={option: value})
 
 
-@pytest.mark.parametrize(("option", "value"), [("slip", -0.1), ("slip", 1.5), ("slip", None), ("frozen", 2)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("slip", -0.1), ("slip", 1.5), ("slip", None), ("slip", -(10**400)), ("frozen", 2)]
+)
 def test_a_bad_chance_is_refused(option: str, value: Any) -> None:
     with pytest.raises(OptionError, match=f"^{option}: must be a number from 0 to 1"):
         FrozenLake(**{option: value})
