@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-
-from envkit.environments.board import MOVES
 
 
 class Terms(NamedTuple):
@@ -68,13 +65,6 @@ def as_arrays(terms: Terms) -> Terms:
     return Terms(*(np.array([term]) for term in terms))
 
 
-def straight_chances(terms: Terms) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return from and up to which chance, times 2**32, a move goes where it was meant to."""
-    low, high = np.ceil(terms.slip / 2 * 2.0**32), np.ceil((1 - terms.slip / 2) * 2.0**32)
-    kind = np.uint64 if high.max() >= 2.0**32 else np.uint32
-    return low.astype(kind), high.astype(kind)
-
-
 SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}
 """Where a move goes that slips, for the lowest and for the highest numbers (the order of Gymnasium's FrozenLake)."""
 
@@ -84,22 +74,3 @@ def slipped(move: str, slip: float, chance: float) -> str:
     if chance < slip / 2:
         return SIDES[move][0]
     return SIDES[move][1] if chance >= 1 - slip / 2 else move
-
-
-def slipped_N(
-    action_N: NDArray[np.int64], straight: tuple[NDArray[Any], NDArray[Any]], chance_N: NDArray[np.uint32]
-) -> NDArray[np.int64]:
-    """`slipped` for arrays of the moves' numbers, with chances times 2**32."""
-    low, high = straight
-    side_N = (chance_N >= low).view(np.int8)
-    side_N += (chance_N >= high).view(np.int8)
-    turn_N = action_N << _TWO
-    turn_N += side_N
-    turned_N: NDArray[np.int64] = _TURNS.take(turn_N)
-    return turned_N
-
-
-_TURNS = np.array(
-    [[*(MOVES.index(to) for to in (SIDES[move][0], move, SIDES[move][1])), 0] for move in MOVES] + [[len(MOVES)] * 4]
-).reshape(-1)  # by four times the action and 0 for the first side, 1 for no slip, 2 for the second side
-_TWO = np.array([2])

@@ -22,8 +22,9 @@ from envkit.environments.boards.game import BoardGame, BoardOptions
 from envkit.environments.boards.physics import STAY
 from envkit.environments.boards.pictures import paint
 from envkit.environments.boards.shelf import Drawn, Shelf
-from envkit.environments.boards.terms import Terms, as_arrays, matters_of, slipped_N, straight_chances
-from envkit.environments.chance import chance_B, chances_of_B, episode_seed, episode_seed_B, spread_B
+from envkit.environments.boards.slips import Slips
+from envkit.environments.boards.terms import Terms, as_arrays, matters_of
+from envkit.environments.chance import episode_seed, episode_seed_B, spread_B
 from envkit.environments.options import check_choice
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.types import JSON
@@ -72,10 +73,10 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._batch = batch_of(self.game.physics, num_envs, self._usual.side)
         self._shelf = Shelf(self.game, self._usual)
         self._usual_terms = self._terms = as_arrays(self.game.terms(self._usual))
-        self._matters, self._straight = matters_of(self._terms), straight_chances(self._terms)
+        self._matters = matters_of(self._terms)
+        self._slips = Slips(num_envs)
         self._firsts: list[Any] = [None] * num_envs  # the seed of each row's last reset with one; None before
         self._first_N = np.zeros(num_envs, np.uint64)  # the same, spread
-        self._chances = chances_of_B(self._first_N)
         self._episode_N = np.full(num_envs, -1)
         self._ticks_N = np.zeros(num_envs, np.int64)  # moves since then
         self._deadline_N = np.zeros(num_envs, np.int64)  # at which the episode is truncated
@@ -181,8 +182,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         """Play one move; rows that do not play stay, and nothing is rewarded there."""
         terms = self._terms
         if self._matters.slip:
-            chance_N = chance_B(*self._chances, self._ticks_N.astype(np.uint32))
-            action_N = slipped_N(action_N, self._straight, chance_N)
+            action_N = self._slips.turn(action_N, self._ticks_N, terms)
         moved_N, gain_N, won_N, over_N = self._batch.play(action_N)
         self._ticks_N += playing_N
         reward_N = won_N.astype(np.float64)
@@ -241,7 +241,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             level_seeds.append(episode_seed(self._firsts[row], int(self._episode_N[row])))
         firsts = [self._firsts[row] & _BITS for row in rows_R.tolist()]
         self._first_N[rows_R] = spread_B(np.array(firsts, np.uint64))
-        self._chances = chances_of_B(self._first_N)
+        self._slips.seed(rows_R, self._first_N[rows_R])
         return level_seeds
 
     def _start(self, rows_R: NDArray[np.int64], drawn: Drawn) -> None:
@@ -329,7 +329,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             self._terms = Terms(*(np.repeat(term, self.num_envs) for term in self._usual_terms))
         for term_N, term in zip(self._terms, terms, strict=True):
             term_N[rows_R] = term
-        self._matters, self._straight = matters_of(self._terms), straight_chances(self._terms)
+        self._matters = matters_of(self._terms)
+        self._slips.forget()
 
     def _write(self, rows_R: NDArray[np.int64], above: str) -> None:
         for row, text in zip(rows_R.tolist(), self._batch.texts(self._symbols, rows_R), strict=True):
