@@ -80,6 +80,18 @@ def test_the_numbers_of_neighbouring_seeds_are_uniform(count: int) -> None:
     _assert_uniform(_chances(seeds, np.full(MANY, count, np.uint32)))
 
 
+def test_no_seed_is_worse_than_chance_has_it() -> None:
+    seeds, counts = 2000, 2048
+    firsts = np.repeat(np.arange(seeds, dtype=np.uint64), counts)
+    numbers = _chances(firsts, np.tile(np.arange(counts, dtype=np.uint32), seeds))
+    place = np.repeat(np.arange(seeds) * 16, counts) + np.floor(numbers * 16).astype(np.int64)
+    expected = counts / 16
+    chi_square = ((np.bincount(place).reshape(seeds, 16) - expected) ** 2 / expected).sum(axis=1)
+    # Over all seeds it has the mean 15 and the variance 30; one above 60 comes once in four millions.
+    assert abs(chi_square.mean() - 15) < 4 * (30 / seeds) ** 0.5
+    assert chi_square.max() < 60
+
+
 def test_what_follows_a_number_does_not_hang_on_it() -> None:
     counts, seeds = np.arange(MANY, dtype=np.uint32), np.arange(MANY, dtype=np.uint64)
     same = np.repeat(_cut([99]), MANY)
