@@ -1,7 +1,7 @@
 """Chances: numbers that follow from a seed and a count, the same one at a time and in arrays.
 
 Whoever asks for number 7 of a seed gets the same answer whatever was asked before, in any process, alone or among a
-thousand. Seeds are spread over 64 bits by SplitMix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom
+thousand. Seeds are spread over 64 bits by SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
 number generators", OOPSLA 2014). Chances have 32 bits, since they are made at every step: a seed's counter has a start
 and an odd stride of its own, mixed by "lowbias32" of Wellons' hash prospector (github.com/skeeto/hash-prospector).
 """
@@ -25,7 +25,7 @@ _FIRST_1, _SECOND_1, _15_1, _16_1 = (np.array([constant], np.uint32) for constan
 
 def spread(seed: int) -> int:
     """Return 64 well mixed bits that follow from the lowest 64 of `seed`."""
-    z = seed & _BITS
+    z = seed + _GOLDEN & _BITS
     z = (z ^ z >> 30) * _FIRST & _BITS
     z = (z ^ z >> 27) * _SECOND & _BITS
     return z ^ z >> 31
@@ -33,7 +33,8 @@ def spread(seed: int) -> int:
 
 def spread_B(seed_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """`spread` for arrays."""
-    z_B = seed_B ^ seed_B >> np.uint64(30)
+    z_B = seed_B + np.uint64(_GOLDEN)
+    z_B ^= z_B >> np.uint64(30)
     z_B *= np.uint64(_FIRST)
     z_B ^= z_B >> np.uint64(27)
     z_B *= np.uint64(_SECOND)

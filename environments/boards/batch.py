@@ -126,25 +126,23 @@ class Walking(Batch):
         self._under_S = tables.left_S[-CODES:]
         # What a cell does to whoever arrives, by its code alone: the rules are those with nothing beyond.
         self._arrived_S = tables.ahead_K[CODES - 1 :: CODES].copy()
-        self._gain_S = tables.gain_K[CODES - 1 :: CODES].copy()
-        self._wins_S = self._gain_S > 0
+        self._wins_S = tables.gain_K[CODES - 1 :: CODES] > 0
         self._ends_S = self._wins_S | tables.is_fatal_S[self._arrived_S]
         self._shown_N = np.zeros(num_boards, np.uint8)
-        self._everywhere: Drawn | None = None  # the one level that all boards have
+        self._map: _Map | None = None  # what all boards have, when they all have the same level
 
     def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
-        if levels is self._everywhere:
-            here = levels.here_R[0]
-            self.here_N[rows_R] = here
-            self._shown_N[rows_R] = levels.cells_RS[0, here]
+        if self._map is not None and levels is self._map.level:
+            self.here_N[rows_R] = levels.here_R[0]
             self.left_N[rows_R] = 1
             return
+        self._leave_map()
         super().place(rows_R, levels)
         at_R = self._base_N[rows_R] + levels.here_R
         self._shown_N[rows_R] = shown_R = self._cells[at_R]
         self._cells[at_R] = self._under_S[shown_R]
-        is_everywhere = len(levels.cells_RS) == 1 and len(rows_R) == len(self.here_N)
-        self._everywhere = levels if is_everywhere else None
+        if len(levels.cells_RS) == 1 and len(rows_R) == len(self.here_N):
+            self._map = self._map_of(levels)
 
     def play(self, action_N: NDArray[np.int64]) -> Played:
         way_N = self.here_N << _WAYS_1
@@ -152,19 +150,44 @@ class Walking(Batch):
         ahead_N = self._ahead.take(way_N)
         moved_N = ahead_N != self.here_N
         self.here_N = ahead_N
-        found_N = self._cells.take(ahead_N + self._base_N).astype(np.int64)
-        self._shown_N = self._arrived_S.take(found_N)
-        won_N = self._wins_S.take(found_N)
+        if self._map is not None:
+            won_N, over_N = self._map.wins_S.take(ahead_N), self._map.ends_S.take(ahead_N)
+        else:
+            found_N = self._cells.take(ahead_N + self._base_N).astype(np.int64)
+            self._shown_N = self._arrived_S.take(found_N)
+            won_N, over_N = self._wins_S.take(found_N), self._ends_S.take(found_N)
         self.left_N = (~won_N).view(np.int8)
-        return Played(moved_N, won_N.view(np.int8), won_N, self._ends_S.take(found_N))
+        return Played(moved_N, won_N.view(np.int8), won_N, over_N)
 
     def codes(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
+        if self._map is not None:
+            return self._map.codes_SS.take(self.here_N if rows_R is None else self.here_N[rows_R], axis=0)
         codes_RS = super().codes(rows_R)
         if rows_R is None:
             codes_RS.reshape(-1)[self.here_N + self._base_N] = self._shown_N
         else:
             codes_RS[np.arange(len(rows_R)), self.here_N[rows_R]] = self._shown_N[rows_R]
         return codes_RS
+
+    def _map_of(self, level: Drawn) -> _Map:
+        cells_S = self._cells_NS[0]
+        codes_SS = np.repeat(cells_S[None], len(cells_S), axis=0)
+        np.fill_diagonal(codes_SS, self._arrived_S[cells_S])
+        return _Map(level, self._wins_S[cells_S], self._ends_S[cells_S], codes_SS)
+
+    def _leave_map(self) -> None:
+        if self._map is not None:
+            self._shown_N = self._map.codes_SS[self.here_N, self.here_N]
+            self._map = None
+
+
+class _Map(NamedTuple):
+    """A level that all boards have: what is the case when the player is on each of its cells."""
+
+    level: Drawn
+    wins_S: NDArray[np.bool_]
+    ends_S: NDArray[np.bool_]
+    codes_SS: NDArray[np.uint8]
 
 
 def batch_of(physics: Physics, num_boards: int, side: int) -> Batch:

@@ -54,7 +54,7 @@ class Slips:
         return turned_N
 
     def _look_ahead(self, moves_N: NDArray[np.int64], terms: Terms) -> None:
-        count_NK = moves_N.astype(np.uint32)[:, None] + np.arange(_AHEAD, dtype=np.uint32)
+        count_NK = np.add.outer(moves_N.astype(np.uint32), np.arange(_AHEAD).astype(np.uint32))
         chance_NK = chance_B(self._first_N[:, None], self._stride_N[:, None], count_NK)
         low_N1, high_N1 = (_bound(share)[:, None] for share in (terms.slip / 2, 1 - terms.slip / 2))
         np.add((chance_NK >= low_N1).view(np.int8), (chance_NK >= high_N1).view(np.int8), out=self._side_NK)

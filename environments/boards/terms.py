@@ -43,10 +43,9 @@ class Rewards(NamedTuple):
 
 
 class Matters(NamedTuple):
-    """Which of the terms have an effect in any row."""
+    """Which of the terms have an effect in any row; `rewards` says whether any but 1 for winning is paid at once."""
 
-    moves: bool
-
+    rewards: bool
     slip: bool
     penalty: bool
     unfinished: bool
@@ -54,10 +53,9 @@ class Matters(NamedTuple):
 
 
 def matters_of(terms: Terms) -> Matters:
-    moves, progress, slip, penalty, unfinished = (
-        bool(np.any(term)) for term in (terms.move, terms.progress, terms.slip, terms.penalty, terms.unfinished)
-    )
-    return Matters(moves or progress, slip, penalty, unfinished, bool(np.any(np.greater(terms.turn, 1))))
+    slip, penalty, unfinished = (bool(np.any(term)) for term in (terms.slip, terms.penalty, terms.unfinished))
+    rewards = bool(np.any(terms.move) or np.any(terms.progress) or np.any(terms.won != 1))
+    return Matters(rewards, slip, penalty, unfinished, bool(np.any(np.greater(terms.turn, 1))))
 
 
 def as_arrays(terms: Terms) -> Terms:

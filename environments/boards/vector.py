@@ -153,6 +153,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         """Return what every copy shows now; None without a render mode."""
         if self.render_mode is None:
             return None
+        if not self._was_reset:
+            return (None,) * self.num_envs
         if self.render_mode == "rgb_array":
             return tuple(paint(self._batch.grids(), self.game.tiles()))
         boards = self._batch.texts(self.game.physics.symbols)
@@ -162,7 +164,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         """Play a turn of one move or several, in the rows that play."""
         terms = self._terms
         turn = self._move(action_NT[:, 0], played_N)
-        for action_N in action_NT.T[1:]:
+        for action_N in action_NT.T[1:] if action_NT.shape[1] > 1 else ():
             goes_on_N = ~(turn.terminated_N | turn.truncated_N) & (action_N >= 0)
             if not goes_on_N.any():
                 break
@@ -186,8 +188,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         moved_N, gain_N, won_N, over_N = self._batch.play(action_N)
         self._ticks_N += playing_N
         reward_N = won_N.astype(np.float64)
-        reward_N *= terms.won
-        if self._matters.moves:
+        if self._matters.rewards:
+            reward_N *= terms.won
             moves_N = gain_N * terms.progress
             moves_N += terms.move
             reward_N += moves_N
@@ -198,10 +200,13 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _read(self, actions: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the numbers of the moves of every turn [N, T], -1 where there are no more, and which could be read."""
-        if not hasattr(actions, "__len__") or len(actions) != self.num_envs:
+        if isinstance(actions, str) or not hasattr(actions, "__len__") or len(actions) != self.num_envs:
             raise UsageError(f"there are {self.num_envs} copies, got {np.size(actions)} actions")
         if not self._is_text:
-            index_N = np.asarray(actions)
+            try:
+                index_N = np.asarray(actions)
+            except ValueError:  # rows of different lengths
+                raise UsageError(f"actions must be integers [{self.num_envs}]") from None
             if index_N.ndim != 1 or index_N.dtype.kind not in "iu":
                 raise UsageError(f"actions must be integers [{self.num_envs}], got {index_N.dtype} {index_N.shape}")
             action_N = index_N.astype(np.int64)
@@ -369,6 +374,8 @@ def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[i
     """Return the seed of each copy."""
     if isinstance(seed, (int, np.integer)):
         seed = [int(seed) + number for number in range(num_envs)]
+    elif isinstance(seed, float):
+        raise UsageError(f"seed: must be integers from 0, got {seed!r}")
     seeds: list[Any] = [None] * num_envs if seed is None else list(seed)
     if len(seeds) != num_envs:
         raise UsageError(f"seed: there are {num_envs} copies, got {len(seeds)} seeds")

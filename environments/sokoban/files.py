@@ -32,7 +32,7 @@ def read_levels(path: str) -> tuple[str, ...]:
             message names the line.
     """
     source = Path(path)
-    files = sorted(source.glob("*.txt")) if source.is_dir() else [source]
+    files = sorted(source.glob("*.txt")) if "\0" not in path and source.is_dir() else [source]
     levels: list[str] = []
     size = length = 0
     for file in files:
@@ -41,8 +41,9 @@ def read_levels(path: str) -> tuple[str, ...]:
             if length > _MAX_BYTES:
                 raise OptionError("level_file", f"{path} has more than {_MAX_BYTES >> 20} MiB; take a part of it")
             text = file.read_text(encoding="utf-8-sig", errors="replace")
-        except OSError as error:
-            raise OptionError("level_file", f"cannot read {file}: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # a name with a NUL is no name
+            why = error.strerror if isinstance(error, OSError) else error
+            raise OptionError("level_file", f"cannot read {str(file)!r}: {why}") from None
         for line, rows in _squares(text):
             fault = _fault(rows, size or len(rows))
             if fault:

@@ -130,8 +130,6 @@ def test_only_the_masked_copies_start_again(env_id: str, options: dict[str, Any]
     _assert_same(told[0], told[1], "")
 
 
-
-
 @pytest.mark.parametrize("autoreset", list(AutoresetMode))
 def test_the_grids_of_a_step_do_not_change_later(autoreset: AutoresetMode) -> None:
     vector = envkit.make_vec("FrozenLake-v0", COPIES, autoreset=autoreset, observation="grid", action="index")
