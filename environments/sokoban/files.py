@@ -43,7 +43,7 @@ def read_levels(path: str) -> tuple[str, ...]:
             text = file.read_text(encoding="utf-8-sig", errors="replace")
         except (OSError, ValueError) as error:  # a name with a NUL is no name
             why = error.strerror if isinstance(error, OSError) else error
-            raise OptionError("level_file", f"cannot read {str(file)!r}: {why}") from None
+            raise OptionError("level_file", f"cannot read {file}: {why}") from None
         for line, rows in _squares(text):
             fault = _fault(rows, size or len(rows))
             if fault:
