@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from operator import index
 from typing import Any, ClassVar
 
 import gymnasium
@@ -12,14 +10,14 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from envkit.environments.answer import parse_answer, parse_answers
 from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN
+from envkit.environments.boards.actions import read_answer, read_index
 from envkit.environments.boards.game import BoardGame, BoardOptions, Level, OptionsT
 from envkit.environments.boards.pictures import colour, paint
 from envkit.environments.boards.terms import slipped
 from envkit.environments.chance import chance, episode_seed, spread
 from envkit.environments.options import check_choice, override
-from envkit.errors import OptionError, StepOrderError, UsageError
+from envkit.errors import OptionError, StepOrderError
 from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info
 
@@ -148,7 +146,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
-        moves = self._read(action)
+        moves = read_answer(action, self._terms.turn) if self._is_text else read_index(action)
         terms, physics = self._terms, self.game.physics
         total = 0.0
         effective = won = lost = late = False
@@ -191,45 +189,12 @@ class BoardEnv(gymnasium.Env[Any, Any]):
             return None
         return show(self._board, self.game, self._options, self.render_mode)
 
-    def _read(self, action: Any) -> tuple[str, ...]:
-        """Return the moves that `action` asks for; empty when it asks for nothing that can be understood.
-
-        Raises:
-            UsageError: It is not of the kind that the action space has.
-        """
-        if self._is_text:
-            if not isinstance(action, str):
-                raise UsageError(f"an action must be text, got {action!r}; make(..., action='index') takes numbers")
-            return read_one(action) if self._terms.turn == 1 else parse_answers(action, MOVES, self._terms.turn)
-        try:
-            number = index(action)  # an array without axes is an integer, too
-        except TypeError:
-            raise UsageError(
-                f"an action must be an integer, got {action!r}; make(..., action='text') takes answers"
-            ) from None
-        return (MOVES[number],) if 0 <= number < len(MOVES) else ()
-
     def _observe(self, above: str) -> Any:
         if self._is_grid:
             side = self._options.side
             return encode(self._board, self.game).reshape(side, side).copy()
         board = self._board if self._shown is None else self._board.translate(self._shown)
         return above + board
-
-
-def read_one(answer: str) -> tuple[str, ...]:
-    """Return the move that `answer` names; empty when it names none."""
-    return _read_short(answer) if len(answer) <= _SHORT else _read(answer)
-
-
-def _read(answer: str) -> tuple[str, ...]:
-    move = parse_answer(answer, MOVES)
-    return () if move is None else (move,)
-
-
-_SHORT = 64
-"""Characters of the longest answers that are remembered: those without thoughts come again and again."""
-_read_short = lru_cache(maxsize=4096)(_read)
 
 
 def unreadable(turn: int) -> str:

@@ -49,13 +49,12 @@ class Matters(NamedTuple):
     slip: bool
     penalty: bool
     unfinished: bool
-    turn: bool
 
 
 def matters_of(terms: Terms) -> Matters:
     slip, penalty, unfinished = (bool(np.any(term)) for term in (terms.slip, terms.penalty, terms.unfinished))
     rewards = bool(np.any(terms.move) or np.any(terms.progress) or np.any(terms.won != 1))
-    return Matters(rewards, slip, penalty, unfinished, bool(np.any(np.greater(terms.turn, 1))))
+    return Matters(rewards, slip, penalty, unfinished)
 
 
 def as_arrays(terms: Terms) -> Terms:

@@ -6,7 +6,7 @@ infos, from the same seeds and for the same actions, in all three ways of starti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -14,10 +14,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from envkit.environments.answer import parse_answers
 from envkit.environments.board import MOVES
+from envkit.environments.boards.actions import read_answers, read_indices
 from envkit.environments.boards.batch import batch_of
-from envkit.environments.boards.env import RENDER_MODES, BoardEnv, change, choose, read_one, show, spaces_of, unreadable
+from envkit.environments.boards.env import RENDER_MODES, BoardEnv, change, choose, show, spaces_of, unreadable
 from envkit.environments.boards.game import BoardGame, BoardOptions
 from envkit.environments.boards.physics import STAY
 from envkit.environments.boards.pictures import paint
@@ -202,36 +202,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         """Return the numbers of the moves of every turn [N, T], -1 where there are no more, and which could be read."""
         if isinstance(actions, str) or not hasattr(actions, "__len__") or len(actions) != self.num_envs:
             raise UsageError(f"there are {self.num_envs} copies, got {np.size(actions)} actions")
-        if not self._is_text:
-            try:
-                index_N = np.asarray(actions)
-            except ValueError:  # rows of different lengths
-                raise UsageError(f"actions must be integers [{self.num_envs}]") from None
-            if index_N.ndim != 1 or index_N.dtype.kind not in "iu":
-                raise UsageError(f"actions must be integers [{self.num_envs}], got {index_N.dtype} {index_N.shape}")
-            action_N = index_N.astype(np.int64)
-            valid_N = action_N.view(np.uint64) < _STAY_1  # seen as unsigned, numbers below zero are the largest
-            if np.count_nonzero(valid_N) < self.num_envs:
-                action_N[~valid_N] = STAY
-            return action_N[:, None], valid_N
-        try:
-            if self._matters.turn:
-                return self._read_turns(actions)
-            numbers = [_NUMBERS[read_one(text)] for text in actions]
-        except (TypeError, AttributeError):
-            raise UsageError("actions must be texts; make_vec(..., action='index') takes numbers") from None
-        action_N = np.array(numbers, np.int64)
-        return action_N[:, None], action_N != STAY
-
-    def _read_turns(self, actions: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        most_N = np.broadcast_to(self._terms.turn, self.num_envs)
-        turns = [parse_answers(text, MOVES, most) for text, most in zip(actions, most_N.tolist(), strict=True)]
-        action_NT = np.full((self.num_envs, max(1, *map(len, turns), 1)), -1)
-        valid_N = np.array([turn != () for turn in turns])
-        action_NT[~valid_N, 0] = STAY
-        for row, turn in enumerate(turns):
-            action_NT[row, : len(turn)] = [MOVES.index(move) for move in turn]
-        return action_NT, valid_N
+        return read_answers(actions, self._terms.turn) if self._is_text else read_indices(actions)
 
     def _begin(self, rows_R: NDArray[np.int64], seeds: Sequence[int | None]) -> list[int]:
         """Count a new episode in each row, from its seed where it is given one; return the seeds of the levels."""
@@ -396,6 +367,4 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-_NUMBERS: Mapping[tuple[str, ...], int] = {(): STAY, **{(move,): number for number, move in enumerate(MOVES)}}
-_STAY_1 = np.array([STAY], np.uint64)
 _NOBODY = np.zeros(0, np.int64)

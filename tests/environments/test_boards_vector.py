@@ -76,7 +76,9 @@ def _play(env_id: str, mode: VectorMode, autoreset: AutoresetMode, options: dict
             if step == 20:
                 told.append(vector.reset())
             if step == 35:
-                told.append(vector.reset(seed=SEEDS, options={"max_moves": 9}))
+                told.append(vector.reset(seed=SEEDS, options={"max_moves": 9, "format_penalty": 0.5}))
+            if step == 45:
+                told.append(vector.reset(options={"actions_per_turn": 2, "instructions": True}))
             told.append(vector.step(act(rng)))
         assert vector.single_observation_space.contains(told[0][0][0])
     finally:

@@ -1,0 +1,106 @@
+"""Actions: what a player hands to `step`, read as moves. Axes: N boards, T moves of a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from operator import index
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envkit.environments.answer import parse_answer, parse_answers
+from envkit.environments.board import MOVES
+from envkit.environments.boards.physics import STAY
+from envkit.errors import UsageError
+
+_SHORT = 64
+"""Characters of the longest answers that are remembered: those without thoughts come again and again."""
+
+
+def read_answer(answer: Any, most: int) -> tuple[str, ...]:
+    """Return the moves, `most` at most, that a text names; empty when it names none.
+
+    Raises:
+        UsageError: It is no text.
+    """
+    if not isinstance(answer, str):
+        raise UsageError(f"an action must be text, got {answer!r}; make(..., action='index') takes numbers")
+    return _read_one(answer) if most == 1 else parse_answers(answer, MOVES, most)
+
+
+def read_index(number: Any) -> tuple[str, ...]:
+    """Return the move with a number; empty when there is none.
+
+    Raises:
+        UsageError: It is no integer.
+    """
+    try:
+        place = index(number)  # an array without axes is an integer, too
+    except TypeError:
+        raise UsageError(
+            f"an action must be an integer, got {number!r}; make(..., action='text') takes answers"
+        ) from None
+    return (MOVES[place],) if 0 <= place < len(MOVES) else ()
+
+
+def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the numbers of the moves that texts name [N, T], -1 where there are no more, and which could be read.
+
+    An answer that cannot be read is one move that does nothing.
+
+    Args:
+        answers: A text each.
+        most_N: Moves that one answer may hold; one number stands for all.
+
+    Raises:
+        UsageError: One is no text.
+    """
+    try:
+        if len(most_N) == 1 and most_N[0] == 1:
+            action_N = np.array([_NUMBERS[_read_one(answer)] for answer in answers], np.int64)
+            return action_N[:, None], action_N != STAY
+        most = np.broadcast_to(most_N, len(answers)).tolist()
+        turns = [read_answer(*one) for one in zip(answers, most, strict=True)]
+    except (TypeError, AttributeError):
+        raise UsageError("actions must be texts; make_vec(..., action='index') takes numbers") from None
+    action_NT = np.full((len(turns), max(1, *map(len, turns), 1)), -1)
+    valid_N = np.array([turn != () for turn in turns])
+    action_NT[~valid_N, 0] = STAY
+    for row, turn in enumerate(turns):
+        action_NT[row, : len(turn)] = [MOVES.index(move) for move in turn]
+    return action_NT, valid_N
+
+
+def read_indices(numbers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the same for numbers of moves, [N, 1].
+
+    Raises:
+        UsageError: They are no integers [N].
+    """
+    try:
+        index_N = np.asarray(numbers)
+    except ValueError:  # rows of different lengths
+        raise UsageError("actions must be integers, one for each copy") from None
+    if index_N.ndim != 1 or index_N.dtype.kind not in "iu":
+        raise UsageError(f"actions must be integers, one for each copy, got {index_N.dtype} {index_N.shape}")
+    action_N = index_N.astype(np.int64)
+    valid_N = action_N.view(np.uint64) < _STAY_1  # seen as unsigned, numbers below zero are the largest
+    if np.count_nonzero(valid_N) < len(valid_N):
+        action_N[~valid_N] = STAY
+    return action_N[:, None], valid_N
+
+
+def _read_one(answer: str) -> tuple[str, ...]:
+    return _read_short(answer) if len(answer) <= _SHORT else _read(answer)
+
+
+def _read(answer: str) -> tuple[str, ...]:
+    move = parse_answer(answer, MOVES)
+    return () if move is None else (move,)
+
+
+_read_short = lru_cache(maxsize=4096)(_read)
+_NUMBERS: Mapping[tuple[str, ...], int] = {(): STAY, **{(move,): number for number, move in enumerate(MOVES)}}
+_STAY_1 = np.array([STAY], np.uint64)
