@@ -6,7 +6,7 @@ replacing characters.
 
 from __future__ import annotations
 
-MOVES = ("up", "down", "left", "right")
+MOVES: tuple[str, ...] = ("up", "down", "left", "right")
 """The moves of every world on a board."""
 
 UNREADABLE = "Your answer could not be read: write one of up, down, left, right, such as <answer>up</answer>."
@@ -15,6 +15,11 @@ UNREADABLE_TURN = (
     "Your answer could not be read: write up, down, left or right, joined by ||, such as <answer>up || left</answer>."
 )
 """The same where an answer may hold several moves."""
+
+
+def steps_of(width: int) -> dict[str, int]:
+    """Return what each move adds to a cell in a text whose lines, with their ends, have `width` characters."""
+    return dict(zip(MOVES, (-width, width, -1, 1), strict=True))
 
 
 def find_board(text: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN
+from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN, steps_of
 from envkit.environments.boards.actions import read_answer, read_index
 from envkit.environments.boards.game import BoardGame, BoardOptions, Level, OptionsT
 from envkit.environments.boards.pictures import colour, paint
@@ -133,8 +133,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._here = self.game.physics.find_player(level.board)
         self._left = level.board.count(self.game.physics.wanted)
         self._goals = self._left + level.board.count(self.game.physics.done)
-        width = level.board.find("\n") + 1
-        self._steps = dict(zip(MOVES, (-width, width, -1, 1), strict=True))
+        self._steps = steps_of(level.board.find("\n") + 1)
         self._moves = 0
         self._running = True
         info: Info = {"success": False, "legal_moves": list(MOVES)}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.board import MOVES
+from envkit.environments.board import MOVES, steps_of
 
 STAY = len(MOVES)
 """Number of the action that does nothing, after the moves."""
@@ -127,8 +127,7 @@ class Physics:
 
     def play(self, board: str, move: str) -> str:
         """Return the board after `move`; the very same text when something stands in the way."""
-        width = board.find("\n") + 1
-        moved = self.move(board, self.find_player(board), dict(zip(MOVES, (-width, width, -1, 1), strict=True))[move])
+        moved = self.move(board, self.find_player(board), steps_of(board.find("\n") + 1)[move])
         return board if moved is None else moved.board
 
     def tables(self) -> Tables:
