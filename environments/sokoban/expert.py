@@ -74,7 +74,7 @@ class SokobanExpert:
         return read_position(board) if "X" in board else None
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def _depths(room: Room, max_states: int) -> Mapping[int, int] | None:
     """Return the moves of a shortest solution by state, for all that can be solved; None when they are too many."""
     depths: dict[int, int] = {}
