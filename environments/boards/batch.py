@@ -29,7 +29,7 @@ class Played(NamedTuple):
     """
 
     moved_N: NDArray[np.bool_]
-    gain_N: NDArray[np.int8]
+    gain_N: NDArray[np.int16]
     won_N: NDArray[np.bool_]
     over_N: NDArray[np.bool_]
 
@@ -46,9 +46,8 @@ class Batch(ABC):
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
         self.side = side
         self.here_N = np.zeros(num_boards, np.int64)
-        self.left_N = np.ones(num_boards, np.int8)
+        self.left_N = np.ones(num_boards, np.int16)
         self._cells_NS = np.zeros((num_boards, side * side), np.uint8)
-        self._cells = self._cells_NS.reshape(-1)
         self._base_N = np.arange(num_boards) * (side * side)
         self._tables = physics.tables()
         self._writing = _Writing(physics.symbols, num_boards, side)
@@ -85,7 +84,7 @@ class Pushing(Batch):
         self._is_deadly = bool(physics.fatal)
 
     def play(self, action_N: NDArray[np.int64]) -> Played:
-        tables, cells = self._tables, self._cells
+        tables, cells = self._tables, self._cells_NS.reshape(-1)
         way_N = self.here_N << _WAYS_1
         way_N += action_N
         ahead_N = self._ahead.take(way_N)
@@ -139,8 +138,9 @@ class Walking(Batch):
         self._leave_map()
         super().place(rows_R, levels)
         at_R = self._base_N[rows_R] + levels.here_R
-        self._shown_N[rows_R] = shown_R = self._cells[at_R]
-        self._cells[at_R] = self._under_S[shown_R]
+        cells = self._cells_NS.reshape(-1)
+        self._shown_N[rows_R] = shown_R = cells[at_R]
+        cells[at_R] = self._under_S[shown_R]
         if len(levels.cells_RS) == 1 and len(rows_R) == len(self.here_N):
             self._map = self._map_of(levels)
 
@@ -153,11 +153,11 @@ class Walking(Batch):
         if self._map is not None:
             won_N, over_N = self._map.wins_S.take(ahead_N), self._map.ends_S.take(ahead_N)
         else:
-            found_N = self._cells.take(ahead_N + self._base_N).astype(np.int64)
+            found_N = self._cells_NS.take(ahead_N + self._base_N).astype(np.int64)
             self._shown_N = self._arrived_S.take(found_N)
             won_N, over_N = self._wins_S.take(found_N), self._ends_S.take(found_N)
-        self.left_N = (~won_N).view(np.int8)
-        return Played(moved_N, won_N.view(np.int8), won_N, over_N)
+        self.left_N = (~won_N).astype(np.int16)
+        return Played(moved_N, won_N.astype(np.int16), won_N, over_N)
 
     def codes(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
         if self._map is not None:

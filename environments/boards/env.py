@@ -54,23 +54,16 @@ def choose(game: BoardGame[OptionsT], options: Mapping[str, Any]) -> OptionsT:
     return override(game.usual, options)
 
 
-def change(usual: OptionsT, changes: Mapping[str, Any] | None, *, is_grid: bool) -> OptionsT:
-    """Return the options of an episode.
-
-    Args:
-        usual: What holds without changes.
-        changes: What `reset` was given.
-        is_grid: Whether grids are observed, all of which have one size.
+def change(usual: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
+    """Return the options of an episode: the usual ones with the changes that `reset` was given.
 
     Raises:
         OptionError: An option is unknown, its value is refused, or it cannot be changed by `reset`.
     """
     for name in usual.for_make.intersection(changes or ()):
-        raise OptionError(name, "is taken by make and by register, not by reset")
-    chosen = override(usual, changes)
-    if is_grid and chosen.side != usual.side:
-        raise OptionError("size", f"is {usual.side} as long as observations are grids, got {chosen.side}")
-    return chosen
+        if changes is not None and changes[name] != getattr(usual, name):
+            raise OptionError(name, "is taken by make, and by register(..., options=...), not by reset")
+    return override(usual, changes)
 
 
 def draw(game: BoardGame[OptionsT], seed: int, options: OptionsT) -> Level:
@@ -112,21 +105,23 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._is_grid = observation == "grid"
         self._is_text = action == "text"
         self._running = False
-        self._first = -1
+        self._first, self._episode = -1, -1
         self._board = ""
         self._options = self._usual
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         self._running = False
-        chosen = change(self._usual, options, is_grid=self._is_grid)
+        chosen = change(self._usual, options)
+        if self._is_grid and chosen.side != self._usual.side:
+            raise OptionError("size", f"is {self._usual.side} as long as observations are grids, got {chosen.side}")
         super().reset(seed=seed)
         if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))
-        if seed is not None:
-            self._first, self._episode, self._ticks = int(seed), -1, 0
-        self._episode += 1
-        level = draw(self.game, episode_seed(self._first, self._episode), chosen)
-        self._options = chosen
+        first, episode = (self._first, self._episode + 1) if seed is None else (int(seed), 0)
+        level = draw(self.game, episode_seed(first, episode), chosen)
+        self._first, self._episode, self._options = first, episode, chosen
+        if episode == 0:
+            self._ticks = 0
         self._terms = self.game.terms(chosen)
         self._shown = None if chosen.symbols is None else _translation(chosen)
         self._board = level.board

@@ -59,7 +59,7 @@ class Tables(NamedTuple):
     ahead_K: NDArray[np.uint8]
     beyond_K: NDArray[np.uint8]
     moves_K: NDArray[np.bool_]
-    gain_K: NDArray[np.int8]
+    gain_K: NDArray[np.int16]
     left_S: NDArray[np.uint8]
     is_fatal_S: NDArray[np.bool_]
 
@@ -137,7 +137,7 @@ class Physics:
         ahead_K = (np.arange(CODES * CODES) // CODES).astype(np.uint8)
         beyond_K = (np.arange(CODES * CODES) % CODES).astype(np.uint8)
         moves_K = np.zeros(CODES * CODES, np.bool_)
-        gain_K = np.zeros(CODES * CODES, np.int8)
+        gain_K = np.zeros(CODES * CODES, np.int16)
         for pair, outcome in self._outcomes.items():
             k = codes[pair[0]] * CODES + codes.get(pair[1], edge)
             moves_K[k], gain_K[k], ahead_K[k] = True, outcome.gain, codes[outcome.ahead]

@@ -37,6 +37,8 @@ Infos = dict[str, Any]
 class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     """Many copies of a board game.
 
+    Arrays in infos may be the same ones under several names, and in ``legal_moves`` every list is: read them only.
+
     Args:
         num_envs: Number of copies, at least 1.
         autoreset: When a finished copy starts again.
@@ -95,17 +97,24 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
+        self._was_reset = False  # a refused reset leaves nothing that could be stepped
         changes = dict(options or {})
         mask_N = _mask(changes.pop("reset_mask", self._all_N), self.num_envs)
-        chosen = change(self._usual, changes, is_grid=True)
-        if chosen.symbols != self._usual.symbols:
-            raise OptionError("symbols", "are the same for all copies; choose them in make_vec, or take mode='sync'")
+        chosen = change(self._usual, changes)
+        for name, differs in (
+            ("size", chosen.side != self._usual.side),
+            ("symbols", chosen.symbols != self._usual.symbols),
+        ):
+            if differs:
+                raise OptionError(name, "is the same for all copies; choose it in make_vec, or take mode='sync'")
         seeds = _seeds(seed, self.num_envs)
         rows_R = np.flatnonzero(mask_N)
         shelf = self._shelf if chosen is self._usual else Shelf(self.game, chosen)
-        self._set_terms(rows_R, self._usual_terms if chosen is self._usual else as_arrays(self.game.terms(chosen)))
-        level_seeds = self._begin(rows_R, [seeds[row] for row in rows_R.tolist()])
+        begun = [self._next(row, seeds[row]) for row in rows_R.tolist()]
+        level_seeds = [episode_seed(first, episode) for first, episode in begun]
         drawn = shelf.draw(level_seeds, spread_B(np.array([seed & _BITS for seed in level_seeds], np.uint64)))
+        self._set_terms(rows_R, self._usual_terms if chosen is self._usual else as_arrays(self.game.terms(chosen)))
+        self._begin(rows_R, begun)
         self._start(rows_R, drawn)
         self._is_over_N = self._is_over_N & ~mask_N
         self._any_over = bool(self._is_over_N.any())
@@ -114,9 +123,9 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             self._write(rows_R, _above(self.game, chosen))
         infos: Infos = {
             "success": np.zeros(self.num_envs, np.bool_),
-            "_success": mask_N.copy(),
+            "_success": mask_N,
             "legal_moves": self._legal(mask_N),
-            "_legal_moves": mask_N.copy(),
+            "_legal_moves": mask_N,
         }
         return self._observe(), infos | self._level_infos(mask_N, rows_R, drawn.facts)
 
@@ -204,21 +213,20 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             raise UsageError(f"there are {self.num_envs} copies, got {np.size(actions)} actions")
         return read_answers(actions, self._terms.turn) if self._is_text else read_indices(actions)
 
-    def _begin(self, rows_R: NDArray[np.int64], seeds: Sequence[int | None]) -> list[int]:
-        """Count a new episode in each row, from its seed where it is given one; return the seeds of the levels."""
-        level_seeds = []
-        for row, seed in zip(rows_R.tolist(), seeds, strict=True):
-            if seed is None and self._firsts[row] is None:
-                seed = int(self.np_random.integers(1 << 31))
-            if seed is not None:
-                self._firsts[row] = int(seed)
-                self._episode_N[row], self._ticks_N[row] = -1, 0
-            self._episode_N[row] += 1
-            level_seeds.append(episode_seed(self._firsts[row], int(self._episode_N[row])))
-        firsts = [self._firsts[row] & _BITS for row in rows_R.tolist()]
-        self._first_N[rows_R] = spread_B(np.array(firsts, np.uint64))
+    def _next(self, row: int, seed: int | None) -> tuple[int, int]:
+        """Return the seed that a row's next episode follows from, and its number since then."""
+        if seed is None and self._firsts[row] is None:
+            seed = int(self.np_random.integers(1 << 31))
+        return (self._firsts[row], int(self._episode_N[row]) + 1) if seed is None else (int(seed), 0)
+
+    def _begin(self, rows_R: NDArray[np.int64], begun: Sequence[tuple[int, int]]) -> None:
+        """Count a new episode in each row."""
+        for row, (first, episode) in zip(rows_R.tolist(), begun, strict=True):
+            self._firsts[row], self._episode_N[row] = first, episode
+            if episode == 0:
+                self._ticks_N[row] = 0
+        self._first_N[rows_R] = spread_B(np.array([first & _BITS for first, _ in begun], np.uint64))
         self._slips.seed(rows_R, self._first_N[rows_R])
-        return level_seeds
 
     def _start(self, rows_R: NDArray[np.int64], drawn: Drawn) -> None:
         """Put new levels on the boards `rows_R`."""
@@ -359,7 +367,7 @@ def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[i
 def _mask(mask: Any, num_envs: int) -> NDArray[np.bool_]:
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
         raise UsageError(f"reset_mask: must be an array of {num_envs} booleans, at least one of them true")
-    return mask
+    return mask.copy()
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -201,3 +204,51 @@ def test_pictures_come_for_every_copy() -> None:
     single = envkit.make("FrozenLake-v0", render_mode="rgb_array")
     single.reset(seed=1)
     assert np.array_equal(frames[1], single.render())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("env_id", "options"), GAMES)
+@pytest.mark.parametrize("way", [{}, {"observation": "grid", "action": "index"}], ids=["text", "grid"])
+def test_copies_of_a_vector_go_on_alike(env_id: str, options: dict[str, Any], way: dict[str, Any]) -> None:
+    vector = envkit.make_vec(env_id, COPIES, **{**options, "max_moves": 8, **way})
+    act, rng = _actor(way), random.Random(5)
+    vector.reset(seed=3)
+    for _ in range(5):
+        vector.step(act(rng))
+    others = [copy.deepcopy(vector), pickle.loads(pickle.dumps(vector))]
+    for step in range(30):
+        actions = act(rng)
+        expected = vector.step(actions)
+        for other in others:
+            _assert_same(expected, other.step(actions), f"step {step}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_room_may_hold_hundreds_of_boxes(mode: VectorMode, tmp_path: Path) -> None:
+    side, boxes = 32, 256  # and one more; after its push the number left does not fit into a byte
+    cells = "$" * boxes + "." * boxes + "@$."
+    inside = [cells[at : at + side - 2].ljust(side - 2) for at in range(0, len(cells), side - 2)]
+    inside += [" " * (side - 2)] * (side - 2 - len(inside))
+    rows = ["#" * side, *(f"#{row}#" for row in inside), "#" * side]
+    room = tmp_path / "room.txt"
+    room.write_text("\n".join(["; 0", *rows, ""]))
+    vector = envkit.make_vec("Sokoban-v0", 2, mode=mode, action="index", level_file=str(room))
+    vector.reset(seed=0)
+    _, rewards, terminated, _, infos = vector.step(np.array([3, 0]))
+    assert rewards.tolist() == [0.9, -0.1]
+    assert terminated.tolist() == [False, False]
+    assert infos["success"].tolist() == [False, False]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refused_reset_counts_no_episode(mode: VectorMode) -> None:
+    told = []
+    for refused in (True, False):
+        vector = envkit.make_vec("Sokoban-v0", 2, mode=mode)
+        vector.reset(seed=4)
+        if refused:
+            with pytest.raises(OptionError, match="moves"):
+                vector.reset(seed=9, options={"moves": [90, 95], "max_moves": 10})
+            with pytest.raises(StepOrderError):
+                vector.step(("up", "up"))
+        told.append(vector.reset())
+    _assert_same(told[0], told[1], "")

@@ -284,8 +284,13 @@ def test_options_of_drawn_levels_do_not_go_with_a_file(option: str, value: Any, 
 
 def test_a_file_is_chosen_where_the_world_is_made_and_nowhere_else(tmp_path: Path) -> None:
     path = _file(tmp_path, _room("#PXO__#", "#_____#"))
-    with pytest.raises(OptionError, match=r"^level_file: is taken by make and by register, not by reset$"):
+    refused = r"^level_file: is taken by make, and by register\(\.\.\., options=\.\.\.\), not by reset$"
+    with pytest.raises(OptionError, match=refused):
         Sokoban().reset(options={"level_file": path})
+    with pytest.raises(OptionError, match=refused):
+        Sokoban(level_file=path).reset(options={"level_file": f"{path}2"})
+    told, _ = Sokoban(level_file=path).reset(seed=0, options={"level_file": path})
+    assert told == Sokoban(level_file=path).reset(seed=0)[0]
     with pytest.raises(OptionError, match=r"^level_file: "):
         envkit.make_vec("Sokoban-v0", 2).reset(options={"level_file": path})
     for other in (3, [path], str(tmp_path / "none.txt")):
