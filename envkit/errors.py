@@ -19,7 +19,9 @@
     |-- OutOfReachError          a bounded search ended before it knew
     `-- SandboxError             something about a sandbox
         |-- SandboxStartError    it never became ready
-        `-- SandboxLostError     it was healthy and is gone
+        |-- SandboxLostError     it was healthy and is gone
+        |-- MissingFileError     no such file in it
+        `-- RefusedFileError     a file in it may not be read or written so
 
 Each class has a wire `code`, an HTTP `status` and says whether to `retry`. Constructor arguments are kept as
 attributes named in `fields`, so that an error survives pickling and the wire (`to_problem`, `from_problem`).
@@ -250,6 +252,20 @@ class SandboxLostError(SandboxError):
         super().__init__(f"sandbox {sandbox_id} lost: {cause}")
         self.sandbox_id = sandbox_id
         self.cause = cause
+
+
+class MissingFileError(SandboxError):
+    """There is no such file or folder in the sandbox."""
+
+    code = "missing_file"
+    status = 404
+
+
+class RefusedFileError(SandboxError):
+    """A file in the sandbox may not be read or written so: permissions, a full disk, a link that leads out."""
+
+    code = "refused_file"
+    status = 403
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import random
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from envkit.types import (
@@ -16,6 +17,7 @@ from envkit.types import (
     Sample,
     SamplingParams,
     SandboxSpec,
+    SandboxUser,
     Step,
     Task,
     Weights,
@@ -85,26 +87,124 @@ class Player(Protocol):
     def act(self, observation: Observation, rng: random.Random) -> str: ...
 
 
-class Sandbox(Protocol):
-    """One isolated place in which the spec's command runs."""
+class Shell(Protocol):
+    """A shell that stays: folder, variables and functions of one command are there for the next."""
 
-    @property
-    def id(self) -> str: ...
+    async def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
+        """Run `command` and return what it wrote, as soon as it has ended; jobs in its background run on.
 
-    async def exec(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> ExecResult:
-        """Run another program beside the spec's command; a failing or slow program is a result, not an error.
+        Callers of one shell wait for each other, in the order in which they came. Standard input is empty.
 
         Raises:
             SandboxLostError: The sandbox died.
         """
         ...
 
-    async def connect(self, name: str) -> socket.socket:
-        """Return a connected, non-blocking stream to the Unix socket `name` inside. The caller closes it.
+    async def close(self) -> None:
+        """End the shell and everything that it started; safe to repeat."""
+        ...
+
+
+class Sandbox(Protocol):
+    """One isolated place in which programs run. Files are named as inside."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        user: SandboxUser = "agent",
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a program to its end; a failing or slow one is a result, not an error.
+
+        Everything that it started is ended with it. One that cannot be started has exit code 127 (not found) or 126.
+
+        Args:
+            argv: Program and arguments.
+            timeout_s: Seconds until it is stopped.
+            env: Variables beside those of the spec.
+            cwd: Folder to start in; None for the box's own.
+            stdin: What it reads.
+            user: Who runs it; a grader can read what the agent wrote, and not the other way round.
+            max_output_bytes: How much of the end of each output is kept.
+
+        Raises:
+            SandboxLostError: The sandbox died.
+            UnsupportedError: This sandbox has no such user.
+        """
+        ...
+
+    def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> Shell:
+        """Return the shell `name`, which starts with its first command."""
+        ...
+
+    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            MissingFileError: There is no such file, or it cannot be read.
+            TooLargeError: It has more than `max_bytes`.
+            SandboxLostError: The sandbox died.
+        """
+        ...
+
+    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        """Write a file, as a whole or not at all; its folders are made.
+
+        Raises:
+            RefusedFileError: It cannot be written.
+            SandboxLostError: The sandbox died.
+        """
+        ...
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a file or folder of the host into the box; `target` is its new name."""
+        ...
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        """Copy a file or folder of the box to the host; `target` is its new name and must not exist.
+
+        Links that lead out of the folder, devices and absolute names are refused.
+
+        Raises:
+            MissingFileError: There is no such file, or it cannot be read.
+            TooLargeError: It has more than `max_bytes`.
+            RefusedFileError: It holds what must not be copied.
+            SandboxLostError: The sandbox died.
+        """
+        ...
+
+    async def connect(self, place: str | int) -> socket.socket:
+        """Return a connected, non-blocking stream to a socket inside: the name of one in ``$ENVKIT_SOCKETS``, or a TCP
+        port. The caller closes it.
 
         Raises:
             SandboxLostError: The sandbox died.
             UnreachableError: Nothing listens there.
+        """
+        ...
+
+    async def probe(self, timeout_s: float) -> float:
+        """Return the seconds that an answer from inside took.
+
+        Raises:
+            DeadlineError: None came within `timeout_s`.
+            SandboxLostError: The sandbox died.
+        """
+        ...
+
+    async def snapshot(self) -> str:
+        """Keep the files as they are now, under a name that `SandboxBackend.restore` takes.
+
+        Raises:
+            UnsupportedError: This sandbox cannot.
         """
         ...
 
@@ -118,18 +218,27 @@ class Sandbox(Protocol):
 
 
 class SandboxBackend(Protocol):
-    """Starts sandboxes of one kind."""
+    """Starts sandboxes of one kind. Used as ``async with``; leaving the block stops what it started."""
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Start one; its command is running when this returns.
+        """Start one; it answers, and its command is running, when this returns.
 
         Raises:
             SandboxStartError: The backend refused or the command ended at once.
         """
         ...
 
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> Sandbox:
+        """Start one whose files are those of `snapshot`.
+
+        Raises:
+            SandboxStartError: As `start`; or there is no such snapshot.
+        """
+        ...
+
     def capabilities(self) -> Mapping[str, bool]:
-        """Say what is really enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``."""
+        """Say what is really enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``,
+        ``disk``, ``uid`` and ``seccomp``."""
         ...
 
 

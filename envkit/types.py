@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 Info: TypeAlias = dict[str, JSON]
@@ -245,22 +245,49 @@ class Weights:
     location: str
 
 
+SandboxUser: TypeAlias = Literal["agent", "grader", "root"]
+"""Who runs a program in a sandbox: uid 1000 without any capability, uid 1001 likewise, or the root of the box."""
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What a sandbox is to be.
 
+    A bound that is None is the backend's own (1,024 MiB of memory, 256 processes, 256 MiB in each writable place, all
+    processors) where this machine can hold it, and none where it cannot; a bound that is given and cannot be held is
+    refused.
+
     Attributes:
-        command: Program that runs in it for as long as it lives; it finds its sockets' folder in ``$ENVKIT_SOCKETS``.
-        env: Environment variables of that program; nothing is inherited from the host.
-        memory_mib: Bound on the memory of the box in MiB; None leaves it unbounded.
+        command: Program that runs in it, as the agent's user; when it ends the box does. It finds its sockets' folder in
+            ``$ENVKIT_SOCKETS``. Empty for a box that only waits for `Sandbox.exec`.
+        image: Image whose files it sees; None takes the backend's default.
+        env: Environment variables of everything in it; nothing is inherited from the host.
+        cpus: Bound on processors, such as 0.5.
+        memory_mib: Bound on the memory of all that runs in it, MiB.
+        pids: Bound on the number of processes and threads.
+        disk_mib: Bound on what may be written, MiB for each writable place.
+        network: ``"none"``; ``"open"``; or the names of the hosts that can be reached, all by way of a proxy of ours.
+        profile: ``"strict"``, or ``"system"`` for tasks that need root and a writable root file system.
+        runtime: Docker's runtime, such as ``"runsc"``; None takes its default.
         untrusted: Whether what runs inside may be hostile; refused where the backend cannot hold it.
+        ttl_s: Seconds after which it ends itself, whatever becomes of us; None for never.
+        stay: Whether it outlives the process that started it.
         start_timeout_s: Seconds until a box that is not ready counts as failed.
     """
 
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
+    image: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    cpus: float | None = None
     memory_mib: int | None = None
+    pids: int | None = None
+    disk_mib: int | None = None
+    network: str | tuple[str, ...] = "none"
+    profile: Literal["strict", "system"] = "strict"
+    runtime: str | None = None
     untrusted: bool = False
+    ttl_s: float | None = None
+    stay: bool = False
     start_timeout_s: float = 30.0
 
 
@@ -279,16 +306,31 @@ class ExecResult:
 
     Attributes:
         exit_code: Its exit code, negative for a signal; None when it was stopped because of the timeout.
-        stdout: What it wrote, undecodable bytes replaced.
-        stderr: The same for standard error.
+        stdout_bytes: What it wrote, byte for byte; the end of it where `truncated_bytes` says that some was dropped.
+        stderr_bytes: The same for standard error.
         timed_out: Whether it was stopped because of the timeout.
-        truncated: Whether output was cut.
+        truncated_bytes: Number of bytes that were dropped in front, of both outputs together.
         duration_s: Seconds it ran.
+        is_shell_lost: Whether the shell that it ran in is gone with its variables and folder, so that the next command
+            begins in a new one.
+        is_out_of_memory: Whether something in it was killed because memory ran out.
     """
 
     exit_code: int | None
-    stdout: str
-    stderr: str
+    stdout_bytes: bytes = b""
+    stderr_bytes: bytes = b""
     timed_out: bool = False
-    truncated: bool = False
+    truncated_bytes: int = 0
     duration_s: float = 0.0
+    is_shell_lost: bool = False
+    is_out_of_memory: bool = False
+
+    @property
+    def stdout(self) -> str:
+        """What it wrote, undecodable bytes replaced."""
+        return self.stdout_bytes.decode(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """The same for standard error."""
+        return self.stderr_bytes.decode(errors="replace")
