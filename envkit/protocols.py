@@ -238,7 +238,8 @@ class SandboxBackend(Protocol):
 
     def capabilities(self) -> Mapping[str, bool]:
         """Say what is really enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``,
-        ``disk``, ``uid`` and ``seccomp``."""
+        ``disk``, ``uid`` and ``seccomp``.
+        """
         ...
 
 

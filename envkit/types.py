@@ -258,7 +258,7 @@ class SandboxSpec:
     refused.
 
     Attributes:
-        command: Program that runs in it, as the agent's user; when it ends the box does. It finds its sockets' folder in
+        command: Program that runs in it, as the agent's user; when it ends the box does. Its sockets' folder is in
             ``$ENVKIT_SOCKETS``. Empty for a box that only waits for `Sandbox.exec`.
         image: Image whose files it sees; None takes the backend's default.
         env: Environment variables of everything in it; nothing is inherited from the host.
