@@ -1,11 +1,12 @@
 """Folders of sandboxes: private, short of name, and named after their owner so that a later run can clear them away.
 
     /tmp/envkit-<pid namespace>-<pid>-<start time>-<random>/    mode 0700: only the owner's user enters
-        bwrap-1/                                                one box
+        process-1/                                              one box, where it needs a folder of the host
             s/                                                  what its sockets are in
-            home/                                               where a box without its own /tmp writes
 
-The path of a Unix socket may have 107 bytes (103 on macOS), which is why the parent is not a nested cache folder.
+The owner of a run's folder is the process that runs it; that of a box which outlives its run, and of every control
+group, is the process that the box's life hangs on. The path of a Unix socket may have 107 bytes (103 on macOS), which
+is why the parent is not a nested cache folder.
 """
 
 from __future__ import annotations
@@ -22,14 +23,28 @@ from pathlib import Path
 
 from envkit.errors import SandboxError, UnreachableError
 
-_NAME = re.compile(r"envkit-(\d+)-(\d+)-(\d+)-[^/]+")
+_NAME = re.compile(r"envkit-(\d+)-(\d+)-(\d+)(-[^/]+)?")
 _MAX_ROOT = 40
 """Characters of a parent folder that leave room for the rest of a socket's path."""
 
 
-def new_run_folder() -> Path:
-    """Make the folder of this process's boxes, mode 0700."""
-    prefix = f"envkit-{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}-"
+def owner_name(pid: int) -> str:
+    """The name of what belongs to a process and to no later one with its number."""
+    return f"envkit-{_pid_namespace()}-{pid}-{_start_time(pid)}"
+
+
+def is_owner_gone(name: str) -> bool:
+    """Whether `name` is one that begins as `owner_name` says, of a process of this machine that is no more."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return False
+    namespace, pid, start = (int(part) for part in match.groups()[:3])
+    return namespace == _pid_namespace() and _start_time(pid) != start
+
+
+def new_run_folder(pid: int | None = None) -> Path:
+    """Make the folder of what belongs to process `pid` (None is this one), mode 0700."""
+    prefix = f"{owner_name(os.getpid() if pid is None else pid)}-"
     for root in roots():
         try:
             return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
@@ -45,11 +60,7 @@ def reap() -> list[Path]:
     gone = []
     for root in roots():
         for folder in root.glob("envkit-*-*-*-*"):
-            match = _NAME.fullmatch(folder.name)
-            if match is None:
-                continue
-            namespace, pid, start = (int(part) for part in match.groups())
-            if namespace == _pid_namespace() and _is_ours(folder) and _start_time(pid) != start:
+            if is_owner_gone(folder.name) and _is_ours(folder):
                 remove(folder)
                 gone.append(folder)
     return gone

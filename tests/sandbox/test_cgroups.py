@@ -1,0 +1,165 @@
+"""Control groups: on trees of plain files in the two layouts of the kernel, and for real where the machine has them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envkit.sandbox import cgroups, folders
+
+BOUNDS = cgroups.Bounds(memory_mib=64, pids=7, cpus=0.5)
+SETTINGS = {
+    "memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control"),
+    "pids": ("pids.max",),
+    "cpu": ("cpu.cfs_period_us", "cpu.cfs_quota_us"),
+}
+
+
+def files(folder: Path, *names: str) -> None:
+    """Make the files that the kernel makes in a new group."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).touch()
+
+
+def version_1(root: Path, group: str = "g") -> Path:
+    for controller, settings in SETTINGS.items():
+        files(root / controller, "cgroup.procs")
+        files(root / controller / group, "cgroup.procs", *settings)
+    return root
+
+
+def version_2(root: Path, *, own: str, controllers: str = "memory pids cpu io", shared: str = "") -> tuple[Path, Path]:
+    """Make a tree in which our own group is `own`; its parent gives `shared` to the groups in it."""
+    place = root
+    for part in ("", *own.strip("/").split("/")):
+        place = place / part
+        files(place, "cgroup.procs", "cgroup.subtree_control")
+        (place / "cgroup.controllers").write_text(controllers)
+    (place.parent / "cgroup.subtree_control").write_text(shared)
+    names = root / "names"
+    names.write_text(f"1:name=systemd:/\n0::{own}\n")
+    return root, names
+
+
+def test_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:
+    places = cgroups.find(version_1(tmp_path))
+    assert not places.is_unified
+    assert places.parents == {name: tmp_path / name for name in ("memory", "pids", "cpu")}
+
+
+def test_a_controller_that_is_not_there_is_not_promised(tmp_path: Path) -> None:
+    files(tmp_path / "pids", "cgroup.procs")
+    assert list(cgroups.find(tmp_path).parents) == ["pids"]
+
+
+def test_the_bounds_of_version_1_also_bound_swap(tmp_path: Path) -> None:
+    cgroups.Group(cgroups.find(version_1(tmp_path)), "g").make(BOUNDS)
+    assert (tmp_path / "memory/g/memory.limit_in_bytes").read_text() == "67108864"
+    assert (tmp_path / "memory/g/memory.memsw.limit_in_bytes").read_text() == "67108864"
+    assert (tmp_path / "pids/g/pids.max").read_text() == "7"
+    assert (tmp_path / "cpu/g/cpu.cfs_period_us").read_text() == "100000"
+    assert (tmp_path / "cpu/g/cpu.cfs_quota_us").read_text() == "50000"
+
+
+def test_a_kernel_that_does_not_count_swap_is_told_not_to_swap(tmp_path: Path) -> None:
+    version_1(tmp_path)
+    (tmp_path / "memory/g/memory.memsw.limit_in_bytes").unlink()
+    (tmp_path / "memory/g/memory.swappiness").write_text("60")
+    cgroups.Group(cgroups.find(tmp_path), "g").make(BOUNDS)
+    assert (tmp_path / "memory/g/memory.swappiness").read_text()[0] == "0"
+
+
+def test_what_is_without_bound_is_left_as_it_is(tmp_path: Path) -> None:
+    cgroups.Group(cgroups.find(version_1(tmp_path)), "g").make(cgroups.Bounds())
+    assert (tmp_path / "memory/g/memory.limit_in_bytes").read_text() == ""
+    assert (tmp_path / "pids/g/pids.max").read_text() == ""
+
+
+def test_in_version_2_the_nearest_group_that_holds_the_controllers_is_used(tmp_path: Path) -> None:
+    root, own = version_2(tmp_path, own="/user.slice/app.slice/shell.scope", shared="memory pids cpu")
+    places = cgroups.find(root, own)
+    # In our own group nothing is switched on, and it cannot be: plain files take what is written to them literally.
+    assert places.is_unified
+    assert set(places.parents.values()) == {root / "user.slice/app.slice"}
+    assert set(places.parents) == {"memory", "pids", "cpu"}
+
+
+def test_in_version_2_without_controllers_nothing_is_promised(tmp_path: Path) -> None:
+    root, own = version_2(tmp_path, own="/user.slice/shell.scope", controllers="pids")
+    assert cgroups.find(root, own).parents == {}
+
+
+def test_the_bounds_of_version_2_leave_no_swap(tmp_path: Path) -> None:
+    root, own = version_2(tmp_path, own="/a/b", shared="cpu memory pids")
+    files(root / "a/g", "cgroup.procs", "memory.max", "memory.swap.max", "pids.max", "cpu.max")
+    cgroups.Group(cgroups.find(root, own), "g").make(BOUNDS)
+    written = {name: (root / "a/g" / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")}
+    assert written == {"memory.max": "67108864", "memory.swap.max": "0", "pids.max": "7"}
+    assert (root / "a/g/cpu.max").read_text() == "50000 100000"
+
+
+def test_a_group_is_joined_by_one_door_for_each_folder_and_seen_where_programs_look(tmp_path: Path) -> None:
+    one = cgroups.Group(cgroups.find(version_1(tmp_path / "1")), "g")
+    assert one.doors() == [tmp_path / "1" / name / "g/cgroup.procs" for name in ("memory", "pids", "cpu")]
+    assert one.views()[0] == (tmp_path / "1/memory/g", "/sys/fs/cgroup/memory")
+    root, own = version_2(tmp_path / "2", own="/a/b", shared="cpu memory pids")
+    two = cgroups.Group(cgroups.find(root, own), "g")
+    assert two.doors() == [root / "a/g/cgroup.procs"]
+    assert two.views() == [(root / "a/g", "/sys/fs/cgroup")]
+
+
+def test_who_died_of_the_bound_is_counted(tmp_path: Path) -> None:
+    one = cgroups.Group(cgroups.find(version_1(tmp_path / "1")), "g")
+    (tmp_path / "1/memory/g/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert one.oom_kills() == 3
+    root, own = version_2(tmp_path / "2", own="/a/b", shared="cpu memory pids")
+    files(root / "a/g", "memory.events")
+    (root / "a/g/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 2\noom_group_kill 0\n")
+    assert cgroups.Group(cgroups.find(root, own), "g").oom_kills() == 2
+
+
+def test_groups_of_the_dead_are_found_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        dead = folders.owner_name(process.pid)
+    version_1(tmp_path, dead)
+    version_1(tmp_path, folders.owner_name(os.getpid()))
+    version_1(tmp_path, "envkit-of-somebody-else")
+    (group,) = cgroups.gone(cgroups.find(tmp_path))
+    assert group.doors()[0] == tmp_path / "memory" / dead / "cgroup.procs"
+
+
+@pytest.fixture
+def real() -> Iterator[cgroups.Group]:
+    places = cgroups.find()
+    if set(places.parents) != set(cgroups.CONTROLLERS):
+        pytest.skip("no control groups can be made on this machine")
+    group = cgroups.Group(places, f"envkit-test-{os.getpid()}")
+    yield group
+    group.kill()
+    group.remove()
+
+
+def test_a_real_group_holds_who_joined_and_is_removed_once_they_are_killed(real: cgroups.Group) -> None:
+    real.make(cgroups.Bounds(memory_mib=32, pids=8, cpus=1))
+    join = ["sh", "-c", 'for door; do echo $$ > "$door"; done; exec sleep 1000', "sh", *map(str, real.doors())]
+    with subprocess.Popen(join, stdout=subprocess.DEVNULL) as process:
+        while not all(str(process.pid) in door.read_text().split() for door in real.doors()):
+            assert process.poll() is None
+        assert not real.remove()
+        real.kill()
+        assert process.wait(5) == -9
+    assert real.remove()
+    assert not any(folder.exists() for folder, _ in real.views())
+
+
+def test_a_real_group_counts_who_ran_out_of_memory(real: cgroups.Group) -> None:
+    real.make(cgroups.Bounds(memory_mib=32, pids=8))
+    script = 'for door; do echo $$ > "$door"; done; head -c 100000000 /dev/zero | tail -n 1 | wc -c; true'
+    done = subprocess.run(["sh", "-c", script, "sh", *map(str, real.doors())], capture_output=True, check=False)
+    assert done.stdout.strip() != b"100000000"
+    assert real.oom_kills() >= 1

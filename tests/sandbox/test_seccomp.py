@@ -1,0 +1,128 @@
+"""What the filter of system calls says to each call, worked out by an interpreter of its own."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from envkit.sandbox import seccomp
+
+MACHINES = ("x86_64", "aarch64")
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+CLONE = {"x86_64": 56, "aarch64": 220}
+SOCKET = {"x86_64": 41, "aarch64": 198}
+IOCTL = {"x86_64": 16, "aarch64": 29}
+
+ALLOWED = 0x7FFF0000
+KILLED = 0x80000000
+NEW_USER = 0x10000000
+OF_A_THREAD = 0x3D0F00
+OF_A_FORK = 0x1200011
+
+
+def refused(number: int) -> int:
+    return 0x00050000 | number
+
+
+def judge(program: bytes, number: int, *arguments: int, audit: int) -> int:
+    """Run the program as the kernel would: a load, comparisons that skip, and a verdict."""
+    full = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("=IIQ6Q", number, audit, 0, *full)
+    instructions = list(struct.iter_unpack("=HBBI", program))
+    accumulator = position = 0
+    while True:
+        code, if_true, if_false, operand = instructions[position]
+        position += 1
+        if code == 0x06:
+            return int(operand)
+        if code == 0x20:
+            (accumulator,) = struct.unpack_from("=I", data, operand)
+        else:
+            holds = {
+                0x15: accumulator == operand,
+                0x35: accumulator >= operand,
+                0x45: bool(accumulator & operand),
+            }[code]
+            position += if_true if holds else if_false
+
+
+def verdict(machine: str, number: int, *arguments: int) -> int:
+    program = seccomp.program(machine)
+    assert program is not None
+    return judge(program, number, *arguments, audit=AUDIT[machine])
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_exactly_the_listed_calls_are_refused_and_unknown_ones_do_not_exist(machine: str) -> None:
+    listed = set(seccomp.denied(machine).values())
+    needs_look = {SOCKET[machine], SOCKET[machine] + (12 if machine == "x86_64" else 1)}
+    for number in range(700):
+        if number in needs_look:
+            continue
+        if number in listed:
+            expected = refused(errno.EPERM)
+        elif number == 435 or number > 462:
+            expected = refused(errno.ENOSYS)
+        else:
+            expected = ALLOWED
+        assert verdict(machine, number) == expected, number
+
+
+@pytest.mark.parametrize(
+    ("name", "on_x86_64", "on_aarch64"),
+    [("mount", 165, 40), ("ptrace", 101, 117), ("unshare", 272, 97), ("keyctl", 250, 219), ("bpf", 321, 280)],
+)
+def test_calls_have_the_numbers_of_their_machine(name: str, on_x86_64: int, on_aarch64: int) -> None:
+    assert (seccomp.denied("x86_64")[name], seccomp.denied("aarch64")[name]) == (on_x86_64, on_aarch64)
+
+
+def test_calls_that_only_one_machine_has_are_not_looked_for_on_the_other() -> None:
+    assert "iopl" in seccomp.denied("x86_64")
+    assert "iopl" not in seccomp.denied("aarch64")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_threads_and_forks_are_made_but_no_namespaces(machine: str) -> None:
+    assert verdict(machine, CLONE[machine], OF_A_THREAD) == ALLOWED
+    assert verdict(machine, CLONE[machine], OF_A_FORK) == ALLOWED
+    assert verdict(machine, CLONE[machine], OF_A_FORK | NEW_USER) == refused(errno.EPERM)
+    assert verdict(machine, CLONE[machine], 0x20000000 | 17) == refused(errno.EPERM)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_sockets_are_of_families_that_know_namespaces(machine: str) -> None:
+    unix, ipv4, ipv6, netlink, alg, vsock = 1, 2, 10, 16, 38, 40
+    for family in (unix, ipv4, ipv6, netlink):
+        assert verdict(machine, SOCKET[machine], family) == ALLOWED
+    for family in (alg, vsock, 0, 3, 17):
+        assert verdict(machine, SOCKET[machine], family) == refused(errno.EAFNOSUPPORT)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nothing_is_typed_into_a_terminal(machine: str) -> None:
+    tcgets, tiocsti = 0x5401, 0x5412
+    assert verdict(machine, IOCTL[machine], 1, tcgets) == ALLOWED
+    assert verdict(machine, IOCTL[machine], 1, tiocsti) == refused(errno.EPERM)
+
+
+def test_the_upper_half_of_an_argument_does_not_hide_the_lower() -> None:
+    assert verdict("x86_64", CLONE["x86_64"], 1 << 32 | NEW_USER) == refused(errno.EPERM)
+    assert verdict("x86_64", SOCKET["x86_64"], 1 << 32 | 40) == refused(errno.EAFNOSUPPORT)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_call_of_another_architecture_kills(machine: str) -> None:
+    program = seccomp.program(machine)
+    assert program is not None
+    i386 = 0x40000003
+    assert judge(program, 20, audit=i386) == KILLED
+
+
+def test_the_second_interface_of_x86_64_does_not_exist() -> None:
+    assert verdict("x86_64", 0x40000000 | 39) == refused(errno.ENOSYS)
+
+
+def test_for_an_unknown_machine_there_is_no_filter() -> None:
+    assert seccomp.program("vax") is None
