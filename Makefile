@@ -6,7 +6,7 @@ ARGS =
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: install quickstart test peers lint bench docs clean
+.PHONY: install quickstart test peers lint bench bench-boxes docs clean
 
 # What it takes to play, serve and train.
 install: .venv/train
@@ -35,6 +35,10 @@ lint: .venv/dev
 bench: .venv/dev .venv/bench/done
 	for name in text_games vector_games levels; do .venv/bench/bin/python benchmarks/bench_$$name.py $(ARGS) || exit 1; done
 	for name in import reinforcement_gain; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
+
+# What boxes cost, beside SWE-ReX and ROCK, whose server it starts. About five minutes, and as many to install ROCK.
+bench-boxes: .venv/boxes/done
+	docker/with-daemon .venv/boxes/bin/python benchmarks/bench_boxes.py $(ARGS)
 
 # The reference of the training file, written from envkit/config.py.
 docs: .venv/dev
@@ -66,4 +70,9 @@ clean:
 .venv/bench/done: pyproject.toml benchmarks/peers.txt tests/parity/peers.txt
 	$(PYTHON) -m venv .venv/bench
 	.venv/bench/bin/python -m pip --quiet --disable-pip-version-check install --editable . --requirement benchmarks/peers.txt
+	touch $@
+
+.venv/boxes/done: pyproject.toml benchmarks/peers_boxes.txt
+	$(PYTHON) -m venv .venv/boxes
+	.venv/boxes/bin/python -m pip --quiet --disable-pip-version-check install --editable . --requirement benchmarks/peers_boxes.txt
 	touch $@

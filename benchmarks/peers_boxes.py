@@ -1,0 +1,331 @@
+"""Boxes of other projects: SWE-ReX, and ROCK with a server of its own. What they need is imported when they start.
+
+Their servers, and all ports of their containers, listen on 127.0.0.1 alone: a ``docker`` in front of the real one sees
+to it. It also drops ``--privileged``, which ROCK always asks for and many machines refuse. Nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import anyio
+from waiting import FailedCallError
+
+from envkit import clock
+
+FILE = "/tmp/envkit-benchmark"
+
+_DOCKER = """#!/bin/sh
+before=
+for word do
+    shift
+    [ "$word" = --privileged ] && continue
+    [ "$before" = -p ] && word=127.0.0.1:$word
+    before=$word
+    set -- "$@" "$word"
+done
+exec {docker} "$@"
+"""
+_START_TIMEOUT_S = 180.0
+_ROUTES = "/apis/envs/sandbox/v1/"
+
+
+class Place(Protocol):
+    """One box, used the way its project means it to be used."""
+
+    async def execute(self) -> None:
+        """Run ``bash -c true``."""
+        ...
+
+    async def step(self, shell: int) -> None:
+        """Run ``true`` in a shell, which was opened before."""
+        ...
+
+    async def open_shell(self, shell: int) -> None: ...
+
+    async def write(self, content: bytes) -> None: ...
+
+    async def read(self) -> bytes: ...
+
+
+class MissingPeerError(Exception):
+    """A peer is not here, or could not be started."""
+
+
+@contextmanager
+def docker_on_loopback(docker: str) -> Iterator[None]:
+    """Let the programs started in the block find a ``docker`` that publishes ports on 127.0.0.1 alone."""
+    path = os.environ["PATH"]
+    with TemporaryDirectory(prefix="envkit-bench-") as folder:
+        program = Path(folder, "docker")
+        program.write_text(_DOCKER.format(docker=docker))
+        program.chmod(0o755)
+        os.environ["PATH"] = f"{folder}:{path}"
+        try:
+            yield
+        finally:
+            os.environ["PATH"] = path
+
+
+class SweRex:
+    """A container of SWE-ReX behind its own client, which opens a connection for every call."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._words = import_module("swerex.runtime.abstract")
+
+    async def execute(self) -> None:
+        answer = await self._call("execute", "Command", command=["bash", "-c", "true"])
+        _expect(answer.exit_code == 0, answer)
+
+    async def open_shell(self, shell: int) -> None:
+        await self._call("create_session", "CreateBashSessionRequest", session=str(shell))
+
+    async def step(self, shell: int) -> None:
+        answer = await self._call("run_in_session", "BashAction", command="true", session=str(shell))
+        _expect(answer.exit_code == 0, answer)
+
+    async def write(self, content: bytes) -> None:
+        await self._call("write_file", "WriteFileRequest", path=FILE, content=content.decode())
+
+    async def read(self) -> bytes:
+        answer = await self._call("read_file", "ReadFileRequest", path=FILE)
+        return str(answer.content).encode()
+
+    async def _call(self, name: str, request: str, **fields: object) -> Any:
+        try:
+            return await getattr(self._runtime, name)(getattr(self._words, request)(**fields))
+        except Exception as error:  # whatever its server raised is raised here
+            raise FailedCallError(f"{type(error).__name__}: {error}") from error
+
+
+@asynccontextmanager
+async def swerex(image: str) -> AsyncIterator[SweRex]:
+    """Start a container of SWE-ReX in which this interpreter's packages are mounted.
+
+    Raises:
+        MissingPeerError: It is not installed, or did not start.
+    """
+    _installed("swerex")
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
+    os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "CRITICAL")
+    mounts = [word for path in (sys.base_prefix, sys.prefix) for word in ("-v", f"{path}:{path}:ro")]
+    path = f"PATH={sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    deployment = import_module("swerex.deployment.docker").DockerDeployment(
+        image=image, pull="never", docker_args=[*mounts, "-e", path], startup_timeout=_START_TIMEOUT_S
+    )
+    try:
+        await deployment.start()
+    except Exception as error:
+        raise MissingPeerError(f"did not start: {error}") from error
+    try:
+        yield SweRex(deployment.runtime)
+    finally:
+        await deployment.stop()
+
+
+class Rock:
+    """A sandbox of ROCK, asked over one kept connection a caller; its own client opens one for every call."""
+
+    def __init__(self, http: Any, sandbox_id: str) -> None:
+        self._http = http
+        self.id = sandbox_id
+
+    async def execute(self) -> None:
+        answer = await self.call("execute", command=["bash", "-c", "true"])
+        _expect(answer["exit_code"] == 0, answer)
+
+    async def open_shell(self, shell: int) -> None:
+        await self.call("create_session", session=str(shell))
+
+    async def step(self, shell: int) -> None:
+        answer = await self.call("run_in_session", command="true", session=str(shell), action_type="bash")
+        _expect(answer["exit_code"] == 0, answer)
+
+    async def write(self, content: bytes) -> None:
+        await self.call("write_file", path=FILE, content=content.decode())
+
+    async def read(self) -> bytes:
+        return str((await self.call("read_file", path=FILE))["content"]).encode()
+
+    async def call(self, name: str, **fields: object) -> Any:
+        return await _ask(self._http, name, {"sandbox_id": self.id, **fields})
+
+
+@asynccontextmanager
+async def rock(url: str | None, image: str) -> AsyncIterator[Rock]:
+    """Start a sandbox of a ROCK server.
+
+    Args:
+        url: Where the server listens; None starts one.
+        image: Image of the sandbox.
+
+    Raises:
+        MissingPeerError: ROCK is not installed, or did not start.
+    """
+    if url is None:
+        async with _rock_server() as own, rock(own, image) as place:
+            yield place
+        return
+    _installed("aiohttp")
+    aiohttp = import_module("aiohttp")
+    spec = {"image": image, "memory": "1g", "cpus": 0.5, "limit_cpus": 2.0, "disk": None, "startup_timeout": 600}
+    async with aiohttp.ClientSession(url.rstrip("/") + _ROUTES) as http:
+        try:
+            sandbox_id = (await _ask(http, "start_async", spec))["sandbox_id"]
+        except (OSError, FailedCallError) as error:
+            raise MissingPeerError(str(error)) from error
+        try:
+            await _until_alive(http, sandbox_id)
+            yield Rock(http, sandbox_id)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _ask(http, "stop", {"sandbox_id": sandbox_id})
+
+
+async def _ask(http: Any, name: str, body: Mapping[str, object]) -> Any:
+    async with http.post(name, json=body) as response:
+        answer = await response.json()
+    if answer.get("status") != "Success":
+        raise FailedCallError(str(answer.get("error") or answer))
+    return answer["result"]
+
+
+async def _until_alive(http: Any, sandbox_id: str) -> None:
+    answer = None
+    with anyio.move_on_after(_START_TIMEOUT_S):
+        while True:
+            async with http.get("get_status", params={"sandbox_id": sandbox_id}) as response:
+                answer = await response.json()
+            if answer.get("status") == "Success" and answer["result"]["is_alive"]:
+                return
+            await anyio.sleep(0.2)
+    raise MissingPeerError(f"its sandbox did not start: {answer}")
+
+
+@asynccontextmanager
+async def _rock_server() -> AsyncIterator[str]:
+    """Start what a ROCK server consists of: Ray, the program that serves its host, and the server itself."""
+    _installed("rock")
+    with TemporaryDirectory(prefix="rock-") as name:
+        folder = Path(name)
+        ray, host, admin = _free_ports(3)
+        alone = ["--head", "--block", "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--num-cpus=2"]
+        space = ["--object-store-memory=100000000", f"--temp-dir={folder}/ray"]
+        served = ["rock.admin.main:create_app", "--factory", "--loop=uvloop", "--http=httptools"]
+        commands = {
+            ray: ["ray", "start", *alone, *space, f"--port={ray}"],
+            host: ["rocklet", "--host=127.0.0.1", f"--port={host}"],
+            admin: ["uvicorn", *served, "--host=127.0.0.1", f"--port={admin}", "--timeout-keep-alive=30"],
+        }
+        environment = _rock_environment(folder, ray, host)
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for port, (program, *words) in commands.items():
+                log = folder / f"{program}.log"
+                started.append(_start([f"{sys.prefix}/bin/{program}", *words], environment, log))
+                await _until_it_listens(started[-1], port, log)
+            yield f"http://127.0.0.1:{admin}"
+        finally:
+            for process in reversed(started):
+                _stop(process)
+
+
+def _rock_environment(folder: Path, ray_port: int, host_port: int) -> dict[str, str]:
+    """Write ROCK's configuration; return the environment variables of its programs.
+
+    A sandbox gets ROCK's program by mounting this interpreter and its packages, read-only.
+    """
+    packages = sysconfig.get_path("purelib")
+    mounts = {sys.base_prefix: sys.base_prefix, sys.prefix: sys.prefix}
+    volumes = [{"local": here, "container": there} for here, there in mounts.items()]
+    volumes += [
+        {"local": sys.prefix, "container": "/tmp/miniforge"},
+        {"local": f"{packages}/rock/rocklet/local_files", "container": "/tmp/local_files"},
+    ]
+    config = {
+        "ray": {"address": f"127.0.0.1:{ray_port}", "namespace": "benchmark"},
+        "runtime": {"image_os_profiles": {"linux": {"runtime_env": {"volume_mounts": volumes}}}},
+        "aes_encrypt_key": "A" * 43 + "=",
+    }
+    (folder / "rock.yml").write_text(json.dumps(config))  # JSON is YAML
+    return os.environ | {
+        "ROCK_CONFIG": str(folder / "rock.yml"),
+        "ROCK_ADMIN_ENV": "local",
+        "ROCK_ADMIN_ROLE": "admin",
+        "ROCK_WORKER_ENV_TYPE": "local",
+        "ROCK_WORKER_ROCKLET_PORT": str(host_port),
+        "ROCK_PYTHON_ENV_PATH": sys.base_prefix,
+        "ROCK_PROJECT_ROOT": packages,
+        "ROCK_SERVICE_STATUS_DIR": str(folder),
+        "ROCK_SCHEDULER_STATUS_DIR": str(folder),
+        "ROCK_ENVHUB_DB_URL": f"sqlite:///{folder}/envs.db",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a cluster of one, so that Ray keeps to 127.0.0.1
+    }
+
+
+def _start(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a program and, if it does not see to them itself, those of its session."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=20)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+async def _until_it_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = clock.now() + _START_TIMEOUT_S
+    while process.poll() is None and clock.now() < deadline:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        await anyio.sleep(0.2)
+    said = (await anyio.Path(log).read_text(errors="replace")).strip().rpartition("\n")[-1]
+    raise MissingPeerError(f"{log.stem} did not start: {said}")
+
+
+def _free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    try:
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _installed(package: str) -> None:
+    if find_spec(package) is None:
+        raise MissingPeerError("not installed: make .venv/boxes/done, and run this with .venv/boxes/bin/python")
+
+
+def _expect(held: bool, answer: object) -> None:
+    if not held:
+        raise FailedCallError(str(answer))

@@ -1,0 +1,174 @@
+"""Timing of calls that mostly wait: contestants take turns, by the clock, so that noise meets each of them alike.
+
+`timing.py` is for programs that compute; it takes the CPU's time instead.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import truediv
+from typing import NamedTuple, TypeAlias
+
+import anyio
+
+from envkit import clock
+
+Call: TypeAlias = Callable[[], Awaitable[object]]
+"""Does one thing. If it returns a function, that is awaited afterwards, untimed: it tidies up."""
+CallBy: TypeAlias = Callable[[int], Awaitable[object]]
+"""The same by a caller of that number."""
+Rounds: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
+"""Seconds of every call in each round, by contestant."""
+Rates: TypeAlias = Mapping[str, Sequence[float]]
+"""Calls per second in each round, by contestant."""
+
+_VERDICTS = {True: "holds", False: "BROKEN", None: "not checked"}
+
+
+class FailedCallError(Exception):
+    """A peer answered a call with an error; the call does not count."""
+
+
+class Claim(NamedTuple):
+    """What is said about a contestant, and checked.
+
+    Attributes:
+        what: Name of the measurement.
+        ours: Name of the contestant.
+        at_most: Milliseconds that the median call takes; with peers, times that of the fastest of them.
+        at_least: Times as fast as the fastest of the peers.
+        peers: Names of contestants. Those that did not take part are passed over.
+    """
+
+    what: str
+    ours: str
+    at_most: float | None = None
+    at_least: float | None = None
+    peers: Sequence[str] = ()
+
+
+class Findings:
+    """What was measured so far: prints it as it comes, and holds it against what is claimed."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Rounds, Rates]] = {}
+
+    async def latency(self, what: str, calls: Mapping[str, Call], *, number: int, rounds: int) -> None:
+        """Time calls one after the other, and print the median of each contestant's.
+
+        Args:
+            what: Name of the measurement.
+            calls: By contestant.
+            number: Calls of each contestant.
+            rounds: Turns in which they are made.
+        """
+        seconds: dict[str, list[list[float]]] = {name: [] for name in calls}
+        failed = dict.fromkeys(calls, 0)
+        for call in calls.values():  # the first call may have to load something
+            await _tidy(await call())
+        for name in _turns(calls, rounds):
+            seconds[name].append([])
+            for _ in range(-(-number // rounds)):
+                begin = clock.now()
+                try:
+                    tidy = await calls[name]()
+                except FailedCallError:
+                    failed[name] += 1
+                    continue
+                seconds[name][-1].append(clock.now() - begin)
+                await _tidy(tidy)
+        print(what)
+        for name, each in seconds.items():
+            every = sorted(1000 * one for one in chain(*each))
+            middle, high = statistics.median(every), every[len(every) * 9 // 10]
+            print(f"  {name:20} {middle:>9.3g} ms  (9 of 10 within {high:.3g}){_failures(failed[name])}", flush=True)
+        self._found[what] = (seconds, {})
+
+    async def rate(
+        self,
+        what: str,
+        calls: Mapping[str, CallBy],
+        *,
+        callers: int,
+        rounds: int,
+        round_s: float,
+    ) -> None:
+        """Let many call at once, without pause, and print the median of the rounds' calls per second.
+
+        Args:
+            what: Name of the measurement.
+            calls: By contestant.
+            callers: How many call at once.
+            rounds: Turns that each contestant has.
+            round_s: Seconds after which no further call is begun; those under way are waited for, and count.
+        """
+        rates: dict[str, list[float]] = {name: [] for name in calls}
+        failed = dict.fromkeys(calls, 0)
+        done = 0
+
+        async def make_calls(name: str, caller: int, until: float) -> None:
+            nonlocal done
+            while clock.now() < until:
+                try:
+                    await calls[name](caller)
+                    done += 1
+                except FailedCallError:
+                    failed[name] += 1
+
+        for name in _turns(calls, rounds):
+            done, begin = 0, clock.now()
+            async with anyio.create_task_group() as tasks:
+                for caller in range(callers):
+                    tasks.start_soon(make_calls, name, caller, begin + round_s)
+            rates[name].append(done / (clock.now() - begin))
+        print(what)
+        for name, each in rates.items():
+            span = f"{min(each):.3g} to {max(each):.3g}"
+            print(f"  {name:20} {statistics.median(each):>9,.3g} /s  ({span}){_failures(failed[name])}", flush=True)
+        self._found[what] = ({}, rates)
+
+    def check(self, claims: Sequence[Claim]) -> None:
+        """Print each claim and whether it holds; leave the program with status 1 when one does not."""
+        print("Claims")
+        broken = 0
+        for claim in claims:
+            said, holds = self._check(claim)
+            broken += holds is False
+            print(f"  {_VERDICTS[holds]:11}  {claim.what}, {claim.ours}: {said}")
+        if broken:
+            sys.exit(f"{broken} of {len(claims)} claims broken")
+
+    def _check(self, claim: Claim) -> tuple[str, bool | None]:
+        seconds, rates = self._found.get(claim.what, ({}, {}))
+        speeds = rates or {name: [1 / statistics.median(each) for each in rounds] for name, rounds in seconds.items()}
+        peers = [name for name in claim.peers if name in speeds]
+        if claim.ours not in speeds or (claim.peers and not peers):
+            return f"{' or '.join(claim.peers) or 'it'} did not take part", None
+        if not peers:
+            assert claim.at_most is not None
+            found = 1000 * statistics.median(chain(*seconds[claim.ours]))
+            return f"{found:.3g} ms, at most {claim.at_most:g} wanted", found <= claim.at_most
+        peer = max(peers, key=lambda name: statistics.median(speeds[name]))
+        # Within a round, since what else the machine does changes from one to the next.
+        times = statistics.median(map(truediv, speeds[claim.ours], speeds[peer]))
+        if claim.at_least is not None:
+            return f"{times:.3g} times as fast as {peer}, at least {claim.at_least:g} wanted", times >= claim.at_least
+        assert claim.at_most is not None
+        return f"{1 / times:.3g} times the time of {peer}, at most {claim.at_most:g} wanted", 1 / times <= claim.at_most
+
+
+async def _tidy(after: object) -> None:
+    if callable(after):
+        await after()
+
+
+def _turns(names: Mapping[str, object], rounds: int) -> Iterator[str]:
+    for number in range(rounds):
+        yield from list(names)[:: -1 if number % 2 else 1]
+
+
+def _failures(number: int) -> str:
+    return f"; {number} more failed" if number else ""
