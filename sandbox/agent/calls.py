@@ -1,0 +1,311 @@
+"""A channel and the calls that came by it: they run side by side, and end with it."""
+
+from __future__ import annotations
+
+import os
+
+from . import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .flat_json import Json
+    from .loop import Loop
+    from .outputs import Tail
+
+    Header = dict[str, Json]
+
+_FULL_BYTES = 256 << 10
+"""How much may wait to be sent before those who can wait must."""
+_READ_BYTES = 1 << 18
+
+
+class CallError(Exception):
+    """A call cannot be done.
+
+    Attributes:
+        code: ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad`` or ``too_large``.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Call:
+    """One call under way. What the host sends to it arrives at `more`, `eof`, `ack` and `cancel`.
+
+    Attributes:
+        is_over: Whether it was answered.
+    """
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.is_over = False
+        self._number = number
+
+    def more(self, piece: bytes) -> None:
+        """Take a piece of input."""
+
+    def eof(self) -> None:
+        """Take note that no more input comes."""
+
+    def ack(self, count: int) -> None:
+        """Take note that the host has used `count` bytes more of what it was sent."""
+
+    def cancel(self) -> None:
+        """End, together with what was started; `finish` follows."""
+        self.finish()
+
+    def say(self, **header: Json) -> None:
+        self.connection.send({"id": self._number, **header})
+
+    def give(self, of: str, piece: bytes | memoryview) -> None:
+        """Send one piece of at most `wire.MAX_BODY_BYTES`."""
+        self.connection.send({"id": self._number, "of": of}, piece)
+
+    def pieces(self, of: str, content: bytes) -> Iterator[bytes]:
+        """Yield `content` as frames."""
+        view = memoryview(content)
+        for at in range(0, len(content), wire.MAX_BODY_BYTES):
+            yield wire.frame({"id": self._number, "of": of}, view[at : at + wire.MAX_BODY_BYTES])
+
+    def last(self, **result: Json) -> bytes:
+        """Return the frame that ends the call well."""
+        return wire.frame({"id": self._number, "end": True, **result})
+
+    def finish(self, **result: Json) -> None:
+        self.say(end=True, **result)
+        self._over()
+
+    def finish_with(self, frames: Iterator[bytes]) -> None:
+        """Send `frames`, the last of which is `last`, as fast as they are taken."""
+        self.connection.feed(frames)
+        self._over()
+
+    def finish_with_outputs(self, tails: dict[str, Tail], **result: Json) -> None:
+        """Send what was kept of each output, and the result with ``cut``, the number of bytes that were dropped."""
+        kept = {of: tail.take() for of, tail in tails.items()}
+        cut = sum([dropped for _, dropped in kept.values()])
+
+        def frames() -> Iterator[bytes]:
+            for of, (content, _) in kept.items():
+                yield from self.pieces(of, content)
+            yield self.last(cut=cut, **result)
+
+        self.finish_with(frames())
+
+    def fail(self, code: str, text: str) -> None:
+        self.say(error=code, text=text)
+        self._over()
+
+    def crashed(self, text: str) -> None:
+        """End as well as possible after a mistake of ours."""
+        if not self.is_over:
+            self.fail("bad", text)
+
+    def _over(self) -> None:
+        self.is_over = True
+        self.connection.forget(self._number)
+
+
+class Connection:
+    """One channel.
+
+    Args:
+        start: Begins the call that a header asks for, or raises `CallError`; None when it is answered already.
+        on_config: Told the configuration.
+        on_over: Called when the other end is gone or sent what is no frame.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        reader: int,
+        writer: int,
+        *,
+        start: Callable[[Connection, int, Header], Call | None],
+        on_config: Callable[[Header], None],
+        on_over: Callable[[Connection, str], None],
+    ) -> None:
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        self._loop = loop
+        self._files = (reader, writer)
+        self._start = start
+        self._on_config = on_config
+        self._on_over = on_over
+        self._decoder = wire.Decoder()
+        self._calls: dict[int, Call] = {}
+        self._out: list[bytes] = []
+        self._queued = 0
+        self._flushes = False
+        self._feeds: list[Iterator[bytes]] = []
+        self._waiters: list[Callable[[], None]] = []
+        self._holders: set[object] = set()
+        self.is_open = True
+        self._incoming = loop.watch(reader, on_read=self._read)
+        self._outgoing = loop.watch(writer, on_write=self._flush)
+        self._incoming.want(read=True)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether who can wait should wait, see `when_room`."""
+        return self._queued >= _FULL_BYTES
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call once there is room again."""
+        self._waiters.append(callback)
+
+    def send(self, header: Header, body: bytes | memoryview = b"") -> None:
+        self._queue(wire.frame(header, body))
+
+    def feed(self, frames: Iterator[bytes]) -> None:
+        """Send `frames`, taking the next ones when there is room."""
+        if self.is_open:
+            self._feeds.append(frames)
+            self._flush_soon()
+
+    def hold(self, holder: object, held: bool) -> None:
+        """Stop reading while anybody holds, or read again."""
+        if held:
+            self._holders.add(holder)
+        else:
+            self._holders.discard(holder)
+        if self.is_open:
+            self._incoming.want(read=not self._holders)
+
+    def forget(self, number: int) -> None:
+        """Take note that a call has ended."""
+        call = self._calls.pop(number, None)
+        if call is not None and self._holders:
+            self.hold(call, False)
+
+    def call(self, number: int) -> Call | None:
+        """Return the call `number` if it is under way."""
+        return self._calls.get(number)
+
+    def close(self, why: str) -> None:
+        """End every call and close the channel; safe to repeat."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        for watch in (self._incoming, self._outgoing):
+            watch.close()
+        for fd in set(self._files):
+            os.close(fd)
+        self._out, self._feeds, self._queued = [], [], 0
+        for call in list(self._calls.values()):
+            call.cancel()
+        waiters, self._waiters = self._waiters, []
+        for callback in waiters:
+            callback()
+        self._on_over(self, why)
+
+    def _read(self) -> None:
+        try:
+            piece = os.read(self._files[0], _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(str(error))
+            return
+        if not piece:
+            self.close("end of the channel")
+            return
+        try:
+            for header, body in self._decoder.feed(piece):
+                self._take(header, body)
+                if not self.is_open:
+                    return
+        except wire.BrokenFrameError as error:
+            self.close("broken frame: " + str(error))
+
+    def _take(self, header: Header, body: bytes) -> None:
+        if "config" in header:
+            self._on_config(header["config"])
+            return
+        number = header.get("id")
+        if not isinstance(number, int):
+            raise wire.BrokenFrameError("a frame of no call")
+        if "do" in header:
+            self._begin(number, header)
+            return
+        call = self._calls.get(number)
+        if call is None:  # it has just ended
+            return
+        try:
+            if header.get("more"):
+                call.more(body)
+            if header.get("eof"):
+                call.eof()
+            if header.get("ack"):
+                call.ack(int(header["ack"]))
+            if header.get("cancel"):
+                call.cancel()
+        except Exception as error:
+            call.crashed("%s: %s" % (type(error).__name__, error))
+
+    def _begin(self, number: int, header: Header) -> None:
+        if number in self._calls:
+            raise wire.BrokenFrameError("two calls of one number")
+        try:
+            call = self._start(self, number, header)
+        except CallError as error:
+            self.send({"id": number, "error": error.code, "text": str(error)})
+        except Exception as error:  # a header of the wrong form, or a mistake of ours
+            self.send({"id": number, "error": "bad", "text": "%s: %s" % (type(error).__name__, error)})
+        else:
+            if call is not None and not call.is_over:
+                self._calls[number] = call
+
+    def _queue(self, frame: bytes) -> None:
+        if self.is_open:
+            self._out.append(frame)
+            self._queued += len(frame)
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushes and self.is_open:
+            self._flushes = True
+            self._loop.soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushes = False
+        while self.is_open and (self._out or self._feeds):
+            self._fill()
+            try:
+                written = os.writev(self._files[1], self._out[:64])
+            except BlockingIOError:
+                self._outgoing.want(write=True)
+                return
+            except OSError as error:
+                self.close(str(error))
+                return
+            self._drop(written)
+            if self._waiters and self._queued < _FULL_BYTES // 2:
+                waiters, self._waiters = self._waiters, []
+                for callback in waiters:
+                    callback()
+        if self.is_open:
+            self._outgoing.want(write=False)
+
+    def _fill(self) -> None:
+        while self._feeds and self._queued < _FULL_BYTES:
+            feed = self._feeds.pop(0)
+            frame = next(feed, None)
+            if frame is not None:
+                self._feeds.append(feed)
+                self._out.append(frame)
+                self._queued += len(frame)
+
+    def _drop(self, written: int) -> None:
+        self._queued -= written
+        count = 0
+        while written and written >= len(self._out[count]):
+            written -= len(self._out[count])
+            count += 1
+        del self._out[:count]
+        if written:
+            self._out[0] = self._out[0][written:]

@@ -1,0 +1,177 @@
+"""Running one program to its end, with everything that it started."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+
+from . import keeper
+from .calls import Call, CallError
+from .flat_json import encoded
+from .inputs import MAX_WAITING_BYTES, Input
+from .outputs import Output, Tail
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .calls import Connection, Header
+    from .kernel import User
+    from .lanes import Report
+    from .loop import Timer
+    from .main import Agent
+
+_TIOCSWINSZ = 0x5414  # of Linux; a reduced Python has no `termios`
+_NO_START = 126
+_KEEP_BYTES = 1 << 20
+_TERMINAL_BYTES = 1 << 20
+"""How much of a terminal is read at most once its program has ended."""
+
+
+class Exec(Call):
+    """One program."""
+
+    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+        super().__init__(connection, number)
+        self._agent = agent
+        self._began = time.monotonic()
+        self._streams = bool(header.get("stream"))
+        keep_bytes = int(header.get("keep_bytes", _KEEP_BYTES))
+        self._tails = {"out": Tail(keep_bytes), "err": Tail(keep_bytes)}
+        self._outputs: list[Output] = []
+        self._input: Input | None = None
+        self._terminal: int | None = None
+        self._held: int | None = None
+        self._timer: Timer | None = None
+        self._ends = False
+        user = agent.user(header.get("user", "agent"))
+        argv = [encoded(part) for part in header["argv"]]
+        env = agent.environment(header.get("env"))
+        folder = encoded(header.get("cwd") or agent.work)
+        timeout_s = float(header["timeout_s"])
+        terminal = header.get("pty")
+        targets = () if terminal else (0, 1, 2)
+        try:
+            self._lane = agent.lanes.take(user)
+        except OSError as error:
+            self._refuse(error)
+            return
+        name = self._open_terminal(user, *terminal) if terminal else b""
+        files = [] if terminal else self._open_pipes(bool(header.get("stdin")))
+        self._timer = agent.loop.after(timeout_s, self._on_timeout, self)
+        self._lane.run(keeper.order(argv, env, folder, targets, name), files, self._on_ended)
+
+    def more(self, piece: bytes) -> None:
+        if self._input is not None and not self._ends:
+            self._input.add(piece)
+            if self._input.waiting_bytes > MAX_WAITING_BYTES:
+                self._end_with(lambda: self.fail("too_large", "the program does not read what it is sent"))
+
+    def eof(self) -> None:
+        if self._input is not None:
+            if self._terminal is not None:
+                self._input.add(b"\x04")
+            else:
+                self._input.end()
+
+    def cancel(self) -> None:
+        self._end_with(lambda: self.finish(cancelled=True))
+
+    def crashed(self, text: str) -> None:
+        self._end_with(lambda: self.fail("bad", text))
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Give its terminal another size."""
+        if self._terminal is None or self._ends:
+            raise CallError("bad", "a program without a terminal")
+        fcntl.ioctl(self._terminal, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _open_pipes(self, takes_input: bool) -> list[int]:
+        """Return the files that the program gets."""
+        loop = self._agent.loop
+        if takes_input:
+            stdin, ours = os.pipe()
+            self._input = Input(loop, ours, self)
+        else:
+            stdin = os.open(os.devnull, os.O_RDONLY)
+        files = [stdin]
+        for of in ("out", "err"):
+            ours, theirs = os.pipe()
+            self._outputs.append(Output(loop, ours, self._taker(of), self))
+            files.append(theirs)
+        return files
+
+    def _open_terminal(self, user: User, rows: int, columns: int) -> bytes:
+        """Return the name of the terminal that the program opens, which is the user's own."""
+        try:
+            ours, self._held = user.act(os.openpty)  # held until the end, or reading could find nobody there yet
+        except OSError as error:
+            self._agent.lanes.give_back(self._lane)
+            raise CallError("unsupported", "no terminals in this box: %s" % error.strerror) from None
+        name = os.ttyname(self._held)
+        fcntl.ioctl(ours, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._terminal = ours
+        self._input = Input(self._agent.loop, os.dup(ours), self)
+        self._outputs.append(Output(self._agent.loop, ours, self._taker("out"), self))
+        return name.encode()
+
+    def _taker(self, of: str) -> Callable[[bytes], None]:
+        """Return what takes each piece of an output."""
+        if not self._streams:
+            return self._tails[of].add
+
+        def take(piece: bytes) -> None:
+            self.give(of, piece)
+            if self.connection.is_full:
+                self._pause(True)
+                self.connection.when_room(lambda: self._pause(False))
+
+        return take
+
+    def _pause(self, paused: bool) -> None:
+        for output in self._outputs:
+            output.pause(paused)
+
+    def _on_timeout(self) -> None:
+        self._end_with(lambda: self._answer(None, timed_out=True))
+
+    def _on_ended(self, report: Report) -> None:
+        if report.left:
+            self._end_with(lambda: self._answer(report.code))
+        elif not self._ends:
+            self._ends = True
+            self._agent.lanes.give_back(self._lane)
+            self._close_and(lambda: self._answer(report.code))
+
+    def _end_with(self, then: Callable[[], None]) -> None:
+        """End everything that it started, then call `then`."""
+        if not self._ends:
+            self._ends = True
+            self._lane.kill(lambda: self._close_and(then), self)
+
+    def _close_and(self, then: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+        for output in self._outputs:
+            output.take_waiting(_TERMINAL_BYTES if self._terminal is not None else None)
+            output.close()
+        if self._input is not None:
+            self._input.close()
+        then()
+
+    def _answer(self, code: int | None, timed_out: bool = False) -> None:
+        duration_s = round(time.monotonic() - self._began, 6)
+        known = self._agent.out_of_memory(code)
+        self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
+
+    def _refuse(self, error: OSError) -> None:
+        """Answer that no process could be started."""
+        self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
+        self._answer(_NO_START)
+
+

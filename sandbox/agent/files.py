@@ -1,0 +1,152 @@
+"""Reading and writing one file, with the agent user's rights, so that links lead only to where that user may go."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from .calls import Call, CallError
+from .flat_json import encoded
+from .wire import MAX_BODY_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .calls import Connection, Header
+    from .main import Agent
+
+_TRIES = 100
+
+
+class Read(Call):
+    """Gives a file's content, as fast as it is taken."""
+
+    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+        super().__init__(connection, number)
+        path = encoded(header["path"])
+        self._max_bytes = int(header["max_bytes"])
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            self._fd = agent.users["agent"].act(lambda: os.open(agent.inside(path), flags))
+        except (OSError, ValueError) as error:
+            raise CallError("missing", _reason(error)) from None
+        about = os.fstat(self._fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > self._max_bytes:
+            os.close(self._fd)
+            if stat.S_ISREG(about.st_mode):
+                raise CallError("too_large", "it has %d bytes" % about.st_size)
+            raise CallError("missing", "it is a folder" if stat.S_ISDIR(about.st_mode) else "it is no plain file")
+        self._mode = stat.S_IMODE(about.st_mode)
+        self._stopped = False
+        connection.feed(self._frames())
+
+    def cancel(self) -> None:
+        self._stopped = True
+
+    def _frames(self) -> Iterator[bytes]:
+        """Read as far as the end, wherever that is: what the kernel makes up says that it has no size."""
+        size = 0
+        problem = None
+        try:
+            while not self._stopped and self.connection.is_open:
+                piece = os.read(self._fd, MAX_BODY_BYTES)
+                if not piece:
+                    break
+                size += len(piece)
+                if size > self._max_bytes:
+                    problem = CallError("too_large", "it has more than %d bytes" % self._max_bytes)
+                    break
+                yield from self.pieces("data", piece)
+        except OSError as error:
+            problem = CallError("missing", _reason(error))
+        finally:
+            os.close(self._fd)
+        if problem is None:
+            self.finish(size=size, mode=self._mode)
+        else:
+            self.fail(problem.code, str(problem))
+
+
+class Write(Call):
+    """Writes a file beside the name it gets, and renames it once it is whole."""
+
+    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+        super().__init__(connection, number)
+        self._user = agent.users["agent"]
+        self._path = agent.inside(encoded(header["path"]))
+        self._mode = int(header.get("mode", 0o644)) & 0o777
+        self._fd: int | None = None
+        try:
+            self._temporary, self._fd = self._user.act(self._open)
+        except (OSError, ValueError) as error:
+            raise CallError("refused", _reason(error)) from None
+
+    def more(self, piece: bytes) -> None:
+        view = memoryview(piece)
+        try:
+            while view and self._fd is not None:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            self._drop()
+            self.fail("refused", _reason(error))
+
+    def eof(self) -> None:
+        try:
+            self._user.act(self._place)
+        except OSError as error:
+            self._drop()
+            self.fail("refused", _reason(error))
+        else:
+            self.finish()
+
+    def cancel(self) -> None:
+        self._drop()
+        self.finish(cancelled=True)
+
+    def _open(self) -> tuple[bytes, int]:
+        folder, name = os.path.split(self._path)
+        if not name or os.path.isdir(self._path):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        make_folders(folder)
+        for count in range(_TRIES):
+            temporary = os.path.join(folder, b".%d-%d.part" % (self._number, count))
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                return temporary, os.open(temporary, flags, 0o600)
+            except FileExistsError:
+                pass
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    def _place(self) -> None:
+        assert self._fd is not None
+        os.fchmod(self._fd, self._mode)
+        os.close(self._fd)
+        self._fd = None
+        os.rename(self._temporary, self._path)
+
+    def _drop(self) -> None:
+        """Leave nothing behind."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        try:
+            self._user.act(lambda: os.unlink(self._temporary))
+        except OSError:
+            pass
+
+
+def make_folders(folder: bytes) -> None:
+    """Make `folder` and what leads to it."""
+    if folder and not os.path.isdir(folder):
+        make_folders(os.path.dirname(folder))
+        try:
+            os.mkdir(folder, 0o755)
+        except FileExistsError:
+            if not os.path.isdir(folder):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

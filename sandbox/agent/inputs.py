@@ -1,0 +1,81 @@
+"""What programs read: written as they take it, never waiting for them."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .loop import Loop
+
+MAX_WAITING_BYTES = 64 << 20
+"""How much may wait for a program that does not read."""
+
+
+class Input:
+    """The writing end of a pipe, socket or terminal. It is closed once all is written and `end` was called.
+
+    Args:
+        on_written: Told how many bytes were taken.
+
+    Attributes:
+        is_open: Whether somebody can still read.
+        waiting_bytes: How much is not taken yet.
+    """
+
+    def __init__(
+        self, loop: Loop, fd: int, owner: object, on_written: Callable[[int], None] | None = None
+    ) -> None:
+        os.set_blocking(fd, False)
+        self.is_open = True
+        self.waiting_bytes = 0
+        self._fd = fd
+        self._on_written = on_written
+        self._waiting: list[bytes] = []
+        self._ends = False
+        self._watch = loop.watch(fd, on_write=self._write, owner=owner)
+
+    def add(self, piece: bytes) -> None:
+        """Write `piece` after what waits already; nobody reads it once the other end is closed."""
+        if self.is_open and piece:
+            self._waiting.append(piece)
+            self.waiting_bytes += len(piece)
+            if len(self._waiting) == 1:
+                self._write()
+
+    def end(self) -> None:
+        """Close it when all is written."""
+        self._ends = True
+        if not self._waiting:
+            self.close()
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._waiting = []
+            self.waiting_bytes = 0
+            self._watch.close()
+            os.close(self._fd)
+
+    def _write(self) -> None:
+        while self._waiting:
+            try:
+                written = os.write(self._fd, self._waiting[0])
+            except BlockingIOError:
+                self._watch.want(write=True)
+                return
+            except OSError:  # nobody reads it any more
+                self.close()
+                return
+            self.waiting_bytes -= written
+            if written < len(self._waiting[0]):
+                self._waiting[0] = self._waiting[0][written:]
+            else:
+                del self._waiting[0]
+            if self._on_written is not None:
+                self._on_written(written)
+        self._watch.want(write=False)
+        if self._ends:
+            self.close()

@@ -1,0 +1,222 @@
+"""The inner end of a lane: a process that runs commands, one after another, with a user's rights.
+
+It dropped all others for good when it was forked, so each command can be started in the quickest way; and it adopts the
+orphans of its commands, so it knows whether one left anybody behind.
+
+An order is its length (four bytes) and, separated by NUL: the terminal to open or nothing; the folder to start in; ``1``
+when the pid is wanted; the file numbers that the accompanying files get, separated by blanks; the number of arguments;
+the arguments; the environment. The answers are 16 bytes, see `Answer`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, socket
+
+from . import kernel, processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Iterable
+else:
+    import _signal as signal
+
+ANSWER = struct.Struct(">iiii")
+"""Kind; pid or exit code; whether somebody is left over; whether the program could not be started."""
+STARTED, ENDED = 1, 2
+MAX_FILES = 8
+PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_FIRST_FREE = 10  # what the order's files may become is below
+_RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them, and who is ignored stays so in another program
+_HAS_SPAWN = hasattr(os, "posix_spawn")
+
+
+class Order:
+    """One command, see the module's text."""
+
+    def __init__(self, content: bytes) -> None:
+        parts = content.split(b"\0")
+        self.terminal, self.folder = parts[0], parts[1]
+        self.wants_pid = parts[2] == b"1"
+        self.targets = [int(number) for number in parts[3].split()]
+        count = int(parts[4])
+        self.argv = parts[5 : 5 + count]
+        self.env = dict(setting.split(b"=", 1) for setting in parts[5 + count :])
+
+
+def order(
+    argv: list[bytes],
+    env: dict[bytes, bytes],
+    folder: bytes,
+    targets: Iterable[int],
+    terminal: bytes = b"",
+    wants_pid: bool = False,
+) -> bytes:
+    """Return an order, in the form that is sent.
+
+    Raises:
+        ValueError: An argument or a variable holds NUL.
+    """
+    numbers = " ".join([str(number) for number in targets]).encode()
+    head = [terminal, folder, b"1" if wants_pid else b"0", numbers, str(len(argv)).encode()]
+    parts = head + argv + [name + b"=" + value for name, value in env.items()]
+    content = b"\0".join(parts)
+    if content.count(b"\0") != len(parts) - 1:
+        raise ValueError("a program's arguments and environment cannot hold NUL")
+    return struct.pack(">I", len(content)) + content
+
+
+def serve(fd: int, user: kernel.User, parent: int) -> None:
+    """Take orders from socket `fd` until its other end is closed. Never returns."""
+    kernel.close_others(fd)
+    kernel.be_killed_first()
+    kernel.adopt_orphans()
+    user.become()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    kernel.die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        _leave()
+    line = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
+    os.close(fd)
+    filler = os.open(os.devnull, os.O_RDONLY)
+    while filler < _FIRST_FREE - 1:
+        filler = os.dup(filler)
+    while True:
+        content, files = _receive(line)
+        _run(line, Order(content), files)
+
+
+def _run(line: socket, wanted: Order, files: list[int]) -> None:
+    failed = 0
+    try:
+        pid = _start(wanted, files)
+    except OSError as error:
+        failed = 1
+        _complain(wanted, files, error)
+        code = 127 if error.errno == errno.ENOENT and error.filename != wanted.folder else 126
+    finally:
+        for fd in files:
+            os.close(fd)
+    left = 0
+    if not failed:
+        if wanted.wants_pid:
+            line.send(ANSWER.pack(STARTED, pid, 0, 0))
+        code, left = _wait(pid)
+    line.send(ANSWER.pack(ENDED, code, left, failed))
+
+
+def _wait(wanted: int) -> tuple[int, int]:
+    """Return the exit code of `wanted` and whether other children of ours are alive."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == wanted:
+            break
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return processes.exit_code(status), 0
+    return processes.exit_code(status), 1
+
+
+def _start(wanted: Order, files: list[int]) -> int:
+    """Start the command in a session of its own and return its pid."""
+    if not wanted.argv or not wanted.argv[0]:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"")
+    os.chdir(wanted.folder)
+    program = _find(wanted.argv[0], wanted.env.get(b"PATH", PATH))
+    if not _HAS_SPAWN:
+        return _fork(program, wanted, files)
+    if wanted.terminal:
+        actions = [(os.POSIX_SPAWN_OPEN, 0, wanted.terminal, os.O_RDWR, 0)]
+        actions += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
+    else:
+        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(files, wanted.targets)]
+    try:
+        return os.posix_spawn(
+            program, wanted.argv, wanted.env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
+        )
+    except NotImplementedError:  # this C library cannot begin a session so
+        return _fork(program, wanted, files)
+
+
+def _fork(program: bytes, wanted: Order, files: list[int]) -> int:
+    """Start `program` where posix_spawn is missing or too weak."""
+    reader, writer = os.pipe()  # closed by a successful exec
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            if wanted.terminal:
+                files, wanted.targets = [os.open(wanted.terminal, os.O_RDWR)] * 3, [0, 1, 2]
+            for fd, number in zip(files, wanted.targets):
+                os.dup2(fd, number)
+            for number in _RESET:
+                signal.signal(number, signal.SIG_DFL)
+            os.execve(program, wanted.argv, wanted.env)
+        except OSError as error:
+            os.write(writer, str(error.errno).encode())
+        finally:
+            os._exit(127)
+    os.close(writer)
+    problem = os.read(reader, 16)
+    os.close(reader)
+    if problem:
+        os.waitpid(pid, 0)
+        raise OSError(int(problem), os.strerror(int(problem)), program)
+    return pid
+
+
+def _find(name: bytes, path: bytes) -> bytes:
+    """Return the file that `name` means, searched in `path` as a shell would."""
+    if b"/" in name:
+        return name
+    refused = None
+    for folder in path.split(b":"):
+        program = os.path.join(folder or b".", name)
+        if os.path.isfile(program):
+            if os.access(program, os.X_OK):
+                return program
+            refused = program
+    number = errno.EACCES if refused else errno.ENOENT
+    raise OSError(number, os.strerror(number), name)
+
+
+def _complain(wanted: Order, files: list[int], error: OSError) -> None:
+    """Say on the command's standard error why it does not start."""
+    name = error.filename if error.filename is not None else wanted.argv[0]
+    text = os.fsencode(name) + b": " + os.fsencode(error.strerror or "cannot be started") + b"\n"
+    try:
+        if wanted.terminal:
+            files.append(os.open(wanted.terminal, os.O_WRONLY | os.O_NOCTTY))
+        os.write(files[wanted.targets.index(2)] if wanted.targets else files[-1], text)
+    except (OSError, ValueError, IndexError):
+        pass
+
+
+def _receive(line: socket) -> tuple[bytes, list[int]]:
+    """Return the next order and the files that came with it."""
+    piece, attached, _, _ = line.recvmsg(1 << 16, CMSG_SPACE(4 * MAX_FILES), MSG_CMSG_CLOEXEC)
+    files: list[int] = []
+    for level, kind, content in attached:
+        if level == SOL_SOCKET and kind == SCM_RIGHTS:
+            files += struct.unpack("%di" % (len(content) // 4), content[: len(content) // 4 * 4])
+    content = piece
+    while piece and (len(content) < 4 or len(content) < 4 + int(struct.unpack_from(">I", content)[0])):
+        piece = line.recv(1 << 18)
+        content += piece
+    if not piece:
+        _leave()
+    return content[4:], files
+
+
+def _leave() -> None:
+    processes.end_everybody_below_us()
+    os._exit(0)

@@ -1,0 +1,126 @@
+"""What the kernel is asked for directly: bonds between processes, privileges, and how much lies in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import sys
+
+try:
+    import ctypes
+
+    _libc: ctypes.CDLL | None = ctypes.CDLL(None)
+except (ImportError, OSError):  # a reduced Python: containers have what is asked for here by their own settings
+    _libc = None
+try:
+    import resource
+except ImportError:
+    resource = None  # type: ignore[assignment]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+_LINUX = sys.platform.startswith("linux")
+HAS_BONDS = _libc is not None and _LINUX
+"""Whether orphans can be adopted and privileges be given up one by one."""
+_FIONREAD = 0x541B if _LINUX else 0x4004667F
+_PR_SET_PDEATHSIG = 1
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION = 0x20080522
+_CAPABILITIES = 64
+
+
+class User:
+    """Who runs something.
+
+    Attributes:
+        uid: User and group id to take; None stays what the agent is.
+    """
+
+    def __init__(self, uid: int | None) -> None:
+        self.uid = uid
+
+    def act(self, action: Callable[[], T]) -> T:
+        """Return what `action` returns when done with this user's rights, so that links resolve with those."""
+        if self.uid is None:
+            return action()
+        os.setegid(self.uid)
+        try:
+            os.seteuid(self.uid)
+            try:
+                return action()
+            finally:
+                os.seteuid(0)
+        finally:
+            os.setegid(0)
+
+    def become(self) -> None:
+        """Take this user's rights for good, without capabilities; whoever stays the agent's user keeps its own."""
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        if self.uid is None:
+            return
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+        for capability in range(_CAPABILITIES):
+            _prctl(_PR_CAPBSET_DROP, capability)  # refused without SETPCAP, and then the others must do
+        os.setgroups([])
+        os.setresgid(self.uid, self.uid, self.uid)
+        os.setresuid(self.uid, self.uid, self.uid)
+        if HAS_BONDS and _libc is not None:
+            _libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of every orphan below this process; say whether that worked."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(number: int) -> None:
+    """Be sent signal `number` when the parent dies. Forgotten when the user changes."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def be_killed_first() -> None:
+    """Be chosen before the agent when memory runs out, and leave no core file."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"1000")
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def waiting_bytes(fd: int) -> int:
+    """Return how much can be read from a pipe, socket or terminal without waiting."""
+    return int(struct.unpack("i", fcntl.ioctl(fd, _FIONREAD, bytes(4)))[0])
+
+
+def close_others(*kept: int) -> None:
+    """Close every file but standard input, output, error and `kept`."""
+    folder = "/proc/self/fd" if _LINUX else "/dev/fd"
+    for name in os.listdir(folder):
+        fd = int(name)
+        if fd > 2 and fd not in kept:
+            try:
+                os.close(fd)
+            except OSError:  # the one that listed them
+                pass
+
+
+def _prctl(option: int, value: int) -> bool:
+    if _libc is None or not _LINUX:
+        return False
+    zero = ctypes.c_ulong(0)
+    return bool(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero) == 0)

@@ -1,0 +1,229 @@
+"""Lanes: processes of another user's rights, each of which runs commands for us one after another.
+
+Forking is what a command costs; a lane is forked before anybody asks. One that is waiting is kept for each user.
+"""
+
+from __future__ import annotations
+
+import os
+from _socket import SCM_RIGHTS, SOL_SOCKET, socketpair
+from array import array
+
+from . import keeper, kernel, processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .loop import Loop
+    from .processes import Table
+
+_SURPLUS_S = 2.0
+"""How long lanes that are not needed just now are kept for the next burst."""
+LOST = -9
+"""Exit code of a command whose lane was killed."""
+
+
+class Report:
+    """How a command ended.
+
+    Attributes:
+        code: Exit code, negative for a signal.
+        left: Whether something that it started may still run.
+        failed: Whether it did not start at all.
+    """
+
+    def __init__(self, code: int, left: bool, failed: bool) -> None:
+        self.code = code
+        self.left = left
+        self.failed = failed
+
+
+class Lane:
+    """The outer end of a lane.
+
+    Attributes:
+        pid: Of the process that keeps it.
+        busy: Whether a command runs in it.
+    """
+
+    def __init__(self, lanes: Lanes, user: kernel.User) -> None:
+        ours, theirs = socketpair()
+        us = os.getpid()
+        number = theirs.fileno()
+        self.pid = lanes.fork(lambda: keeper.serve(number, user, us))
+        theirs.close()
+        ours.setblocking(False)
+        self.user = user
+        self.busy = False
+        self._lanes = lanes
+        self._line = ours
+        self._unsent = b""
+        self._on_started: Callable[[int], None] | None = None
+        self._on_ended: Callable[[Report], None] | None = None
+        self._watch = lanes.loop.watch(ours.fileno(), on_read=self._on_answer, on_write=self._send, owner=self)
+        self._watch.want(read=True)
+
+    def run(
+        self,
+        order: bytes,
+        files: list[int],
+        on_ended: Callable[[Report], None],
+        on_started: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run a command, see `keeper.order`; `files` are closed here."""
+        self.busy = True
+        self._on_ended = on_ended
+        self._on_started = on_started
+        try:
+            attached = [(SOL_SOCKET, SCM_RIGHTS, array("i", files))]
+            sent = self._line.sendmsg([order], attached)
+        except OSError:  # it was killed while it waited
+            self._lanes.loop.soon(self._lost, self)
+            return
+        finally:
+            for fd in files:
+                os.close(fd)
+        self._unsent = order[sent:]
+        if self._unsent:
+            self._watch.want(write=True)
+
+    def kill(self, then: Callable[[], None], owner: object) -> None:
+        """End it with everything that it started, then call `then`; it reports no more."""
+        self._on_ended = self._on_started = None
+        self.close()
+        self._lanes.end(self.pid, then, owner)
+
+    def close(self) -> None:
+        """Let it go; unless it has a command, it ends."""
+        self._watch.close()
+        self._line.close()
+        self._lanes.discard(self)
+
+    def crashed(self, text: str) -> None:
+        self._lost()
+
+    def _send(self) -> None:
+        try:
+            self._unsent = self._unsent[self._line.send(self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lost()
+            return
+        if not self._unsent:
+            self._watch.want(write=False)
+
+    def _on_answer(self) -> None:
+        try:
+            answer = self._line.recv(keeper.ANSWER.size)
+        except OSError:
+            answer = b""
+        if len(answer) < keeper.ANSWER.size:
+            self._lost()
+            return
+        kind, value, left, failed = keeper.ANSWER.unpack(answer)
+        if kind == keeper.STARTED:
+            if self._on_started is not None:
+                self._on_started(value)
+            return
+        self.busy = False
+        self._report(Report(value, bool(left), bool(failed)))
+
+    def _lost(self) -> None:
+        self.close()
+        self._report(Report(LOST, True, False))
+
+    def _report(self, report: Report) -> None:
+        on_ended, self._on_ended = self._on_ended, None
+        if on_ended is not None:
+            on_ended(report)
+
+
+class Lanes:
+    """All lanes, and every other process that we forked.
+
+    Args:
+        loop: The agent's.
+        adopts: Whether orphans of a lane's commands stay below the lane.
+    """
+
+    def __init__(self, loop: Loop, adopts: bool) -> None:
+        self.loop = loop
+        self._adopts = adopts
+        self._all: set[Lane] = set()
+        self._idle: dict[int | None, list[Lane]] = {}
+        self._children: dict[int, Callable[[int], None] | None] = {}
+        self._trims = False
+
+    def take(self, user: kernel.User) -> Lane:
+        """Return a lane with that user's rights, which is then the caller's.
+
+        Raises:
+            OSError: No further process can be started.
+        """
+        idle = self._idle.get(user.uid)
+        if idle:
+            return idle.pop()
+        lane = Lane(self, user)
+        self._all.add(lane)
+        return lane
+
+    def give_back(self, lane: Lane) -> None:
+        """Keep a lane that has nothing left to do."""
+        idle = self._idle.setdefault(lane.user.uid, [])
+        idle.append(lane)
+        if len(idle) > 1 and not self._trims:
+            self._trims = True
+            self.loop.after(_SURPLUS_S, self._trim)
+
+    def discard(self, lane: Lane) -> None:
+        self._all.discard(lane)
+        idle = self._idle.get(lane.user.uid, [])
+        if lane in idle:
+            idle.remove(lane)
+
+    def fork(self, run: Callable[[], None], on_exit: Callable[[int], None] | None = None) -> int:
+        """Run `run` in a child and return its pid; `on_exit` gets its exit code.
+
+        Raises:
+            OSError: No further process can be started.
+        """
+        pid = os.fork()
+        if not pid:
+            try:
+                run()
+                os._exit(0)
+            except BaseException:
+                os._exit(125)
+        self._children[pid] = on_exit
+        return pid
+
+    def reap(self) -> None:
+        """Collect everybody who has ended, also strangers that came to us as orphans."""
+        for pid, status in processes.reap().items():
+            on_exit = self._children.pop(pid, None)
+            if on_exit is not None:
+                on_exit(processes.exit_code(status))
+
+    def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
+        """End our child `pid`, everybody below it and whoever else lost its lane, then call `then`."""
+
+        def doomed(running: Table) -> set[int]:
+            roots = {pid} if pid in self._children else set()
+            if self._adopts or not any(lane.busy for lane in self._all):
+                roots |= self._strangers(running)
+            return processes.alive_below(roots, running)
+
+        processes.Ending(self.loop, doomed, then, owner)
+
+    def _strangers(self, running: Table) -> set[int]:
+        """Children of ours that we did not start."""
+        us = os.getpid()
+        return {pid for pid, (parent, _) in running.items() if parent == us and pid not in self._children}
+
+    def _trim(self) -> None:
+        self._trims = False
+        for idle in self._idle.values():
+            for lane in idle[1:]:
+                lane.close()

@@ -1,0 +1,298 @@
+"""The agent: what a box is told at its start, what can be asked of it, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+
+from . import commands, files, kernel, keeper, processes, shells
+from .calls import Call, CallError, Connection
+from .flat_json import encoded
+from .lanes import Lanes
+from .loop import Loop
+from .outputs import Output, Tail
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+
+    from .calls import Header
+    from .flat_json import Json
+    from .lanes import Report
+else:
+    import _signal as signal
+
+_LOG_BYTES = 64 << 10
+_LAST_WORDS_BYTES = 4096
+_BROKEN = 3
+_KILL_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+
+
+class Agent:
+    """What runs in a box and whom it answers.
+
+    Attributes:
+        users: By the names that a call uses.
+        work: Folder that things start in.
+    """
+
+    def __init__(self, hello: bytes) -> None:
+        self.loop = Loop(self._on_crash, self._on_signal)
+        self.lanes = Lanes(self.loop, kernel.adopt_orphans() or os.getpid() == 1 and not kernel.HAS_BONDS)
+        self.users: dict[str, kernel.User] = {}
+        self.work = "/"
+        self._hello = hello
+        self._began = time.monotonic()
+        self._env: dict[bytes, bytes] = {}
+        self._stays = False
+        self._shells: dict[tuple[str, str], shells.Shell] = {}
+        self._log = Tail(_LOG_BYTES)
+        self._kills = _kill_count()
+        self._calls: dict[str, Callable[..., Call]] = {
+            "exec": commands.Exec,
+            "read": files.Read,
+            "write": files.Write,
+        }
+        self._questions: dict[str, Callable[[Connection, Header], dict[str, Json]]] = {
+            "ping": lambda connection, header: {},
+            "stats": self._stats,
+            "resize": self._resize,
+        }
+
+    def open(self, reader: int, writer: int) -> None:
+        """Take calls from a channel."""
+        Connection(
+            self.loop, reader, writer, start=self._start, on_config=self._configure, on_over=self._on_connection_over
+        )
+
+    def user(self, name: str) -> kernel.User:
+        """Return a user.
+
+        Raises:
+            CallError: This box has none of that name.
+        """
+        if not self.users:
+            raise CallError("bad", "a call before the configuration")
+        if name not in self.users:
+            raise CallError("unsupported", "this box runs nothing as %s" % name)
+        return self.users[name]
+
+    def environment(self, more: dict[str, str] | None) -> dict[bytes, bytes]:
+        """Return the variables of the box, and `more`."""
+        return {**self._env, **_encoded_environment(more)}
+
+    def inside(self, path: bytes) -> bytes:
+        """Return `path` as seen from the folder that things start in."""
+        return os.path.join(encoded(self.work), path)
+
+    def find(self, program: str) -> bytes:
+        """Return where `program` is.
+
+        Raises:
+            CallError: This box has none.
+        """
+        for folder in (self._env.get(b"PATH", b"") + b":" + keeper.PATH).split(b":"):
+            path = os.path.join(folder, program.encode())
+            if folder and os.access(path, os.X_OK):
+                return path
+        raise CallError("unsupported", "this box has no %s" % program)
+
+    def out_of_memory(self, code: int | None) -> dict[str, bool]:
+        """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""
+        if self._kills is None or code is not None and code not in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            return {}
+        before, self._kills = self._kills, _kill_count()
+        return {"oom": self._kills != before}
+
+    def leave(self, code: int) -> None:
+        """End everything, then ourselves."""
+        if os.getpid() != 1:
+            processes.end_everybody_below_us()
+        os._exit(code)
+
+    def _configure(self, config: Header) -> None:
+        if self.users:
+            return  # of a further channel: the box is as it is
+        is_root = os.getuid() == 0
+        self.users = {
+            "agent": kernel.User(config.get("agent_uid") if is_root else None),
+            "grader": kernel.User(config.get("grader_uid") if is_root else None),
+        }
+        if config.get("root") and is_root:
+            self.users["root"] = kernel.User(None)
+        self.work = config.get("work") or "/"
+        self._env = _encoded_environment(config.get("env"))
+        self._stays = bool(config.get("stay"))
+        if config.get("ttl_s") is not None:
+            self.loop.after(float(config["ttl_s"]), lambda: self._give_up("its time to live is over"))
+        if config.get("command"):
+            self._run_command(config["command"])
+        self.loop.after(0, self._warm)
+
+    def _warm(self) -> None:
+        gc.collect()
+        gc.freeze()  # what lies still is shared with the lanes
+        self.lanes.give_back(self.lanes.take(self.users["agent"]))
+
+    def _run_command(self, argv: list[str]) -> None:
+        ours, theirs = os.pipe()
+        nothing = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)]
+        self._stderr = Output(self.loop, ours, self._log.add, self)
+        order = keeper.order([encoded(part) for part in argv], self._env, encoded(self.work), (0, 1, 2))
+        self.lanes.take(self.users["agent"]).run(order, [*nothing, theirs], self._on_command_ended)
+
+    def _on_command_ended(self, report: Report) -> None:
+        self._stderr.take_waiting()
+        self._say_last(self._log.peek()[-_LAST_WORDS_BYTES:])
+        self.leave(report.code if report.code >= 0 else 128 - report.code)
+
+    def _give_up(self, why: str) -> None:
+        self._say_last(why.encode() + b"\n")
+        self.leave(_BROKEN)
+
+    def _start(self, connection: Connection, number: int, header: Header) -> Call | None:
+        name = header["do"]
+        if not self.users:
+            raise CallError("bad", "a call before the configuration")
+        if name in self._questions:
+            connection.send({"id": number, "end": True, **self._questions[name](connection, header)})
+            return None
+        if name == "shell":
+            return self._run_in_shell(connection, number, header)
+        if name == "close_shell":
+            return self._close_shell(connection, number, header)
+        if name == "log":
+            return _Log(connection, number, self._log.peek())
+        if name not in self._calls:
+            raise CallError("unsupported", "no call is named %s" % name)
+        return self._calls[name](self, connection, number, header)
+
+    def _run_in_shell(self, connection: Connection, number: int, header: Header) -> Call:
+        key = header["name"], header.get("user", "agent")
+        shell = self._shells.get(key)
+        if shell is None:
+            shell = self._shells[key] = shells.Shell(self, self.user(key[1]))
+        call = shells.ShellCall(shell, connection, number, header)
+        shell.run(call)
+        return call
+
+    def _close_shell(self, connection: Connection, number: int, header: Header) -> Call:
+        call = Call(connection, number)
+        closing = [key for key in self._shells if key[0] == header["name"]]
+        left = [len(closing)]
+
+        def closed() -> None:
+            left[0] -= 1
+            if left[0] == 0 and not call.is_over:
+                call.finish()
+
+        for key in closing:
+            self._shells.pop(key).close(closed)
+        if not closing:
+            call.finish()
+        return call
+
+    def _resize(self, connection: Connection, header: Header) -> dict[str, Json]:
+        call = connection.call(header["of"])
+        if not isinstance(call, commands.Exec):
+            raise CallError("missing", "no such program")
+        call.resize(int(header["rows"]), int(header["cols"]))
+        return {}
+
+    def _stats(self, connection: Connection, header: Header) -> dict[str, Json]:
+        alive = processes.alive_below([os.getpid()], processes.table())
+        found: dict[str, Json] = {"processes": len(alive), "uptime_s": round(time.monotonic() - self._began, 3)}
+        memory = [_content(path) for path in _MEMORY_IN_USE] if os.getpid() == 1 else []
+        for text in memory:
+            if text is not None:
+                found["memory_bytes"] = int(text)
+        return found
+
+    def _on_connection_over(self, connection: Connection, why: str) -> None:
+        if not self._stays:
+            is_broken = why.startswith("broken")
+            if is_broken:
+                self._say_last(why.encode() + b"\n")
+            self.leave(_BROKEN if is_broken else 0)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self.lanes.reap()
+        elif number == signal.SIGTERM:
+            self.leave(128 + number)
+
+    def _on_crash(self, owner: object, error: Exception) -> None:
+        text = "%s: %s" % (type(error).__name__, error)
+        trace = error.__traceback__
+        while trace is not None:
+            text += " < %s:%d" % (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+            trace = trace.tb_next
+        self._log.add(text.encode(errors="replace") + b"\n")
+        crashed = getattr(owner, "crashed", None)
+        if crashed is not None:
+            crashed(text)
+
+    def _say_last(self, text: bytes) -> None:
+        """Write to our standard error, unless nobody takes it."""
+        import select
+
+        poller = select.poll()
+        poller.register(2, select.POLLOUT)
+        try:
+            if text and poller.poll(0):
+                os.write(2, text[-_LAST_WORDS_BYTES:])
+        except OSError:
+            pass
+
+
+class _Log(Call):
+    def __init__(self, connection: Connection, number: int, content: bytes) -> None:
+        super().__init__(connection, number)
+        for frame in self.pieces("data", content):
+            connection.feed(iter([frame]))
+        self.finish()
+
+
+def _encoded_environment(variables: dict[str, str] | None) -> dict[bytes, bytes]:
+    found = {}
+    for name, value in (variables or {}).items():
+        if not name or "=" in name:
+            raise CallError("bad", "a variable cannot have the name %r" % name)
+        found[encoded(name)] = encoded(value)
+    return found
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _kill_count() -> int | None:
+    """Return how often something in the box was killed because memory ran out, where its kernel group is visible."""
+    if os.getpid() == 1:
+        for path in _KILL_COUNTS:
+            for line in (_content(path) or b"").splitlines():
+                name, _, count = line.partition(b" ")
+                if name == b"oom_kill":
+                    return int(count)
+    return None
+
+
+def main(reader: int, writer: int, hello: bytes) -> None:
+    """Run for ever."""
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getuid() == 0:
+        os.setgroups([])
+    agent = Agent(hello)
+    agent.open(reader, writer)
+    agent.loop.run()
+    sys.exit(1)

@@ -1,0 +1,116 @@
+"""What programs write: drained all the time, the end of it kept."""
+
+from __future__ import annotations
+
+import os
+
+from . import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .loop import Loop
+
+PIECE_BYTES = 1 << 16
+_SLACK_BYTES = 1 << 20
+
+
+class Tail:
+    """The last `limit` bytes of what was added.
+
+    Attributes:
+        limit: May be changed at any time.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._kept = bytearray()
+        self._cut = 0
+
+    def add(self, piece: bytes) -> None:
+        self._kept += piece
+        if len(self._kept) > self.limit + _SLACK_BYTES:
+            self._trim()
+
+    def take(self) -> tuple[bytes, int]:
+        """Return what is kept and how many bytes were dropped in front of it; it is empty then."""
+        self._trim()
+        kept, cut = bytes(self._kept), self._cut
+        self._kept, self._cut = bytearray(), 0
+        return kept, cut
+
+    def peek(self) -> bytes:
+        """Return what is kept."""
+        self._trim()
+        return bytes(self._kept)
+
+    def _trim(self) -> None:
+        excess = len(self._kept) - self.limit
+        if excess > 0:
+            del self._kept[:excess]
+            self._cut += excess
+
+
+class Output:
+    """The reading end of a pipe or terminal; `on_piece` gets what comes. It is closed at its end.
+
+    Args:
+        on_over: Called when nobody can write to it any more.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        fd: int,
+        on_piece: Callable[[bytes], None],
+        owner: object,
+        on_over: Callable[[], None] | None = None,
+    ) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._on_piece = on_piece
+        self._on_over = on_over
+        self._watch = loop.watch(fd, on_read=self._read, owner=owner)
+        self._watch.want(read=True)
+        self.is_open = True
+
+    def pause(self, paused: bool) -> None:
+        """Read no more, or read again."""
+        if self.is_open:
+            self._watch.want(read=not paused)
+
+    def take_waiting(self, at_most: int | None = None) -> None:
+        """Read what has been written, not waiting for what others are still writing.
+
+        Args:
+            at_most: Roughly how many bytes; None asks a pipe how many there are (a terminal does not know).
+        """
+        if at_most is None:
+            at_most = kernel.waiting_bytes(self._fd) if self.is_open else 0
+        count = 1
+        while self.is_open and count and at_most > 0:
+            count = self._read()
+            at_most -= count
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._watch.close()
+            os.close(self._fd)
+
+    def _read(self) -> int:
+        """Read one piece and return its length; 0 when there is none."""
+        try:
+            piece = os.read(self._fd, PIECE_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:  # how a terminal says that nobody has it open any more
+            piece = b""
+        if piece:
+            self._on_piece(piece)
+        else:
+            self.close()
+            if self._on_over is not None:
+                self._on_over()
+        return len(piece)

@@ -1,0 +1,127 @@
+"""Who runs below whom, and how to end all of them: no setsid, double fork or ignored signal escapes.
+
+Everybody is stopped before anybody is killed, so that nobody starts others meanwhile; then one looks again, until nobody
+is left. Orphans do not escape either as long as the process above them adopts orphans.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterable
+
+    from .loop import Loop
+
+    Table = dict[int, tuple[int, bool]]
+else:
+    import _signal as signal
+
+_LOOKS = 50  # that one round of ending takes at most; a fork bomb may start others as fast as we look
+_ROUNDS = 200
+
+
+def table() -> Table:
+    """Return, of each process that we see, its parent and whether it is alive (and not only waiting to be counted)."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fd = os.open("/proc/" + name + "/stat", os.O_RDONLY)
+                try:
+                    content = os.read(fd, 4096)
+                finally:
+                    os.close(fd)
+            except OSError:  # gone meanwhile
+                continue
+            # The name in the second field may hold anything, also brackets.
+            state, parent = content[content.rindex(b")") + 2 :].split(None, 2)[:2]
+            found[int(name)] = (int(parent), state not in b"ZX")
+    return found
+
+
+def alive_below(roots: Iterable[int], processes: Table) -> set[int]:
+    """Return who is alive among `roots` and everybody below them."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in processes.items():
+        children.setdefault(parent, []).append(pid)
+    family = set()
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in family:
+            family.add(pid)
+            waiting += children.get(pid, ())
+    return {pid for pid in family if pid in processes and processes[pid][1]}
+
+
+def kill_once(choose: Callable[[Table], set[int]]) -> bool:
+    """Stop, then kill, everybody that `choose` names; say whether there was anybody."""
+    stopped: set[int] = set()
+    for _ in range(_LOOKS):
+        fresh = choose(table()) - stopped
+        if not fresh:
+            break
+        for pid in fresh:
+            _send(pid, signal.SIGSTOP)
+        stopped |= fresh
+    for pid in stopped:
+        _send(pid, signal.SIGKILL)
+    return bool(stopped)
+
+
+class Ending:
+    """Ends everybody that `choose` names, and calls `then`; what the kernel holds is left alone after some seconds."""
+
+    def __init__(self, loop: Loop, choose: Callable[[Table], set[int]], then: Callable[[], None], owner: object) -> None:
+        self._loop = loop
+        self._choose = choose
+        self._then = then
+        self._owner = owner
+        self._round = 0
+        self._look()
+
+    def _look(self) -> None:
+        self._round += 1
+        if kill_once(self._choose) and self._round < _ROUNDS:
+            self._loop.after(min(0.001 * self._round, 0.02), self._look, self._owner)
+        else:
+            self._then()
+
+
+def end_everybody_below_us() -> None:
+    """Return when nobody below this process is left."""
+    us = os.getpid()
+    for _ in range(_ROUNDS):
+        if not kill_once(lambda processes: alive_below([us], processes) - {us}):
+            return
+        time.sleep(0.001)
+        reap()
+
+
+def reap() -> dict[int, int]:
+    """Collect everybody who has ended: wait status by pid."""
+    ended = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if not pid:
+            return ended
+        ended[pid] = status
+
+
+def exit_code(status: int) -> int:
+    """Return the exit code that a wait status means, negative for a signal."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:  # gone, or it became another user
+        pass

@@ -1,0 +1,269 @@
+"""Shells: a bash that takes one script after another and keeps its folder, variables and functions between them.
+
+It has no terminal and shows no prompt, so nothing that a script prints or changes can be mistaken for its end: scripts
+come in by file 9, and the exit code of each goes out by file 8, neither of which a script sees. Its standard input is
+empty. What is in its pipes at that moment belongs to the script; background jobs cannot hold the answer back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from . import keeper, processes
+from .calls import Call, CallError
+from .flat_json import encoded
+from .inputs import Input
+from .lanes import LOST
+from .outputs import Output, Tail
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .calls import Connection, Header
+    from .kernel import User
+    from .lanes import Lane, Report
+    from .loop import Timer
+    from .main import Agent
+    from .processes import Table
+
+_SCRIPTS, _CODES = 9, 8
+# `read -N` takes blocks, and counts bytes only in the C locale. The function hands a script the code of the one before
+# as `$?`: as a condition, since a failing command would end a shell that has `set -e`. What `set -x` says about this
+# loop itself goes nowhere.
+_LOOP = b"""_envkit_code=0
+_envkit_was() { return "$1"; }
+while { IFS= builtin read -r -N 9 -u 9 _envkit_size && LC_ALL=C IFS= builtin read -r -N "$_envkit_size" -u 9 _envkit_script; } 2>/dev/null
+do if { _envkit_was "$_envkit_code"; } 2>/dev/null
+then builtin eval "$_envkit_script" 8>&- 9<&-
+else builtin eval "$_envkit_script" 8>&- 9<&-
+fi
+{ _envkit_code=$?; builtin printf '%s\\0' "$_envkit_code" >&8; } 2>/dev/null
+done"""
+_INTERRUPT_S = 0.4
+"""How long a shell may go on starting programs, or compute, once its time is over."""
+_KEEP_BYTES = 1 << 20
+
+
+class ShellCall(Call):
+    """One script."""
+
+    def __init__(self, shell: Shell, connection: Connection, number: int, header: Header) -> None:
+        super().__init__(connection, number)
+        self._shell = shell
+        self.script = encoded(header["command"]) + b"\n"
+        if b"\0" in self.script:
+            raise CallError("bad", "a script cannot hold NUL")
+        self.timeout_s = float(header["timeout_s"])
+        self.keep_bytes = int(header.get("keep_bytes", _KEEP_BYTES))
+
+    def cancel(self) -> None:
+        self._shell.cancel(self)
+
+    def crashed(self, text: str) -> None:
+        self._shell.crashed(text)
+
+
+class Shell:
+    """One shell, with the scripts that wait for it. It starts with the first of them."""
+
+    def __init__(self, agent: Agent, user: User) -> None:
+        self._agent = agent
+        self._user = user
+        self._waiting: list[ShellCall] = []
+        self._current: ShellCall | None = None
+        self._began = 0.0
+        self._timer: Timer | None = None
+        self._lane: Lane | None = None
+        self._scripts: Input | None = None
+        self._pid = 0
+        self._tails = {"out": Tail(_KEEP_BYTES), "err": Tail(_KEEP_BYTES)}
+        self._outputs: list[Output] = []
+        self._codes = bytearray()
+        self._interrupted: str | None = None
+        self._ended: int | None = None
+
+    def run(self, call: ShellCall) -> None:
+        """Run a script once those before it have ended."""
+        self._waiting.append(call)
+        if self._current is None:
+            self._next()
+
+    def cancel(self, call: ShellCall) -> None:
+        """End a script with what it started; the shell keeps its state where it can."""
+        if call is self._current:
+            self._interrupt("cancelled")
+        elif call in self._waiting:
+            self._waiting.remove(call)
+            call.finish(cancelled=True)
+
+    def crashed(self, text: str) -> None:
+        """Start anew after a mistake of ours."""
+        self._stop(lambda: None)
+        call, self._current = self._current, None
+        if call is not None and not call.is_over:
+            call.fail("bad", text)
+        self._next()
+
+    def close(self, then: Callable[[], None]) -> None:
+        """End the shell, all that runs in it and the scripts that wait; then call `then`."""
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call.fail("refused", "the shell was closed")
+
+        def closed() -> None:
+            if self._current is not None:
+                self._answer(LOST, lost=True)
+            then()
+
+        self._stop(closed)
+
+    def _next(self) -> None:
+        if not self._waiting:
+            return
+        call = self._current = self._waiting.pop(0)
+        self._began = time.monotonic()
+        self._interrupted = None
+        for tail in self._tails.values():
+            tail.limit = call.keep_bytes
+        if self._ended is not None:  # nobody was told yet
+            code, self._ended = self._ended, None
+            self._tails["err"].add(b"the shell had ended before this command\n")
+            self._answer(code, lost=True)
+            return
+        try:
+            if self._lane is None:
+                self._start()
+        except (CallError, OSError) as error:
+            self._current = None
+            call.fail(error.code if isinstance(error, CallError) else "bad", str(error))
+            self._next()
+            return
+        del self._codes[:]
+        self._timer = self._agent.loop.after(call.timeout_s, self._on_timeout, self)
+        assert self._scripts is not None
+        self._scripts.add(b"%09d%s" % (len(call.script), call.script))
+
+    def _start(self) -> None:
+        agent = self._agent
+        bash = agent.find("bash")
+        lane = agent.lanes.take(self._user)
+        theirs = [os.open(os.devnull, os.O_RDONLY)]
+        for take in (self._tails["out"].add, self._tails["err"].add, self._on_code):
+            ours, other = os.pipe()
+            self._outputs.append(Output(agent.loop, ours, take, self))
+            theirs.append(other)
+        script, ours = os.pipe()
+        self._scripts = Input(agent.loop, ours, self)
+        theirs.append(script)
+        order = keeper.order(
+            [bash, b"--norc", b"--noprofile", b"-c", _LOOP, b"bash"],
+            agent.environment(None),
+            encoded(agent.work),
+            (0, 1, 2, _CODES, _SCRIPTS),
+            wants_pid=True,
+        )
+        self._lane = lane
+        lane.run(order, theirs, self._on_ended, self._on_started)
+
+    def _on_started(self, pid: int) -> None:
+        self._pid = pid
+
+    def _on_code(self, piece: bytes) -> None:
+        self._codes += piece
+        if self._current is not None and self._interrupted is None and b"\0" in self._codes:
+            self._answer(self._code(), lost=False)
+
+    def _code(self) -> int:
+        text = bytes(self._codes).split(b"\0")[0]
+        return int(text) if text.isdigit() else 1
+
+    def _on_ended(self, report: Report) -> None:
+        """Bash itself has ended, or was killed."""
+
+        def ended() -> None:
+            if self._current is None:
+                self._ended = report.code
+            elif self._interrupted is not None:
+                self._answer_interrupted(lost=True)
+            else:
+                self._answer(report.code, lost=True)
+
+        self._stop(ended, spares_lane=not report.left)
+
+    def _on_timeout(self) -> None:
+        self._interrupt("timed out")
+
+    def _interrupt(self, why: str) -> None:
+        """End what the current script started, until it gives up; where it never does, end the shell."""
+        if self._interrupted is not None or self._lane is None:
+            return
+        self._interrupted = why
+        deadline = time.monotonic() + _INTERRUPT_S
+        lane, pid = self._lane, self._pid
+
+        def look() -> None:
+            if self._lane is not lane or self._interrupted is None:
+                return  # it ended by itself
+            is_quiet = not processes.kill_once(self._doomed)
+            if is_quiet and b"\0" in self._codes:
+                self._answer_interrupted(lost=False)
+            elif time.monotonic() > deadline or not pid:
+                self._stop(lambda: self._answer_interrupted(lost=True))
+            else:
+                self._agent.loop.after(0.002, look, self)
+
+        look()
+
+    def _doomed(self, running: Table) -> set[int]:
+        """Everybody below the shell."""
+        assert self._lane is not None
+        return processes.alive_below([self._lane.pid], running) - {self._lane.pid, self._pid}
+
+    def _stop(self, then: Callable[[], None], spares_lane: bool = False) -> None:
+        """End bash and everybody below it, then call `then`."""
+        lane, self._lane, self._pid = self._lane, None, 0
+
+        def stopped() -> None:
+            for output in self._outputs:
+                output.take_waiting()
+                output.close()
+            self._outputs = []
+            if self._scripts is not None:
+                self._scripts.close()
+            then()
+
+        if lane is None:
+            then()
+        elif spares_lane:
+            self._agent.lanes.give_back(lane)
+            stopped()
+        else:
+            lane.kill(stopped, self)
+
+    def _answer_interrupted(self, lost: bool) -> None:
+        is_late = self._interrupted == "timed out"
+        self._answer(None if is_late else LOST, lost=lost, timed_out=is_late)
+
+    def _answer(self, code: int | None, *, lost: bool, timed_out: bool = False) -> None:
+        call, self._current = self._current, None
+        self._interrupted = None
+        if self._timer is not None:
+            self._timer.cancel()
+        for output in self._outputs[:2]:
+            output.take_waiting()
+        assert call is not None
+        call.finish_with_outputs(
+            self._tails,
+            code=code,
+            timed_out=timed_out,
+            duration_s=round(time.monotonic() - self._began, 6),
+            state="lost" if lost else "kept",
+            **self._agent.out_of_memory(code),
+        )
+        self._agent.loop.soon(self._next_if_idle, self)
+
+    def _next_if_idle(self) -> None:
+        if self._current is None:
+            self._next()

@@ -1,0 +1,69 @@
+"""Frames: the lengths of a header and of a body, the header as a JSON object, the body as it is."""
+
+from __future__ import annotations
+
+import struct
+
+from .flat_json import dumps, loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .flat_json import Json
+
+MAX_HEADER_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 16
+
+_LENGTHS = struct.Struct(">II")
+
+
+class BrokenFrameError(Exception):
+    """What came is no frame."""
+
+
+def frame(header: dict[str, Json], body: bytes | memoryview = b"") -> bytes:
+    """Return one frame; `body` has at most `MAX_BODY_BYTES`."""
+    text = dumps(header).encode()
+    return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
+
+
+class Decoder:
+    """Puts frames together from pieces that are torn anywhere."""
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+
+    def feed(self, piece: bytes) -> Iterator[tuple[dict[str, Json], bytes]]:
+        """Yield the header and the body of each frame that `piece` completes.
+
+        Raises:
+            BrokenFrameError: It is too long, or its header is no JSON object.
+        """
+        waiting = self._waiting
+        waiting += piece
+        at = 0
+        try:
+            while len(waiting) - at >= _LENGTHS.size:
+                header_bytes, body_bytes = _LENGTHS.unpack_from(waiting, at)
+                if header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+                    raise BrokenFrameError("a frame of %d and %d bytes" % (header_bytes, body_bytes))
+                middle = at + _LENGTHS.size + header_bytes
+                if len(waiting) < middle + body_bytes:
+                    break
+                header = _object(bytes(waiting[at + _LENGTHS.size : middle]))
+                body = bytes(waiting[middle : middle + body_bytes])
+                at = middle + body_bytes
+                yield header, body
+        finally:
+            del waiting[:at]
+
+
+def _object(text: bytes) -> dict[str, Json]:
+    try:
+        header = loads(text.decode())
+    except (ValueError, RecursionError):
+        raise BrokenFrameError("a header that is not JSON") from None
+    if not isinstance(header, dict):
+        raise BrokenFrameError("a header that is no object")
+    return header
