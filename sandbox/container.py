@@ -1,0 +1,207 @@
+"""What a container is made of: the options that the Docker daemon is given, and what its state says about its end.
+
+The strict profile: a read-only root file system; what can be written (``/tmp``, ``/workspace``, the folder for sockets,
+``/dev/shm``) is in memory and of bounded size, and counts as memory of the box; process 1 is root with four
+capabilities, and nobody can gain any; no network; the daemon's own filter of system calls.
+
+The system profile differs in that the root file system can be written, everything runs as root with the capabilities
+that package managers and servers need, and what is written lies on the daemon's disk. `gives_up` names what is not
+held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from envkit.sandbox.child import cause_of
+from envkit.types import JSON, SandboxSpec
+
+WORK = "/workspace"
+SOCKETS = "/run/envkit"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+AGENT_UID = 1000
+GRADER_UID = 1001
+
+OWNER_LABEL = "envkit.owner"
+BOX_LABEL = "envkit.box"
+STAY_LABEL = "envkit.stay"
+
+_MEMORY_MIB = 1024
+_PIDS = 256
+_DISK_MIB = 256
+_SHM_MIB = 16
+_OPEN_FILES = 4096
+"""As many as a daemon can grant that was itself given few."""
+_SOCKETS_OPTIONS = "size=1m,nr_inodes=1024,mode=0755,nosuid,nodev"
+_STRICT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
+_SYSTEM_CAPABILITIES = (
+    *_STRICT_CAPABILITIES,
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "NET_BIND_SERVICE",
+    "SETPCAP",
+    "SYS_CHROOT",
+)
+"""Docker's own, less NET_RAW, MKNOD, AUDIT_WRITE and SETFCAP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What the daemon knows of an image.
+
+    Attributes:
+        id: Its content's digest.
+        env: Environment variables that it sets.
+        volumes: Folders that it declares as places to write to.
+    """
+
+    id: str
+    env: Mapping[str, str]
+    volumes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a container may use. Sizes in MiB; `cpus` of None is without bound."""
+
+    memory_mib: int
+    pids: int
+    disk_mib: int
+    cpus: float | None
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> Bounds:
+        """Fill in what `spec` leaves open; places to write to are together smaller than half of the memory."""
+        memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
+        disk_mib = min(_DISK_MIB, max(memory_mib // 4, 1)) if spec.disk_mib is None else spec.disk_mib
+        return cls(memory_mib, _PIDS if spec.pids is None else spec.pids, disk_mib, spec.cpus)
+
+
+def options(
+    spec: SandboxSpec, image: Image, argv: Sequence[str], labels: Mapping[str, str], *, disk_option: bool = False
+) -> dict[str, JSON]:
+    """Return what makes the container of a box whose process 1 is `argv`, reached by its standard streams.
+
+    Args:
+        spec: What the box is to be.
+        image: Its files.
+        argv: Program and arguments of process 1.
+        labels: What to find it by.
+        disk_option: Whether the daemon can bound the root file system's size.
+    """
+    bounds = Bounds.of(spec)
+    host = {
+        **_host(spec, bounds),
+        **(_system(bounds, disk_option) if spec.profile == "system" else _strict(image, bounds)),
+    }
+    if spec.runtime is not None:
+        host["Runtime"] = spec.runtime
+    return {
+        "Image": image.id,
+        "Entrypoint": list(argv),
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Hostname": "sandbox",
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "Tty": False,
+        "Healthcheck": {"Test": ["NONE"]},
+        "Labels": dict(labels),
+        "HostConfig": host,
+    }
+
+
+def gives_up(spec: SandboxSpec, *, disk_option: bool = False) -> tuple[str, ...]:
+    """Name what `spec` leaves unheld, in the words of `capabilities`."""
+    lost = []
+    if spec.network == "open":
+        lost.append("network")
+    if spec.profile == "system":
+        lost += ["uid"] if disk_option else ["disk", "uid"]
+    return tuple(lost)
+
+
+def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
+    """Return the environment of everything in the box: the image's, ours and the spec's, the later over the earlier."""
+    ours = {"HOME": "/root"} if spec.profile == "system" else {"HOME": WORK}
+    return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, **ours, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
+
+
+def cause(state: Mapping[str, JSON], last_line: str) -> str | None:
+    """Say why a container is gone, from the daemon's record of its state; None while it runs.
+
+    Args:
+        state: ``State`` of the container.
+        last_line: What its process 1 wrote last.
+    """
+    if state.get("Running") or state.get("Status") in ("created", "removing"):
+        return None
+    if state.get("OOMKilled"):
+        return "out of memory"
+    code = state.get("ExitCode")
+    if not isinstance(code, int):
+        return None
+    return cause_of(128 - code if 128 < code <= 192 else code, last_line)
+
+
+def _host(spec: SandboxSpec, bounds: Bounds) -> dict[str, JSON]:
+    host: dict[str, JSON] = {
+        "NetworkMode": "bridge" if spec.network == "open" else "none",
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "PidsLimit": bounds.pids,
+        "Memory": bounds.memory_mib << 20,
+        "MemorySwap": bounds.memory_mib << 20,
+        "IpcMode": "private",
+        "ShmSize": _SHM_MIB << 20,
+        "CgroupnsMode": "private",
+        "Init": False,
+        # Who outlives us has nobody to remove it; of the others we want to know how they ended.
+        "AutoRemove": spec.stay,
+        # Every frame of the channel would be written to the daemon's disk.
+        "LogConfig": {"Type": "none"},
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES}],
+        # A volume without name is removed with its container, and its place on this host is where sockets are found.
+        "Mounts": [
+            {
+                "Type": "volume",
+                "Target": SOCKETS,
+                "VolumeOptions": {
+                    "NoCopy": True,
+                    "DriverConfig": {
+                        "Name": "local",
+                        "Options": {"type": "tmpfs", "device": "tmpfs", "o": _sockets_options(spec)},
+                    },
+                },
+            }
+        ],
+    }
+    if bounds.cpus is not None:
+        host["NanoCpus"] = round(bounds.cpus * 1e9)
+    return host
+
+
+def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:
+    size = f"size={bounds.disk_mib}m,exec,nosuid,nodev"
+    # What an image declares as a volume would be a folder on the daemon's disk.
+    places: dict[str, JSON] = dict.fromkeys(image.volumes, f"{size},mode=1777")
+    places["/tmp"] = f"{size},mode=1777"
+    places[WORK] = f"{size},mode=0755,uid={AGENT_UID},gid={AGENT_UID}"
+    return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": places}
+
+
+def _system(bounds: Bounds, disk_option: bool) -> dict[str, JSON]:
+    host: dict[str, JSON] = {"CapAdd": list(_SYSTEM_CAPABILITIES), "ReadonlyRootfs": False}
+    if disk_option:
+        host["StorageOpt"] = {"size": f"{bounds.disk_mib}m"}
+    return host
+
+
+def _sockets_options(spec: SandboxSpec) -> str:
+    uid = 0 if spec.profile == "system" else AGENT_UID
+    return f"{_SOCKETS_OPTIONS},uid={uid},gid={uid}"
