@@ -79,9 +79,15 @@ class Group:
                 self._set("cpu", "cpu.cfs_period_us", str(_PERIOD_US))
                 self._set("cpu", "cpu.cfs_quota_us", str(quota))
 
-    def doors(self) -> list[Path]:
-        """The files into which a process writes its number in order to join, with all that it will start."""
-        return [folder / "cgroup.procs" for folder in self._each()]
+    def join(self, pid: int) -> None:
+        """Put a process into it, with all that it will start.
+
+        Raises:
+            OSError: The kernel refuses.
+        """
+        for door in self._doors():
+            with door.open("r+") as file:
+                file.write(str(pid))
 
     def views(self) -> list[tuple[Path, str]]:
         """Each folder with the place at which programs expect to read it."""
@@ -102,7 +108,7 @@ class Group:
 
     def kill(self) -> None:
         """Kill who is in it."""
-        for door in self.doors():
+        for door in self._doors():
             with suppress(OSError):
                 for pid in door.read_text().split():
                     with suppress(ProcessLookupError):
@@ -117,6 +123,9 @@ class Group:
 
     def _each(self) -> list[Path]:
         return list(dict.fromkeys(self._folders.values()))
+
+    def _doors(self) -> list[Path]:
+        return [folder / "cgroup.procs" for folder in self._each()]
 
     def _bound_memory(self, size: int) -> None:
         if self._is_unified:

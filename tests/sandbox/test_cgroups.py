@@ -103,13 +103,17 @@ def test_the_bounds_of_version_2_leave_no_swap(tmp_path: Path) -> None:
     assert (root / "a/g/cpu.max").read_text() == "50000 100000"
 
 
-def test_a_group_is_joined_by_one_door_for_each_folder_and_seen_where_programs_look(tmp_path: Path) -> None:
+def test_a_group_is_joined_in_each_folder_and_seen_where_programs_look(tmp_path: Path) -> None:
     one = cgroups.Group(cgroups.find(version_1(tmp_path / "1")), "g")
-    assert one.doors() == [tmp_path / "1" / name / "g/cgroup.procs" for name in ("memory", "pids", "cpu")]
+    one.join(4711)
+    for name in ("memory", "pids", "cpu"):
+        assert (tmp_path / "1" / name / "g/cgroup.procs").read_text() == "4711"
     assert one.views()[0] == (tmp_path / "1/memory/g", "/sys/fs/cgroup/memory")
     root, own = version_2(tmp_path / "2", own="/a/b", shared="cpu memory pids")
+    files(root / "a/g", "cgroup.procs")
     two = cgroups.Group(cgroups.find(root, own), "g")
-    assert two.doors() == [root / "a/g/cgroup.procs"]
+    two.join(4711)
+    assert (root / "a/g/cgroup.procs").read_text() == "4711"
     assert two.views() == [(root / "a/g", "/sys/fs/cgroup")]
 
 
@@ -130,7 +134,7 @@ def test_groups_of_the_dead_are_found_and_those_of_the_living_are_not(tmp_path: 
     version_1(tmp_path, folders.owner_name(os.getpid()))
     version_1(tmp_path, "envkit-of-somebody-else")
     (group,) = cgroups.gone(cgroups.find(tmp_path))
-    assert group.doors()[0] == tmp_path / "memory" / dead / "cgroup.procs"
+    assert group.views()[0][0] == tmp_path / "memory" / dead
 
 
 @pytest.fixture
@@ -144,22 +148,32 @@ def real() -> Iterator[cgroups.Group]:
     group.remove()
 
 
+def joined(group: cgroups.Group, command: str) -> subprocess.Popen[bytes]:
+    """Start a command that begins once it is in the group."""
+    process = subprocess.Popen(
+        ["sh", "-c", f"read -r go; {command}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    group.join(process.pid)
+    assert process.stdin is not None
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
+    return process
+
+
 def test_a_real_group_holds_who_joined_and_is_removed_once_they_are_killed(real: cgroups.Group) -> None:
     real.make(cgroups.Bounds(memory_mib=32, pids=8, cpus=1))
-    join = ["sh", "-c", 'for door; do echo $$ > "$door"; done; exec sleep 1000', "sh", *map(str, real.doors())]
-    with subprocess.Popen(join, stdout=subprocess.DEVNULL) as process:
-        while not all(str(process.pid) in door.read_text().split() for door in real.doors()):
-            assert process.poll() is None
+    with joined(real, "sleep 1000; true") as process:
         assert not real.remove()
         real.kill()
         assert process.wait(5) == -9
-    assert real.remove()
+        while not real.remove():  # its child has yet to die
+            real.kill()
     assert not any(folder.exists() for folder, _ in real.views())
 
 
 def test_a_real_group_counts_who_ran_out_of_memory(real: cgroups.Group) -> None:
     real.make(cgroups.Bounds(memory_mib=32, pids=8))
-    script = 'for door; do echo $$ > "$door"; done; head -c 100000000 /dev/zero | tail -n 1 | wc -c; true'
-    done = subprocess.run(["sh", "-c", script, "sh", *map(str, real.doors())], capture_output=True, check=False)
-    assert done.stdout.strip() != b"100000000"
+    with joined(real, "head -c 100000000 /dev/zero | tail -n 1 | wc -c") as process:
+        out, _ = process.communicate(timeout=20)
+    assert out.strip() != b"100000000"
     assert real.oom_kills() >= 1

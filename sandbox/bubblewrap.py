@@ -1,0 +1,184 @@
+"""What bubblewrap is told about a box: its namespaces, the files that it sees, and the few places it can write to.
+
+A box sees, read-only, the system (``/usr`` and what links into it, a minimal ``/etc``) or the root file system of an
+image, and what its backend shows it. Its own are ``/proc`` and ``/dev``, which are read-only, and ``/tmp``,
+``/workspace``, ``/dev/shm`` and the folders for sockets: each in memory and of bounded size, so that nothing that a box
+writes is on a disk of the host.
+
+As root no user namespace is made, since the programs of a box are to have users of their own; the first process keeps
+what it needs to become them. As another user one is made, which is what allows the rest, with one user in it and no
+further ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+WORK = "/workspace"
+SOCKETS = "/run/envkit"
+"""Where a box finds its folder for sockets."""
+DOOR = "/run/envkit-door"
+"""Where, for its root alone, the socket lies by which a box that stays is reached again."""
+PROXY = "/run/envkit-proxy"
+"""Where a box finds the proxy that lets it reach some hosts."""
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPCAP")
+"""What the agent needs to start programs as other users, end them and give them files; the last to leave them none."""
+_PROBE_TIMEOUT_S = 10.0
+_LARGEST_SHM_MIB = 64
+_SOCKETS_BYTES = 1 << 20
+_DOOR_BYTES = 1 << 16
+_ETC = ("alternatives", "ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "ssl/openssl.cnf")
+_CERTIFICATES = "/etc/ssl/certs"
+_TELLS_OF_THE_HOST = ("kcore", "keys", "latency_stats", "sched_debug", "timer_list")
+_OWN = ("dev", "proc", "run", "sys", "tmp", "workspace")
+"""What a box has of its own, whatever the image holds there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One box, as bubblewrap is to make it.
+
+    Attributes:
+        etc: Folder of the host that `write_etc` filled.
+        disk_mib: Size of ``/tmp`` and of ``/workspace``, MiB.
+        image: Folder with a root file system; None shows the host's ``/usr``.
+        readable: Files and folders of the host that are seen, read-only, at the same place.
+        views: Further folders of the host and where they are seen, read-only.
+        is_online: Whether it is in the host's network.
+        stays: Whether it outlives us.
+    """
+
+    etc: Path
+    disk_mib: int
+    image: Path | None = None
+    readable: Sequence[str] = ()
+    views: Sequence[tuple[Path, str]] = ()
+    is_online: bool = False
+    stays: bool = False
+
+
+def why_unavailable() -> str | None:
+    """Return why there can be no bubblewrap boxes on this machine, in one line; None when there can. Blocks for ms."""
+    if sys.platform != "linux":
+        return "bubblewrap exists only on Linux"
+    program = shutil.which("bwrap")
+    if program is None:
+        return "bubblewrap is not installed (apt install bubblewrap)"
+    look = [*_namespaces(Look(Path("/"), 1)), *_host_system(), *_kernel(), "--size", "4096", "--tmpfs", "/tmp"]
+    try:
+        done = subprocess.run(
+            [program, *look, "--", "/bin/sh", "-c", "exit 0"],
+            env={},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not run: {error}"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.decode(errors="replace").split("\n")
+    said = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
+    return f"bubblewrap may not make namespaces on this machine ({said})"
+
+
+def write_etc(folder: Path) -> None:
+    """Write into `folder` what boxes see in /etc: one folder to mount instead of a dozen files."""
+    users = {"root": (0, 0), "agent": (1000, 1000), "grader": (1001, 1001)}
+    if os.geteuid() != 0:
+        users = {"agent": (os.geteuid(), os.getegid())}
+    lines = [f"{name}:x:{uid}:{gid}::{WORK}:/bin/sh\n" for name, (uid, gid) in users.items()]
+    (folder / "ssl" / "certs").mkdir(parents=True)
+    (folder / "passwd").write_text("".join(lines))
+    (folder / "group").write_text("".join(f"{name}:x:{gid}:\n" for name, (_, gid) in users.items()))
+    (folder / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
+    (folder / "resolv.conf").touch()
+    for name in _ETC:
+        source = Path("/etc", name)
+        if source.is_dir():
+            shutil.copytree(source, folder / name, symlinks=True)
+        elif source.exists():
+            shutil.copyfile(source, folder / name)
+
+
+def options(look: Look) -> list[str]:
+    """Return bubblewrap's options for a box; the program follows them."""
+    parts = [*_namespaces(look)]
+    if look.image is None:
+        parts += [*_host_system(), "--ro-bind", str(look.etc), "/etc"]
+        parts += ["--ro-bind-try", _CERTIFICATES, _CERTIFICATES]
+    else:
+        parts += _image_system(look.image)
+        for name in ("passwd", "group"):
+            if (look.image / "etc" / name).is_file():
+                parts += ["--ro-bind", str(look.etc / name), f"/etc/{name}"]
+    if look.is_online:
+        parts += ["--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf"]
+    parts += _kernel()
+    shm_mib = min(look.disk_mib, _LARGEST_SHM_MIB)
+    parts += [*_memory_folder("/dev/shm", shm_mib << 20), "--remount-ro", "/dev"]
+    for place in ("/tmp", WORK):
+        parts += _memory_folder(place, look.disk_mib << 20)
+    parts += _memory_folder(SOCKETS, _SOCKETS_BYTES)
+    if look.stays:
+        parts += ["--perms", "0700", "--size", str(_DOOR_BYTES), "--tmpfs", DOOR]
+    for shown in look.readable:  # after /tmp, since they may lie below it
+        parts += ["--ro-bind", shown, shown]
+    for source, place in look.views:
+        parts += ["--ro-bind", str(source), place]
+    return [*parts, "--remount-ro", "/", "--chdir", "/"]
+
+
+def _namespaces(look: Look) -> list[str]:
+    parts = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
+    if not look.is_online:
+        parts.append("--unshare-net")
+    if not look.stays:
+        parts.append("--die-with-parent")
+    parts += ["--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+    if os.geteuid() != 0:
+        return [*parts, "--unshare-user", "--disable-userns"]
+    return [*parts, *(part for name in _CAPABILITIES for part in ("--cap-add", name))]
+
+
+def _host_system() -> Iterator[str]:
+    yield from ("--ro-bind", "/usr", "/usr")
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        yield from _shown(Path("/", name), f"/{name}")
+
+
+def _image_system(image: Path) -> Iterator[str]:
+    """All that lies at the top of `image`, so that what it lacks can be made beside it."""
+    for entry in sorted(image.iterdir()):
+        if entry.name not in _OWN:
+            yield from _shown(entry, f"/{entry.name}")
+
+
+def _shown(path: Path, place: str) -> Iterator[str]:
+    if path.is_symlink():
+        yield from ("--symlink", str(path.readlink()), place)
+    elif path.exists():
+        yield from ("--ro-bind", str(path), place)
+
+
+def _kernel() -> Iterator[str]:
+    yield from ("--proc", "/proc")
+    for name in _TELLS_OF_THE_HOST:
+        if Path("/proc", name).exists():
+            yield from ("--ro-bind", "/dev/null", f"/proc/{name}")
+    # As root, /proc/sys would be writable and is the host's; nobody in a box needs to write below /proc.
+    yield from ("--remount-ro", "/proc", "--dev", "/dev")
+
+
+def _memory_folder(place: str, size: int) -> list[str]:
+    """A folder in memory that everybody in the box can write to."""
+    return ["--perms", "1777", "--size", str(size), "--tmpfs", place]

@@ -1,0 +1,59 @@
+"""A hold on the first process of a bubblewrap box, seen from the host: end it and everything is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+
+class FirstProcess:
+    """Process 1 of a box, held by descriptors, since its number may come to mean another process.
+
+    Args:
+        pid: Its number on the host.
+
+    Raises:
+        ProcessLookupError: It is gone.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._handles = [os.pidfd_open(pid)]
+
+    def folder(self, place: str) -> Path:
+        """Return a name by which the host enters the folder `place` of the box.
+
+        It stays the same folder, in the memory of the box and with the bounds of it, until `close`.
+
+        Raises:
+            OSError: The process is gone, or there is no such folder.
+        """
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(f"/proc/{self.pid}/root{place}", flags)
+        self._handles.append(handle)
+        signal.pidfd_send_signal(self._handles[0], 0)  # now the number was its own when the folder was opened
+        return Path(f"/proc/self/fd/{handle}")
+
+    def kill(self) -> None:
+        """Kill it, and with it everything in the box; safe to repeat."""
+        if self._handles:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handles[0], signal.SIGKILL)
+
+    async def wait(self) -> None:
+        """Wait until it has ended; many may wait at once."""
+        if self._handles:
+            handle = os.dup(self._handles[0])
+            try:
+                await anyio.wait_readable(handle)
+            finally:
+                os.close(handle)
+
+    def close(self) -> None:
+        """Let go; safe to repeat."""
+        while self._handles:
+            os.close(self._handles.pop())

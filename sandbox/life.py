@@ -1,0 +1,176 @@
+"""What a bubblewrap box hangs on while it lives, and what must be gone when it does not: processes, group, folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+from envkit import clock
+from envkit.sandbox import cgroups, folders
+from envkit.sandbox.child import Child, cause_of
+from envkit.sandbox.first_process import FirstProcess
+
+_CAUSE_S = 2.0
+_GRACE_S = 2.0
+"""Seconds until bubblewrap, which waits for its first process, must have ended after that was killed."""
+_EMPTY_S = 2.0
+"""Seconds until everybody who was killed must have left the group."""
+_VICTIM = 500
+"""How much sooner than others a box's programs die when the whole machine is out of memory, of 1,000."""
+
+
+class Life:
+    """The processes of one box on the host.
+
+    Args:
+        child: Bubblewrap; None where another process of ours started it.
+        group: Control group of all that runs in it.
+        told: Pipe on which bubblewrap says what the first process is.
+        first: The first process, where that is known.
+
+    Attributes:
+        group: The group.
+        folder: What is removed with it; None for nothing.
+    """
+
+    def __init__(
+        self,
+        child: Child | None,
+        group: cgroups.Group,
+        *,
+        told: int | None = None,
+        first: FirstProcess | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._child = child
+        self.group = group
+        self.folder = folder
+        self._told = told
+        self._first = first
+        self._oom_kills = 0
+
+    def first(self) -> FirstProcess | None:
+        """The box's first process, as soon as bubblewrap has said which it is, which it does before that runs."""
+        if self._first is None and self._told is not None:
+            os.set_blocking(self._told, False)
+            with suppress(ValueError, KeyError, OSError):
+                self._first = FirstProcess(json.loads(os.read(self._told, 4096))["child-pid"])
+        return self._first
+
+    async def cause(self) -> str:
+        """Say in one line why the box is gone; waits for at most 2 s."""
+        with anyio.move_on_after(_CAUSE_S):
+            await self._wait()
+        if self._child is None:
+            return "its processes have ended"
+        code = self._child.returncode
+        if code is not None and 128 < code <= 192:  # so bubblewrap reports a signal
+            code = 128 - code
+            if code == -signal.SIGKILL and (self._oom_kills or self.group.oom_kills()):
+                return "out of memory"
+        return cause_of(code, self._child.last_line())
+
+    async def kill(self) -> None:
+        """End everything in the box and remove what it leaves; safe to repeat, not cancelled, bounded."""
+        with anyio.CancelScope(shield=True):
+            if (first := self.first()) is not None:
+                first.kill()
+            elif self._child is not None:
+                self._child.kill()
+            if self._child is not None:
+                await self._child.end(grace_s=_GRACE_S)
+            else:
+                with anyio.move_on_after(_GRACE_S):
+                    await self._wait()
+            self._oom_kills = max(self._oom_kills, self.group.oom_kills())
+            await self._empty()
+            self.let_go()
+            if self.folder is not None:
+                await clock.to_thread(folders.remove, self.folder)
+
+    def let_go(self) -> None:
+        """Close what we hold, without ending anything; safe to repeat."""
+        if self._first is not None:
+            self._first.close()
+        if self._told is not None:
+            os.close(self._told)
+            self._told = None
+
+    async def _wait(self) -> None:
+        if self._child is not None:
+            await self._child.wait()
+        elif self._first is not None:
+            await self._first.wait()
+
+    async def _empty(self) -> None:
+        with anyio.move_on_after(_EMPTY_S):
+            while not self.group.remove():
+                self.group.kill()
+                await anyio.sleep(0.005)
+
+
+async def launch(
+    options: Sequence[str],
+    command: Sequence[str],
+    *,
+    stream: socket.socket,
+    filter_program: bytes | None,
+    places: cgroups.Places,
+    bounds: cgroups.Bounds,
+) -> Life:
+    """Start bubblewrap in a control group of its own.
+
+    It reads its options from a pipe before it starts anything: until they are written it can be put into the group,
+    which is named after it; and nobody else on the machine can read them.
+
+    Args:
+        options: What bubblewrap is told.
+        command: What it runs.
+        stream: Becomes the command's standard input and output; closed here.
+        filter_program: The filter of system calls.
+        places: Where groups can be made.
+        bounds: The group's.
+
+    Raises:
+        OSError: There is no bubblewrap, or the group cannot be made.
+    """
+    told, tells = os.pipe()
+    arguments, arguments_end = os.pipe()
+    filtering, filtering_end = os.pipe()
+    life: Life | None = None
+    try:
+        argv = ["bwrap", "--args", str(arguments), "--info-fd", str(tells)]
+        if filter_program is not None:
+            os.write(filtering_end, filter_program)  # a pipe holds 64 KiB
+            argv += ["--seccomp", str(filtering)]
+        # Bubblewrap's environment would be readable inside.
+        child = Child([*argv, "--", *command], env={}, stream=stream, pass_fds=(arguments, tells, filtering))
+        life = Life(child, cgroups.Group(places, folders.owner_name(child.pid)), told=told)
+        life.group.make(bounds)
+        life.group.join(child.pid)
+        prefer_as_victim(child.pid)
+        with suppress(BrokenPipeError):  # it has ended and said why
+            os.write(arguments_end, b"\0".join(os.fsencode(option) for option in options))
+    except BaseException:
+        if life is None:
+            os.close(told)
+        else:
+            await life.kill()
+        raise
+    finally:
+        for handle in (tells, arguments, arguments_end, filtering, filtering_end):
+            os.close(handle)
+    return life
+
+
+def prefer_as_victim(pid: int) -> None:
+    """Have the process, and what it will start, killed before others when the whole machine is out of memory."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(_VICTIM))
