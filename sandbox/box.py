@@ -1,12 +1,10 @@
-"""A running sandbox on this machine, and the set of those that one backend has started."""
+"""A running sandbox of any backend: calls to the agent inside, over a channel, and a hold on what it consists of."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -14,262 +12,336 @@ from socket import socket
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxStartError
-from envkit.sandbox import folders
-from envkit.sandbox.child import Child
-from envkit.types import ExecResult, SandboxSpec
+from envkit.errors import (
+    DeadlineError,
+    EnvkitError,
+    MissingFileError,
+    RefusedFileError,
+    SandboxError,
+    SandboxLostError,
+    SandboxStartError,
+    TooLargeError,
+    UnreachableError,
+    UnsupportedError,
+)
+from envkit.sandbox import folders, forward, trees
+from envkit.sandbox.boxes import Boxes
+from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
+from envkit.sandbox.shell import BoxShell, result_of
+from envkit.types import JSON, ExecResult, SandboxUser
 
-KEPT_BYTES = 64 << 10
-"""How much of the end of a box's standard error is kept."""
-EXEC_KEPT_BYTES = 1 << 20
-"""How much of the end of each output of a command is kept."""
-_GRACE_S = 2.0
-"""Seconds that the gentle way of ending a process tree, which misses nobody, may take."""
-_SAME_DEATH_S = 0.3
-"""Who is killed with the box may be seen to end this much earlier than the box."""
+__all__ = ["SOCKETS", "Box", "Boxes", "Hold"]
 
-KEEPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")))
-"""Runs a program and ends everything that it started; takes its order from standard input."""
+SOCKETS = "/run/envkit"
+"""Where a box finds its folder for sockets, unless that is a folder of the host."""
+
+_CAUSE_S = 3.0
+_KILL_S = 15.0
+_LOG_BYTES = 64 << 10
+_ERRORS: Mapping[str, type[EnvkitError]] = {
+    "missing": MissingFileError,
+    "refused": RefusedFileError,
+    "unsupported": UnsupportedError,
+    "unreachable": UnreachableError,
+    "too_large": TooLargeError,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """How to start a keeper inside a box that is running.
+class Hold:
+    """What a backend gives a box to hold on to.
 
     Attributes:
-        argv: What runs the keeper there.
-        pass_fds: What it inherits.
+        cause: Once it is gone, says why in one line; takes at most 2 s.
+        kill: Ends everything in it and removes what it left; safe to repeat.
+        sockets: The folder of its sockets on the host; None: they are reached through the agent.
+        snapshot: Keeps its files and returns the name; None where that cannot be done.
+        gives_up: What is not held of what others of its kind hold, such as ``"uid"``.
     """
 
-    argv: tuple[str, ...]
-    pass_fds: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A box as seen from inside and from outside.
-
-    Attributes:
-        env: Environment of everything in it.
-        work: Folder, named as inside, that programs start in.
-        sockets: Folder, named as outside, that its sockets appear in.
-        enter: Gives an `Entry` for the length of a block; raises `UnsupportedError` where there is no way in, and
-            `ProcessLookupError` when there is nobody inside any more.
-        end: Ends everything in it; called more than once.
-        codes_for_signals: Whether death by signal n is reported as exit code 128 + n.
-    """
-
-    env: Mapping[str, str]
-    work: str
-    sockets: Path
-    enter: Callable[[], AbstractContextManager[Entry]]
-    end: Callable[[], None]
-    codes_for_signals: bool = False
+    cause: Callable[[], Awaitable[str]]
+    kill: Callable[[], Awaitable[None]]
+    sockets: Path | None = None
+    snapshot: Callable[[], Awaitable[str]] | None = None
+    gives_up: tuple[str, ...] = ()
 
 
 class Box:
-    """One sandbox; satisfies `envkit.protocols.Sandbox`.
+    """One sandbox; satisfies `envkit.protocols.Sandbox`. Made in a running event loop.
+
+    When its agent is gone, or breaks the rules of the channel, it is ended as a whole, and what it consists of is given
+    back at once, whether or not `stop` is called.
 
     Args:
         box_id: Its id.
-        child: The process that its life hangs on.
-        place: What it looks like.
-        forget: Called once it is stopped, to give back its folder.
+        channel: To its agent.
+        hold: What it consists of.
+        work: Folder, named as inside, that programs start in.
+        forget: Called once nothing is left of it.
+
+    Attributes:
+        work: The same folder.
+        gives_up: What is not held of what others of its kind hold.
     """
 
-    def __init__(self, box_id: str, child: Child, place: Place, forget: Callable[[Box], None]) -> None:
+    def __init__(self, box_id: str, channel: Channel, hold: Hold, *, work: str, forget: Callable[[Box], None]) -> None:
+        self.work = work
+        self.gives_up = hold.gives_up
         self._id = box_id
-        self._child = child
-        self._place = place
+        self._channel = channel
+        self._hold = hold
         self._forget = forget
-        self._is_stopped = False
+        self._shells: dict[tuple[str, SandboxUser], BoxShell] = {}
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._cause: str | None = None
+        self._failure: str | None = None
+        self._is_released = False
+        self._is_lost = anyio.Event()
+        self._is_gone = anyio.Event()
+        self._burial: asyncio.Task[None] | None = None
+        channel.when_ended(self._on_end)
 
     @property
     def id(self) -> str:
         return self._id
 
-    @property
-    def pid(self) -> int:
-        """Process id, on the host, of what its life hangs on."""
-        return self._child.pid
+    async def started(self, config: Mapping[str, JSON], timeout_s: float) -> None:
+        """Tell the agent what to be, and return once its command runs.
 
-    @property
-    def log(self) -> str:
-        """The end of what it wrote to standard error, at most 64 KiB."""
-        return self._child.stderr.text()
-
-    async def started(self, timeout_s: float, *, order: bytes = b"") -> None:
-        """Return once its command runs, having written `order` to its life line.
+        Args:
+            config: The first frame to it.
+            timeout_s: Seconds until a box that is not ready counts as failed.
 
         Raises:
-            SandboxStartError: It ended, or did not run in time; the box is stopped.
+            SandboxStartError: It ended, or was not ready in time; nothing is left of it.
         """
-        runs = False
         try:
-            with anyio.move_on_after(timeout_s):
-                await self._child.order(order)
-                runs = await self._child.first_output()
-        finally:
-            if not runs:
-                cause = f"not running after {timeout_s:g} s" if self._child.returncode is None else self._cause()
-                await self.stop()
-        if not runs:
-            raise SandboxStartError(self._id, cause)
+            with anyio.move_on_after(timeout_s) as limit:
+                await self._channel.open(config, timeout_s)
+                await self._channel.call("ping")
+            if limit.cancelled_caught:
+                self._channel.fail(f"not ready after {timeout_s:g} s")
+                raise ChannelEndedError(self._channel.reason)
+        except ChannelEndedError:
+            cause = await self.wait()
+            await self.stop()
+            raise SandboxStartError(self._id, cause) from None
+        except BaseException:
+            await self.stop()
+            raise
 
-    async def exec(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> ExecResult:
-        """Run `argv` in the box; see `envkit.protocols.Sandbox.exec`.
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        user: SandboxUser = "agent",
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a program to its end; see `envkit.protocols.Sandbox.exec`.
 
-        Everything that it started is ended with it. Of each output the last MiB is kept. A program that cannot be
-        started has exit code 127 (not found) or 126.
+        Raises:
+            ValueError: An argument or variable holds NUL, or together they have more than 1 MiB.
+        """
+        env = env or {}
+        if any("\0" in part for part in (*argv, *env, *env.values())):
+            raise ValueError("a program's arguments and environment cannot hold NUL")
+        reply = await self.call(
+            "exec",
+            feed=stdin or None,
+            argv=list(argv),
+            env={**env},
+            cwd=cwd,
+            timeout_s=timeout_s,
+            keep_bytes=max_output_bytes,
+            user=user,
+            stdin=bool(stdin),
+            pty=None,
+        )
+        return await self.result(reply)
+
+    def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> BoxShell:
+        """Return the shell `name`, which starts with its first command."""
+        key = name, user
+        if key not in self._shells:
+            self._shells[key] = BoxShell(self, name, user)
+        return self._shells[key]
+
+    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
+        return (await self.call("read", path=path, max_bytes=max_bytes)).data
+
+    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        """Write a file; see `envkit.protocols.Sandbox.write`."""
+        await self.call("write", feed=content, path=path, mode=mode)
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a file or folder of the host into the box; see `envkit.protocols.Sandbox.upload`.
+
+        Links are copied as links; everything belongs to the agent's user then.
+
+        Raises:
+            UsageError: `source` is missing, cannot be read, or holds what is neither file, folder nor link.
+            RefusedFileError: It cannot be written.
+        """
+        async with aclosing(trees.packed(source)) as pieces:
+            await self.call("unpack", feed=pieces, path=target)
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        """Copy a file or folder of the box to the host; see `envkit.protocols.Sandbox.download`.
+
+        Raises:
+            UsageError: `target` exists, or its folder does not.
+        """
+        async with aclosing(self._pack(source, max_bytes)) as pieces:
+            await trees.unpacked(pieces, target, max_bytes=max_bytes)
+
+    async def connect(self, place: str | int) -> socket:
+        """Connect to a socket inside; see `envkit.protocols.Sandbox.connect`."""
+        await self._require_life()
+        if isinstance(place, str):
+            if self._hold.sockets is not None:
+                return folders.connect(self._hold.sockets, place)
+            if place in ("", ".", "..") or "/" in place or "\0" in place:
+                raise UnreachableError(f"{place!r} is not the name of a socket")
+            return await self._forward(path=f"{SOCKETS}/{place}")
+        return await self._forward(port=place)
+
+    async def probe(self, timeout_s: float) -> float:
+        """Return the seconds that an answer from inside took; see `envkit.protocols.Sandbox.probe`."""
+        began = clock.now()
+        with anyio.move_on_after(timeout_s):
+            await self.call("ping")
+            return clock.now() - began
+        raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
+
+    async def snapshot(self) -> str:
+        """Keep the files as they are now; see `envkit.protocols.Sandbox.snapshot`."""
+        await self._require_life()
+        if self._hold.snapshot is None:
+            raise UnsupportedError(f"{self._id}: boxes of this kind cannot be kept")
+        return await self._hold.snapshot()
+
+    async def log(self) -> str:
+        """Return the last 64 KiB of what its command wrote to standard error."""
+        return (await self.call("log", max_bytes=_LOG_BYTES)).data.decode(errors="replace")
+
+    async def stats(self) -> dict[str, JSON]:
+        """Return what the agent knows: ``processes``, ``uptime_s``, and ``memory_bytes`` where that can be known."""
+        end = (await self.call("stats")).end
+        return {name: value for name, value in end.items() if name not in ("id", "end")}
+
+    async def wait(self) -> str:
+        """Return, once it is gone, the cause in one line."""
+        await self._is_lost.wait()
+        assert self._cause is not None
+        return self._cause
+
+    async def stop(self) -> None:
+        """End everything in it and remove what it left; safe to repeat, not cancelled, bounded (15 s).
+
+        Raises:
+            SandboxError: That did not succeed.
+        """
+        if not self._channel.is_ended:
+            self._cause = "stopped"
+            self._channel.close()
+        with anyio.CancelScope(shield=True):
+            await self._is_gone.wait()
+        if self._failure is not None:
+            raise SandboxError(self._failure)
+
+    async def release(self) -> None:
+        """Let go of it and leave it running; what is asked of it from now on fails as after `stop`."""
+        self._is_released = True
+        await self.stop()
+
+    async def call(
+        self, do: str, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
+    ) -> Reply:
+        """Make a call to the agent, see `envkit.sandbox.channel.Channel.call`.
 
         Raises:
             SandboxLostError: The box is gone.
-            UnsupportedError: There is no way into this box on this machine.
+            EnvkitError: The agent refuses; the class says how.
         """
-        self._check_alive()
-        order = keeper_order(self._place.work, argv, {**self._place.env, **(env or {})})
         try:
-            with self._place.enter() as entry:
-                command = Child(entry.argv, env={}, keep_bytes=EXEC_KEPT_BYTES, life_line=True, pass_fds=entry.pass_fds)
-        except ProcessLookupError:
-            with anyio.move_on_after(_SAME_DEATH_S):
-                await self._child.wait()
-            raise SandboxLostError(self._id, self._cause()) from None
-        began = clock.now()
-        try:
-            with anyio.move_on_after(timeout_s) as limit:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._end_with_box, command)
-                    await command.order(order)
-                    await command.wait()
-                    tasks.cancel_scope.cancel()
-        finally:
-            await command.end(command.let_go, grace_s=_GRACE_S)
-        if not limit.cancelled_caught and command.returncode == -signal.SIGKILL:
-            with anyio.move_on_after(_SAME_DEATH_S):
-                await self._child.wait()
-        self._check_alive()
-        return ExecResult(
-            exit_code=None if limit.cancelled_caught else command.returncode,
-            stdout=command.stdout.text(),
-            stderr=command.stderr.text(),
-            timed_out=limit.cancelled_caught,
-            truncated=command.stdout.cut > 0 or command.stderr.cut > 0,
-            duration_s=clock.now() - began,
-        )
+            return await self._channel.call(do, feed=feed, queue_s=queue_s, **fields)
+        except ChannelEndedError:
+            raise SandboxLostError(self._id, await self.wait()) from None
+        except RefusedCallError as error:
+            raise self._refusal(error) from None
 
-    async def connect(self, name: str) -> socket:
-        """Connect to a Unix socket inside; see `envkit.protocols.Sandbox.connect`."""
-        self._check_alive()
-        return folders.connect(self._place.sockets, name)
-
-    async def wait(self) -> str:
-        """Return, once the box is gone, the cause in one line."""
-        await self._child.wait()
-        return self._cause()
-
-    async def stop(self) -> None:
-        """End everything in the box and remove its folder; safe to repeat, not cancelled, bounded (7 s)."""
-        self._is_stopped = self._is_stopped or self._child.returncode is None
-        with anyio.CancelScope(shield=True):
-            await self._child.end(self._place.end, grace_s=_GRACE_S)
-            self._place.end()  # whoever outlived the process that we watch
-            self._forget(self)
-            await clock.to_thread(folders.remove, self._place.sockets.parent)
-
-    async def _end_with_box(self, command: Child) -> None:
-        await self._child.wait()
-        command.let_go()
-
-    def _check_alive(self) -> None:
-        if self._is_stopped or self._child.returncode is not None:
-            raise SandboxLostError(self._id, self._cause())
-
-    def _cause(self) -> str:
-        code = self._child.returncode
-        if self._is_stopped:
-            return "stopped"
-        if code is None:
-            return "everything in it has ended"
-        if self._place.codes_for_signals and 128 < code <= 192:
-            code = 128 - code
-        if code < 0:
-            return f"killed by signal {-code}{_signal_name(-code)}"
-        line = self._child.stderr.last_line() if code else ""
-        return f"exited with code {code}{f': {line}' if line else ''}"
-
-
-class Boxes:
-    """The boxes of one backend, and the folder that holds theirs.
-
-    Args:
-        kind: First part of the ids.
-    """
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._started = 0
-        self._folder: Path | None = None
-        self._boxes: set[Box] = set()
-
-    async def open(self) -> None:
-        """Clear away what earlier owners left, and make the folder."""
-        await clock.to_thread(folders.reap)
-        self._folder = folders.new_run_folder()
-
-    async def close(self) -> None:
-        """Stop what still runs and remove the folder; not cancelled."""
-        with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as tasks:
-                for box in list(self._boxes):
-                    tasks.start_soon(box.stop)
-            if self._folder is not None:
-                await clock.to_thread(folders.remove, self._folder)
-                self._folder = None
-
-    def new_place(self, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> tuple[str, Path]:
-        """Return an id and a folder with ``s`` and ``home`` in it.
+    async def result(self, reply: Reply) -> ExecResult:
+        """Return what a command did, which the agent may have said wrongly.
 
         Raises:
-            SandboxStartError: The spec asks for what `capabilities` do not hold.
+            SandboxLostError: It did; the box is ended.
         """
-        if self._folder is None:
-            raise SandboxError("the backend is not open; use 'async with'")
-        self._started += 1
-        box_id = f"{self._kind}-{self._started}"
-        if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
-            raise SandboxStartError(box_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}")
-        if spec.memory_mib is not None and not capabilities["memory"]:
-            raise SandboxStartError(box_id, f"memory_mib={spec.memory_mib} is refused: memory is not bounded here")
-        folder = self._folder / box_id
-        for part in (folder, folder / "s", folder / "home"):
-            part.mkdir(mode=0o700)
-        return box_id, folder
+        try:
+            return result_of(reply)
+        except ValueError as error:
+            self._channel.fail(f"broken frame: {error}")
+            raise SandboxLostError(self._id, await self.wait()) from None
 
-    def add(self, box: Box) -> None:
-        self._boxes.add(box)
+    async def _pack(self, source: str, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        # Beside contents there are headers, of which small files have more than of contents.
+        bound = 2 * max_bytes + (16 << 20)
+        try:
+            call = await self._channel.start("pack", path=source, max_bytes=bound)
+            try:
+                while (piece := await call.receive()) is not None:
+                    yield piece[1]
+            finally:
+                await call.leave()
+        except ChannelEndedError:
+            raise SandboxLostError(self._id, await self.wait()) from None
+        except RefusedCallError as error:
+            raise self._refusal(error) from None
 
-    def discard(self, box: Box) -> None:
-        self._boxes.discard(box)
+    async def _forward(self, **place: JSON) -> socket:
+        try:
+            theirs, pump = await forward.connected(self._channel, **place)
+        except ChannelEndedError:
+            raise SandboxLostError(self._id, await self.wait()) from None
+        except RefusedCallError as error:
+            raise self._refusal(error) from None
+        task = self._channel.loop.create_task(pump)
+        self._pumps.add(task)
+        task.add_done_callback(self._pumps.discard)
+        return theirs
 
+    def _refusal(self, error: RefusedCallError) -> EnvkitError:
+        return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {error.text}")
 
-def keeper_order(folder: str, argv: Sequence[str], env: Mapping[str, str]) -> bytes:
-    """Return what tells a keeper to run `argv` in `folder`."""
-    parts = [folder, str(len(argv)), *argv, *(f"{name}={value}" for name, value in env.items())]
-    if any("\0" in part for part in parts):
-        raise ValueError("a program's arguments and environment cannot hold NUL")
-    content = b"\0".join(os.fsencode(part) for part in parts)
-    return b"%d\n%b" % (len(content), content)
+    async def _require_life(self) -> None:
+        if self._channel.is_ended:
+            raise SandboxLostError(self._id, await self.wait())
 
+    def _on_end(self) -> None:
+        # A box ends when it likes, so no task group is open for this.
+        self._burial = self._channel.loop.create_task(self._bury())
 
-@contextmanager
-def no_way_needed() -> Iterator[Entry]:
-    """Enter a box that is no more than a process: start the keeper here."""
-    yield Entry(KEEPER)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f" ({signal.Signals(number).name})"
-    except ValueError:
-        return ""
+    async def _bury(self) -> None:
+        """Find out why it ended, and give back what it consists of."""
+        if self._cause is None:
+            cause = self._channel.reason or "it has ended"
+            if not self._channel.reason:
+                with anyio.move_on_after(_CAUSE_S), suppress(EnvkitError, OSError):
+                    cause = await self._hold.cause()
+            self._cause = cause
+        self._is_lost.set()
+        try:
+            with anyio.move_on_after(_KILL_S) as limit:
+                if not self._is_released:
+                    await self._hold.kill()
+            if limit.cancelled_caught:
+                self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
+        except (EnvkitError, OSError) as error:
+            self._failure = f"{self._id} could not be ended: {error}"
+        finally:
+            self._forget(self)
+            self._is_gone.set()

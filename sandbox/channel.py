@@ -1,493 +1,307 @@
-"""The host's end of the stream to the program inside a box: many calls at once, answers in any order.
+"""The host's end of the talk with the agent of a box: many calls at once over one stream.
 
-What comes out of a box is in hostile hands. Every frame is bounded and every field typed before it is looked at, the
-answers to a call are bounded by what was asked for, and the first frame that breaks a rule ends the channel.
+A frame is two big-endian 32-bit lengths, a header (JSON, an object) and a body (bytes). What comes from the box is not
+believed: lengths, types, call numbers and the total of what a call may answer are checked; the first frame that breaks
+a rule ends the channel, and with it the box. One task reads; an answer wakes the caller that waits for it. A call
+that is not answered in time ends the channel too, since an agent that does not answer cannot be told to stop anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import struct
-from collections import deque
-from collections.abc import AsyncIterable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
-import msgspec
+import orjson
 
+from envkit.sandbox.call import (
+    MAX_BODY_BYTES,
+    BrokenFrameError,
+    Call,
+    ChannelEndedError,
+    Fields,
+    RefusedCallError,
+    Reply,
+    one_line,
+)
+from envkit.sandbox.socket_stream import SocketStream
 from envkit.types import JSON
 
+__all__ = ["Call", "Channel", "ChannelEndedError", "Hello", "RefusedCallError", "Reply", "SocketStream", "Stream"]
+
 MAX_HEADER_BYTES = 1 << 20
-MAX_BODY_BYTES = 1 << 16
 
-_LENGTHS = struct.Struct(">II")
-_FULL_BYTES = 1 << 20
-"""How much a call or a stream keeps for somebody who does not take it yet."""
-_STRAY_BYTES = 64 << 20
-"""How much may come for calls that were given up, which their box may not know yet."""
-_FRAME_PRICE_BYTES = 64
-_FAREWELL_S = 1.0
-
-
-class ChannelEndedError(Exception):
-    """The channel is over; whoever owns the box knows why."""
-
-
-class SilenceError(Exception):
-    """No answer came in time."""
-
-
-class RefusedCallError(Exception):
-    """The program inside says that it cannot do that.
-
-    Attributes:
-        code: One of ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad``, ``too_large``.
-        text: One line for people.
-    """
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.text = text
+_VERSION = 1
+_HEAD = struct.Struct(">II")
 
 
 class Stream(Protocol):
-    """Bytes to and from the program inside."""
+    """Bytes to and from an agent."""
 
     async def send(self, data: bytes) -> None:
-        """Write `data`, in one piece among those of other callers; return once the next may be written.
+        """Send all of `data`, waiting while the other side takes nothing. Calls may overlap: each one's bytes stay
+        together, in the order of the calls.
 
         Raises:
-            ConnectionError: The stream is over.
+            ConnectionError: The other side is gone.
         """
         ...
 
     async def receive(self) -> bytes:
-        """Return what came, waiting for some; empty at the end. Called by one task."""
+        """Return what has come, waiting for some; empty at the end. For one caller at a time."""
         ...
 
     def close(self) -> None:
-        """End the stream at once; safe to repeat."""
+        """Let go, and let the waiting `receive` return; safe to repeat."""
         ...
 
 
-class Frame(msgspec.Struct, frozen=True, gc=False):
-    """The header of a frame from inside; which fields count depends on the call."""
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What an agent says first.
 
-    id: int = 0
-    of: str = ""
-    end: bool = False
-    error: str | None = None
-    text: str = ""
-    hello: int = 0
-    python: str = ""
-    uid: int = 0
-    code: int | None = None
-    timed_out: bool = False
-    cut: int = 0
-    duration_s: float = 0.0
-    oom: bool | None = None
-    state: str = ""
-    size: int = 0
-    mode: int = 0
-    ack: int = 0
-    processes: int | None = None
-    memory_bytes: int | None = None
-    uptime_s: float | None = None
+    Attributes:
+        pid: Its process id, as seen inside.
+        python: Version of its Python, such as ``"3.11"``; may be another program's name.
+        uid: Its user id, as seen inside.
+    """
 
-
-class Reply(msgspec.Struct, gc=False):
-    """A whole answer: its last header, and what came before it."""
-
-    end: Frame
-    out: bytes
-    err: bytes
-    data: bytes
-
-
-class Call:
-    """One call that is under way; made by `Channel.start`."""
-
-    def __init__(self, channel: Channel, number: int, max_bytes: int | None) -> None:
-        self._channel = channel
-        self._number = number
-        self._room = max_bytes
-        self._parts = {"out": bytearray(), "err": bytearray(), "data": bytearray()}
-        self._frames: deque[tuple[Frame, bytes]] | None = None if max_bytes is not None else deque()
-        self._kept = 0
-        self._news: asyncio.Future[None] = channel.loop.create_future()
-        self._room_again: asyncio.Future[None] | None = None
-        self._last: Frame | None = None
-        self._failure: Exception | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self._last is not None or self._failure is not None
-
-    async def send(self, data: bytes) -> None:
-        """Send input, in frames."""
-        for at in range(0, len(data), MAX_BODY_BYTES):
-            await self._channel.post({"id": self._number, "more": True}, data[at : at + MAX_BODY_BYTES])
-
-    async def send_eof(self) -> None:
-        """End the input."""
-        await self._channel.post({"id": self._number, "eof": True})
-
-    async def acknowledge(self, count: int) -> None:
-        """Let the other side send `count` bytes more."""
-        await self._channel.post({"id": self._number, "ack": count})
-
-    async def resize(self, rows: int, columns: int) -> None:
-        """Give the terminal of this call another size."""
-        await self._channel.call("resize", of=self._number, rows=rows, cols=columns)
-
-    async def receive(self) -> tuple[Frame, bytes] | None:
-        """Return the next frame of a call without `max_bytes`; None when the call is over.
-
-        Raises:
-            RefusedCallError: The program inside cannot do it.
-            ChannelEndedError: The channel is over.
-        """
-        frames = self._frames
-        assert frames is not None
-        while not frames:
-            if self._failure is not None:
-                raise self._failure
-            if self._last is not None:
-                return None
-            await self._news
-            if not self.is_over:
-                self._news = self._channel.loop.create_future()
-        frame, body = frames.popleft()
-        self._kept -= len(body) + _FRAME_PRICE_BYTES
-        if self._room_again is not None and self._kept < _FULL_BYTES and not self._room_again.done():
-            self._room_again.set_result(None)
-        return frame, body
-
-    async def reply(self) -> Reply:
-        """Return the whole answer to a call with `max_bytes`."""
-        if not self.is_over:
-            await self._news
-        if self._failure is not None:
-            raise self._failure
-        assert self._last is not None
-        out, err, data = (bytes(part) for part in self._parts.values())
-        return Reply(self._last, out, err, data)
-
-    async def cancel(self) -> None:
-        """Have what it started ended, and forget it; safe to repeat."""
-        if not self.is_over:
-            self.fail(asyncio.CancelledError())  # type: ignore[arg-type]
-            await self._channel.give_up(self._number)
-
-    def fail(self, failure: Exception) -> None:
-        if not self.is_over:
-            self._failure = failure
-            self._wake()
-
-    def take(self, frame: Frame, body: bytes) -> asyncio.Future[None] | None:
-        """Take a frame in; return what to wait for before the next one comes.
-
-        Raises:
-            ValueError: The answer is longer than what was asked for.
-        """
-        if frame.error is not None:
-            self._failure = RefusedCallError(frame.error, frame.text[:1000])
-        elif frame.end:
-            self._last = frame
-        elif self._frames is not None:
-            self._frames.append((frame, body))
-            self._kept += len(body) + _FRAME_PRICE_BYTES
-        else:
-            assert self._room is not None
-            self._room -= len(body) + _FRAME_PRICE_BYTES
-            if self._room < 0 or frame.of not in self._parts:
-                raise ValueError("an answer that was not asked for")
-            self._parts[frame.of] += body
-            return None
-        self._wake()
-        if self._kept < _FULL_BYTES or self.is_over:
-            return None
-        self._room_again = self._channel.loop.create_future()
-        return self._room_again
-
-    def _wake(self) -> None:
-        if not self._news.done():
-            self._news.set_result(None)
-        if self._room_again is not None and self.is_over and not self._room_again.done():
-            self._room_again.set_result(None)
+    pid: int
+    python: str
+    uid: int
 
 
 class Channel:
-    """Calls to the program inside a box. `run` must run for as long as it is used.
+    """Calls to one agent. Made in a running event loop.
 
     Args:
-        stream: The bytes.
+        stream: Closed with the channel.
 
     Attributes:
-        loop: The event loop that it belongs to.
-        breach: What rule the other side broke, in one line; empty if none.
+        loop: The loop that it lives in.
+        reason: Why we ended it, in one line; empty when the other side did, or while it is open.
     """
 
     def __init__(self, stream: Stream) -> None:
         self.loop = asyncio.get_running_loop()
-        self.breach = ""
+        self.reason = ""
         self._stream = stream
-        self._waiting = bytearray()
+        self._buffer = bytearray()
+        self._needed = _HEAD.size
         self._calls: dict[int, Call] = {}
-        self._last_number = 0
-        self._stray = 0
-        self._hello: asyncio.Future[Frame] = self.loop.create_future()
-        self._decoder = msgspec.json.Decoder(Frame)
-        self._ended = anyio.Event()
+        self._last_id = 0
+        self._hello: asyncio.Future[Hello] = self.loop.create_future()
+        self._stalled: set[Call] = set()
+        self._room: asyncio.Future[None] | None = None
+        self._is_ended = False
+        self._end = anyio.Event()
+        self._on_end: list[Callable[[], None]] = []
+        self._reader: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Take in what comes, until the end."""
-        try:
-            while data := await self._stream.receive():
-                if (full := self._feed(data)) is not None:
-                    await full
-                while self._waiting and (full := self._feed(b"")) is not None:
-                    await full
-        except (ValueError, msgspec.DecodeError, RecursionError) as error:
-            self.breach = f"broken frame: {str(error)[:200]}"
-        except ConnectionError:
-            pass
-        finally:
-            self.close()
+    @property
+    def is_ended(self) -> bool:
+        return self._is_ended
 
-    async def open(self, config: dict[str, JSON], *, timeout_s: float) -> Frame:
-        """Wait for the greeting, and tell the program inside what it is to be.
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing is read because somebody does not take what has come."""
+        return bool(self._stalled)
+
+    async def open(self, config: Fields, timeout_s: float) -> Hello:
+        """Wait for the agent's first word and tell it what to be.
 
         Raises:
-            ChannelEndedError: It ended before it said anything.
-            SilenceError: It said nothing in time.
+            ChannelEndedError: It is gone, says something else, or said nothing for `timeout_s` seconds.
         """
+        # Owned by the channel, not by a task group: a box outlives the call that starts it.
+        self._reader = self.loop.create_task(self._read())
         with anyio.move_on_after(timeout_s):
-            hello = await asyncio.shield(self._hello)
-            await self.post({"config": config})
-            return hello
-        raise SilenceError
+            await asyncio.wait([self._hello])
+        if not self._hello.done():
+            self.fail(f"not ready after {timeout_s:g} s")
+        if self._is_ended:
+            raise ChannelEndedError(self.reason)
+        await self.send({"config": dict(config)})
+        return self._hello.result()
 
     async def call(
-        self,
-        do: str,
-        /,
-        *,
-        feed: bytes | AsyncIterable[bytes] | None = None,
-        max_bytes: int = 1 << 16,
-        deadline_s: float = 30.0,
-        **fields: Any,
+        self, do: str, /, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
     ) -> Reply:
-        """Make a call and return its answer. Cancelling it ends what it started.
+        """Make a call and return its answer.
+
+        ``timeout_s``, ``keep_bytes`` and ``max_bytes`` among the fields also say how long and how large the answer may
+        be. Cancelling it cancels the call inside, and waits until what that had started is ended, for at most 2 s.
 
         Args:
             do: What to do.
-            feed: Its input, which ends with this; None for a call without.
-            max_bytes: Most bytes of the answer; more is a breach.
-            deadline_s: Seconds until no answer means that nobody is there.
-            fields: The rest of its first frame.
+            feed: Its input.
+            queue_s: Seconds that it may wait for its turn inside.
+            fields: Its arguments.
 
         Raises:
-            RefusedCallError: The program inside cannot do it.
-            ChannelEndedError: The channel is over.
-            SilenceError: `deadline_s` passed.
+            RefusedCallError: The agent refused.
+            ChannelEndedError: The agent is gone, or does not answer.
+            ValueError: The arguments have more than 1 MiB.
         """
-        call = await self.start(do, max_bytes=max_bytes, **fields)
-        timer = self.loop.call_later(deadline_s, call.fail, SilenceError())
+        call = self._new_call(do, fields, queue_s, streamed=False)
         try:
-            if isinstance(feed, bytes):
-                await call.send(feed)
-                await call.send_eof()
-            elif feed is not None:
-                async for piece in feed:
-                    if call.is_over:
-                        break
-                    await call.send(piece)
-                else:
-                    await call.send_eof()
+            await call.send({"do": do, **fields})
+            if feed is not None:
+                await call.feed(feed)
             return await call.reply()
-        except (asyncio.CancelledError, SilenceError):
-            with anyio.move_on_after(_FAREWELL_S, shield=True):
-                await self.give_up(call._number)  # noqa: SLF001 - the other half of the same thing
-            raise
-        finally:
-            timer.cancel()
-            self._calls.pop(call._number, None)  # noqa: SLF001
-
-    async def start(self, do: str, /, *, max_bytes: int | None = None, **fields: Any) -> Call:
-        """Begin a call; without `max_bytes` its frames are taken one by one.
-
-        Raises:
-            ChannelEndedError: The channel is over.
-        """
-        self._last_number += 1
-        call = Call(self, self._last_number, None if max_bytes is None else max_bytes + (max_bytes >> 3) + (1 << 16))
-        self._calls[self._last_number] = call
-        try:
-            await self.post({"id": self._last_number, "do": do, **fields})
         except BaseException:
-            self._calls.pop(call._number, None)  # noqa: SLF001
+            await call.leave()
+            raise
+
+    async def start(self, do: str, /, **fields: JSON) -> Call:
+        """Make a call whose answer is taken piece by piece; end it by `Call.leave`. Raises as `call`."""
+        call = self._new_call(do, fields, 0.0, streamed=True)
+        try:
+            await call.send({"do": do, **fields})
+        except BaseException:
+            await call.leave()
             raise
         return call
 
-    async def give_up(self, number: int) -> None:
-        """Forget a call, and have it ended if the channel still is."""
-        if self._calls.pop(number, None) is not None and not self._ended.is_set():
-            with anyio.move_on_after(_FAREWELL_S, shield=True):
-                try:
-                    await self.post({"id": number, "cancel": True})
-                except ChannelEndedError:
-                    return
-
-    async def post(self, header: dict[str, JSON], body: bytes = b"") -> None:
-        """Send one frame.
-
-        Raises:
-            ChannelEndedError: The channel is over.
-            ValueError: The header is too large.
-        """
+    async def send(self, header: Fields, body: bytes = b"") -> None:
+        """Send one frame."""
+        if self._is_ended:
+            raise ChannelEndedError(self.reason)
+        head = _encode(header)
+        if len(head) > MAX_HEADER_BYTES:
+            raise ValueError(f"arguments of more than {MAX_HEADER_BYTES} bytes cannot be sent into a box")
         try:
-            text = msgspec.json.encode(header)
-        except UnicodeEncodeError:  # names of files may hold bytes that are no text
-            text = json.dumps(header).encode()
-        if len(text) > MAX_HEADER_BYTES:
-            raise ValueError(f"arguments and environment may have {MAX_HEADER_BYTES >> 10} KiB together")
-        if self._ended.is_set():
-            raise ChannelEndedError
-        try:
-            await self._stream.send(b"".join((_LENGTHS.pack(len(text), len(body)), text, body)))
+            await self._stream.send(_HEAD.pack(len(head), len(body)) + head + body)
         except ConnectionError:
-            raise ChannelEndedError from None
+            self.fail("")
+            raise ChannelEndedError(self.reason) from None
 
     async def ended(self) -> None:
-        """Return when it is over."""
-        await self._ended.wait()
+        """Return once it has ended."""
+        await self._end.wait()
 
-    @property
-    def is_over(self) -> bool:
-        return self._ended.is_set()
-
-    def close(self) -> None:
-        """End it and every call that is under way; safe to repeat."""
-        if not self._ended.is_set():
-            self._ended.set()
-            self._stream.close()
-            if not self._hello.done():
-                self._hello.set_exception(ChannelEndedError())
-                self._hello.exception()  # nobody may be waiting for it
-            for call in self._calls.values():
-                call.fail(ChannelEndedError())
-            self._calls.clear()
-
-    def _feed(self, piece: bytes) -> asyncio.Future[None] | None:
-        """Take whole frames in; return what to wait for if somebody has to take some first."""
-        waiting = self._waiting
-        waiting += piece
-        at = 0
-        full: asyncio.Future[None] | None = None
-        while full is None and len(waiting) - at >= _LENGTHS.size:
-            header_bytes, body_bytes = _LENGTHS.unpack_from(waiting, at)
-            if header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-                raise ValueError(f"{header_bytes} and {body_bytes} bytes")
-            middle = at + _LENGTHS.size + header_bytes
-            if len(waiting) < middle + body_bytes:
-                break
-            frame = self._decoder.decode(bytes(waiting[at + _LENGTHS.size : middle]))
-            full = self._take(frame, bytes(waiting[middle : middle + body_bytes]))
-            at = middle + body_bytes
-        del waiting[:at]
-        return full
-
-    def _take(self, frame: Frame, body: bytes) -> asyncio.Future[None] | None:
-        call = self._calls.get(frame.id)
-        if call is not None and not call.is_over:
-            full = call.take(frame, body)
-            if call.is_over:
-                self._calls.pop(frame.id, None)
-            return full
-        if frame.hello:
-            if not self._hello.done():
-                self._hello.set_result(frame)
-            return None
-        self._stray += len(body) + _FRAME_PRICE_BYTES
-        if self._stray > _STRAY_BYTES:
-            raise ValueError("too much for calls that nobody made")
-        return None
-
-
-class SocketStream(asyncio.Protocol):
-    """A `Stream` over a connected socket; made by `over`."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._input = bytearray()
-        self._wanted: asyncio.Future[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
-        self._is_reading = True
-        self._is_over = False
-
-    @classmethod
-    async def over(cls, connected: socket.socket) -> SocketStream:
-        """Take over a connected stream socket."""
-        connected.setblocking(False)
-        loop = asyncio.get_running_loop()
-        _, stream = await loop.connect_accepted_socket(cls, connected)
-        return stream
-
-    async def send(self, data: bytes) -> None:
-        if self._transport is None or self._is_over:
-            raise ConnectionError("the stream is over")
-        self._transport.write(data)
-        while self._drained is not None:
-            await asyncio.shield(self._drained)
-
-    async def receive(self) -> bytes:
-        while not self._input:
-            if self._is_over:
-                return b""
-            self._wanted = self._loop.create_future()
-            try:
-                await self._wanted
-            finally:
-                self._wanted = None
-        taken = bytes(self._input)
-        self._input.clear()
-        if not self._is_reading and self._transport is not None and not self._is_over:
-            self._is_reading = True
-            self._transport.resume_reading()
-        return taken
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Have `call` called once it has ended."""
+        if self._is_ended:
+            call()
+        else:
+            self._on_end.append(call)
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        """End it; every call under way raises `ChannelEndedError`. Safe to repeat."""
+        self.fail("")
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+    def fail(self, reason: str) -> None:
+        """End it, unless it has ended, and say why."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self.reason = reason
+        self._stream.close()
+        if self._reader is not None and self._reader is not asyncio.current_task(self.loop):
+            self._reader.cancel()
+        self._hello.cancel()
+        for call in list(self._calls.values()):
+            call.lose(ChannelEndedError(reason))
+        self._end.set()
+        for told in self._on_end:
+            told()
 
-    def data_received(self, data: bytes) -> None:
-        self._input += data
-        if self._wanted is not None and not self._wanted.done():
-            self._wanted.set_result(None)
-        if len(self._input) > _FULL_BYTES and self._is_reading and self._transport is not None:
-            self._is_reading = False
-            self._transport.pause_reading()
+    def broken(self, what: str) -> ChannelEndedError:
+        """End it because of what the agent said; returns what to raise."""
+        self.fail(f"broken frame: {what}")
+        return ChannelEndedError(self.reason)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._is_over = True
-        for waiting in (self._wanted, self._drained):
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
-        self._drained = None
+    def forget(self, call: Call) -> None:
+        """Expect no more frames of `call`."""
+        self._calls.pop(call.id, None)
+        self.unstall(call)
 
-    def pause_writing(self) -> None:
-        self._drained = self._loop.create_future()
+    def stall(self, call: Call) -> None:
+        """Read no more until `call` is unstalled."""
+        self._stalled.add(call)
 
-    def resume_writing(self) -> None:
-        if self._drained is not None:
-            self._drained.set_result(None)
-            self._drained = None
+    def unstall(self, call: Call) -> None:
+        """Read on as far as it is up to `call`."""
+        if call in self._stalled:
+            self._stalled.remove(call)
+            if not self._stalled and self._room is not None and not self._room.done():
+                self._room.set_result(None)
+
+    def _new_call(self, do: str, fields: Fields, queue_s: float, *, streamed: bool) -> Call:
+        if self._is_ended:
+            raise ChannelEndedError(self.reason)
+        self._last_id += 1
+        call = Call(self, self._last_id, do, fields, queue_s, streamed=streamed)
+        self._calls[call.id] = call
+        return call
+
+    async def _read(self) -> None:
+        reason = "the channel failed"
+        try:
+            while data := await self._stream.receive():
+                self._take(data)
+                while self._stalled:
+                    self._room = self.loop.create_future()
+                    await self._room
+            reason = ""
+        except BrokenFrameError as error:
+            reason = f"broken frame: {error}"
+        except ConnectionError:
+            reason = ""
+        finally:
+            self.fail(reason)
+
+    def _take(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= self._needed:
+            head_bytes, body_bytes = _HEAD.unpack_from(buffer)
+            if head_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+                raise BrokenFrameError(f"lengths of {head_bytes} and {body_bytes}")
+            body_at = _HEAD.size + head_bytes
+            length = body_at + body_bytes
+            if len(buffer) < length:
+                self._needed = length
+                return
+            with memoryview(buffer) as view:
+                head, body = bytes(view[_HEAD.size : body_at]), bytes(view[body_at:length])
+            del buffer[:length]
+            self._needed = _HEAD.size
+            self._take_frame(head, body)
+
+    def _take_frame(self, head: bytes, body: bytes) -> None:
+        try:
+            header = orjson.loads(head)
+        except ValueError:
+            raise BrokenFrameError("a header that is not JSON") from None
+        if type(header) is not dict:
+            raise BrokenFrameError("a header that is no object")
+        if not self._hello.done():
+            self._hello.set_result(_hello(header))
+            return
+        number = header.get("id")
+        call = self._calls.get(number) if type(number) is int else None
+        if call is None:
+            raise BrokenFrameError("an answer to a call that nobody made")
+        call.take(header, body)
+
+
+def _hello(header: Mapping[str, JSON]) -> Hello:
+    version, pid, python, uid = (header.get(name) for name in ("hello", "pid", "python", "uid"))
+    if type(version) is not int or version != _VERSION:
+        raise BrokenFrameError(f"a first word that is not hello {_VERSION}")
+    if type(pid) is not int or type(uid) is not int or not isinstance(python, str):
+        raise BrokenFrameError("a hello without pid, python and uid")
+    return Hello(pid, one_line(python), uid)
+
+
+def _encode(header: Fields) -> bytes:
+    try:
+        return orjson.dumps(header)
+    except TypeError:  # file names that are not UTF-8 hold lone surrogates, which only the slower one escapes
+        return json.dumps(header).encode()

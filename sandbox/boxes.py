@@ -1,0 +1,124 @@
+"""The boxes of one backend: their ids and folders, what none of them may ask for, and that none is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+from envkit import clock
+from envkit.errors import SandboxError, SandboxStartError
+from envkit.sandbox import folders
+from envkit.types import SandboxSpec
+
+
+class Stoppable(Protocol):
+    """A box, as far as its backend must know it."""
+
+    async def stop(self) -> None: ...
+
+
+class Boxes:
+    """The boxes that a backend has started and not yet forgotten, and the folder that holds theirs.
+
+    Args:
+        kind: First part of the ids.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._started = 0
+        self._folder: Path | None = None
+        self._boxes: set[Stoppable] = set()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this run, mode 0700.
+
+        Raises:
+            SandboxError: The backend is not open.
+        """
+        if self._folder is None:
+            raise SandboxError("the backend is not open; use 'async with'")
+        return self._folder
+
+    async def open(self) -> None:
+        """Clear away what earlier owners left, and make the folder."""
+        await clock.to_thread(folders.reap)
+        self._folder = folders.new_run_folder()
+
+    async def close(self) -> None:
+        """Stop what still runs and remove the folder; not cancelled.
+
+        Raises:
+            SandboxError: A box could not be ended; the others are.
+        """
+        failures: list[SandboxError] = []
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for box in list(self._boxes):
+                    tasks.start_soon(_stop, box, failures)
+            if self._folder is not None:
+                await clock.to_thread(folders.remove, self._folder)
+                self._folder = None
+        if failures:
+            raise SandboxError("; ".join(str(failure) for failure in failures))
+
+    def new_id(self) -> str:
+        """Return the next id, such as ``"bwrap-1"``.
+
+        Raises:
+            SandboxError: The backend is not open.
+        """
+        if self._folder is None:
+            raise SandboxError("the backend is not open; use 'async with'")
+        self._started += 1
+        return f"{self._kind}-{self._started}"
+
+    def new_folder(self, box_id: str) -> Path:
+        """Make and return the box's folder, mode 0700."""
+        made = self.folder / box_id
+        made.mkdir(mode=0o700)
+        return made
+
+    def add(self, box: Stoppable) -> None:
+        """Stop `box` at the end, unless it is forgotten before."""
+        self._boxes.add(box)
+
+    def forget(self, box: Stoppable) -> None:
+        """Nothing is left of `box`."""
+        self._boxes.discard(box)
+
+
+def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> None:
+    """Refuse what cannot be held.
+
+    Args:
+        box_id: Who asks.
+        spec: What it asks for.
+        capabilities: What is enforced, see `envkit.protocols.SandboxBackend.capabilities`.
+
+    Raises:
+        SandboxStartError: The spec asks for more than that, and says what.
+    """
+    if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
+        raise SandboxStartError(box_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}")
+    asked = {
+        "memory": ("memory_mib", spec.memory_mib),
+        "pids": ("pids", spec.pids),
+        "cpu": ("cpus", spec.cpus),
+        "disk": ("disk_mib", spec.disk_mib),
+        "network": ("network", spec.network if isinstance(spec.network, tuple) else None),
+    }
+    for name, (field, value) in asked.items():
+        if value is not None and not capabilities[name]:
+            raise SandboxStartError(box_id, f"{field}={value} is refused: {name} is not bounded here")
+
+
+async def _stop(box: Stoppable, failures: list[SandboxError]) -> None:
+    try:
+        await box.stop()
+    except SandboxError as error:
+        failures.append(error)

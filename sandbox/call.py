@@ -1,0 +1,348 @@
+"""One call to the agent of a box: what is sent for it, what may be answered, and how long that may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+
+import anyio
+
+from envkit.types import JSON
+
+if TYPE_CHECKING:
+    from envkit.sandbox.channel import Channel
+
+MAX_BODY_BYTES = 64 << 10
+WINDOW_BYTES = 256 << 10
+"""How much either side of a forwarded connection may send before the other has said that it took it."""
+GRACE_S = 10.0
+"""Seconds beyond its own time after which a call without an answer counts as lost; for a transfer, between pieces."""
+
+_QUEUE_BYTES = 1 << 20
+"""What may wait for the reader of one call before nothing more is read from the stream."""
+_SETTLE_S = 2.0
+"""Seconds that a cancelled call waits for what it started to be ended."""
+_SECOND_CHANCE_S = 0.5
+"""A loop that was held up may see a deadline before it sees the answer that has long arrived."""
+
+Fields: TypeAlias = Mapping[str, JSON]
+
+
+class ChannelEndedError(ConnectionError):
+    """The agent is gone, or is no longer listened to.
+
+    Attributes:
+        reason: Why we ended it, in one line; empty when the other side did.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason or "the stream ended")
+        self.reason = reason
+
+
+class RefusedCallError(Exception):
+    """The agent refused a call.
+
+    Attributes:
+        code: ``missing``, ``refused``, ``unsupported``, ``unreachable``, ``bad`` or ``too_large``.
+        text: One line for people.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+        self.text = text
+
+
+class BrokenFrameError(Exception):
+    """What came from the box breaks a rule; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """All that a call answered.
+
+    Attributes:
+        end: Header of the last frame.
+        out: Standard output.
+        err: Standard error.
+        data: Other content.
+    """
+
+    end: dict[str, JSON]
+    out: bytes = b""
+    err: bytes = b""
+    data: bytes = b""
+
+
+class Call:
+    """A call under way; made by `Channel.start`.
+
+    Attributes:
+        id: Its number.
+        end: Header of its last frame; None until that has come.
+    """
+
+    __slots__ = (
+        "_acknowledged",
+        "_allowance_s",
+        "_bounds",
+        "_channel",
+        "_deadline",
+        "_error",
+        "_is_abandoned",
+        "_is_at_eof",
+        "_is_chance_used",
+        "_is_renewed",
+        "_is_streamed",
+        "_pieces",
+        "_queued",
+        "_timer",
+        "_unacknowledged",
+        "_waiter",
+        "end",
+        "id",
+        "starts_program",
+    )
+
+    def __init__(
+        self, channel: Channel, number: int, do: str, fields: Fields, queue_s: float, *, streamed: bool
+    ) -> None:
+        loop = channel.loop
+        timeout_s = fields.get("timeout_s")
+        self.id = number
+        self.end: dict[str, JSON] | None = None
+        self.starts_program = _is_number(timeout_s)
+        self._channel = channel
+        self._bounds = _bounds(do, fields)
+        self._allowance_s = GRACE_S + queue_s + (timeout_s if _is_number(timeout_s) else 0.0)
+        self._is_renewed = not self.starts_program
+        self._is_streamed = streamed
+        self._is_abandoned = self._is_at_eof = self._is_chance_used = False
+        self._error: Exception | None = None
+        self._pieces: deque[tuple[str, bytes]] = deque()
+        self._queued = 0
+        self._unacknowledged = 0
+        self._acknowledged: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._deadline = loop.time() + self._allowance_s
+        self._timer: asyncio.TimerHandle | None = loop.call_at(self._deadline, self._on_timer)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its last frame has come or will never come."""
+        return self.end is not None or self._error is not None
+
+    async def send(self, header: Fields, body: bytes = b"") -> None:
+        """Send one more frame of it; `body` has at most `MAX_BODY_BYTES`."""
+        if self._is_renewed:
+            self._deadline = self._channel.loop.time() + self._allowance_s
+        await self._channel.send({"id": self.id, **header}, body)
+
+    async def feed(self, content: bytes | AsyncIterator[bytes]) -> None:
+        """Send input and its end; stops early when the call is over."""
+        if isinstance(content, bytes):
+            await self._feed_piece(content)
+        else:
+            async for piece in content:
+                await self._feed_piece(piece)
+                if self.is_over:
+                    return
+        if not self.is_over:
+            await self.send({"eof": True})
+
+    async def send_within_window(self, data: bytes) -> None:
+        """Send input of a forwarded connection as its other side takes it."""
+        for start in range(0, len(data), MAX_BODY_BYTES):
+            piece = data[start : start + MAX_BODY_BYTES]
+            while self._unacknowledged + len(piece) > WINDOW_BYTES and not self.is_over:
+                self._acknowledged = self._channel.loop.create_future()
+                await self._acknowledged
+            if self.is_over:
+                return
+            self._unacknowledged += len(piece)
+            await self.send({"more": True}, piece)
+
+    async def receive(self) -> tuple[str, bytes] | None:
+        """Return the next piece of the answer and what it is of; None once there are no more.
+
+        Raises:
+            RefusedCallError: The agent refused.
+            ChannelEndedError: The agent is gone.
+        """
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self._is_at_eof or self.end is not None:
+                return None
+            await self._wait()
+        kind, body = self._pieces.popleft()
+        self._queued -= len(body)
+        if self._queued <= _QUEUE_BYTES // 2:
+            self._channel.unstall(self)
+        return kind, body
+
+    async def reply(self) -> Reply:
+        """Return everything, once it is over; raises as `receive`."""
+        await self.over()
+        assert self.end is not None
+        pieces: dict[str, list[bytes]] = {}
+        for kind, body in self._pieces:
+            pieces.setdefault(kind, []).append(body)
+        return Reply(self.end, **{kind: b"".join(bodies) for kind, bodies in pieces.items()})
+
+    async def over(self) -> None:
+        """Return once its last frame has come; raises as `receive`."""
+        while self.end is None:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    async def leave(self) -> None:
+        """Cancel it unless it is over, and wait, for at most 2 s, until the program that it started is gone.
+
+        Not cancelled itself, and silent when the agent is gone.
+        """
+        if self.is_over:
+            return
+        self._is_abandoned = True
+        self._pieces.clear()
+        self._channel.unstall(self)
+        self._is_renewed = False
+        self._deadline = self._channel.loop.time() + GRACE_S
+        self._arm()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLE_S), suppress(ChannelEndedError):
+            await self.send({"cancel": True})
+            while self.starts_program and not self.is_over:
+                await self._wait()
+
+    def disarm(self) -> None:
+        """Let it last as long as it likes."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def take(self, header: dict[str, JSON], body: bytes) -> None:
+        """Take in a frame of the answer.
+
+        Raises:
+            BrokenFrameError: It may not be.
+        """
+        if self._is_renewed:
+            self._deadline = self._channel.loop.time() + self._allowance_s
+        if "of" in header:
+            self._take_piece(header["of"], body)
+        elif body:
+            raise BrokenFrameError("a body that is of nothing")
+        elif header.get("end") is True:
+            self._finish(end=header)
+        elif "error" in header:
+            code, text = header["error"], header.get("text")
+            if not isinstance(code, str) or not isinstance(text, str):
+                raise BrokenFrameError("an error that is no text")
+            self._finish(error=RefusedCallError(code, one_line(text)))
+        elif "ack" in header:
+            self._take_ack(header["ack"])
+        elif header.get("eof") is True:
+            self._is_at_eof = True
+            self._wake()
+        else:
+            raise BrokenFrameError("a header that says nothing")
+
+    def lose(self, error: ChannelEndedError) -> None:
+        """No answer will come any more."""
+        self._finish(error=error)
+
+    def _take_piece(self, kind: JSON, body: bytes) -> None:
+        if not isinstance(kind, str) or kind not in self._bounds or self._is_at_eof:
+            raise BrokenFrameError(f"a piece of {kind!r:.40}, which nobody asked for")
+        if not body and kind != "open":
+            raise BrokenFrameError("an empty piece")
+        bound = self._bounds[kind]
+        if bound is not None:
+            if len(body) > bound:
+                raise BrokenFrameError(f"more of {kind!r} than was asked for")
+            self._bounds[kind] = -1 if kind == "open" else bound - len(body)
+        if self._is_abandoned:
+            return
+        self._pieces.append((kind, body))
+        if self._is_streamed:
+            self._queued += len(body)
+            if self._queued > _QUEUE_BYTES:
+                self._channel.stall(self)
+            self._wake()
+
+    def _take_ack(self, count: JSON) -> None:
+        if type(count) is not int or not 0 < count <= self._unacknowledged:
+            raise BrokenFrameError("an acknowledgement of what was not sent")
+        self._unacknowledged -= count
+        self._let_send()
+
+    def _finish(self, end: dict[str, JSON] | None = None, error: Exception | None = None) -> None:
+        self.end, self._error = end, error
+        self.disarm()
+        self._channel.forget(self)
+        self._wake()
+        self._let_send()
+
+    async def _feed_piece(self, content: bytes) -> None:
+        for start in range(0, len(content), MAX_BODY_BYTES):
+            if self.is_over:
+                return
+            await self.send({"more": True}, content[start : start + MAX_BODY_BYTES])
+
+    async def _wait(self) -> None:
+        self._waiter = self._channel.loop.create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _let_send(self) -> None:
+        if self._acknowledged is not None and not self._acknowledged.done():
+            self._acknowledged.set_result(None)
+
+    def _arm(self) -> None:
+        self.disarm()
+        self._timer = self._channel.loop.call_at(self._deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        loop = self._channel.loop
+        if self._channel.is_stalled:  # it is we who do not read
+            self._deadline = loop.time() + self._allowance_s
+        elif loop.time() >= self._deadline:
+            if self._is_chance_used:
+                self._timer = None
+                self._channel.fail("it does not answer")
+                return
+            self._is_chance_used = True
+            self._timer = loop.call_later(_SECOND_CHANCE_S, self._on_timer)
+            return
+        self._is_chance_used = False
+        self._arm()
+
+
+def one_line(text: str) -> str:
+    """Return what a box said in a form that fits into a message: printable, one line, at most 300 characters."""
+    return "".join(character if character.isprintable() else " " for character in text[:300]).strip()
+
+
+def _bounds(do: str, fields: Fields) -> dict[str, int | None]:
+    """What pieces a call may answer with, and how many bytes of each; None leaves it to a window or to the queue."""
+    keep, most = fields.get("keep_bytes"), fields.get("max_bytes")
+    if do == "forward":
+        return {"open": 0, "data": None}
+    if fields.get("stream") is True:
+        return {"out": None, "err": None}
+    if type(keep) is int:
+        return {"out": keep, "err": keep}
+    return {"data": most} if type(most) is int else {}
+
+
+def _is_number(value: JSON) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

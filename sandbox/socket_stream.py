@@ -1,0 +1,132 @@
+"""A connected socket as a stream of bytes of the event loop, with no more between them than a callback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from contextlib import suppress
+
+_READ_BYTES = 256 << 10
+_FULL_BYTES = 1 << 20
+"""How much may wait on our side, in either direction, before the other side must."""
+
+
+class SocketStream:
+    """Satisfies `envkit.sandbox.channel.Stream`.
+
+    Args:
+        connected: A connected stream socket, which becomes non-blocking; closed with the stream.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+        self._input: deque[bytes] = deque()
+        self._input_bytes = 0
+        self._wanted: asyncio.Future[None] | None = None
+        self._output = bytearray()
+        self._drained: asyncio.Future[None] | None = None
+        self._is_reading = True
+        self._is_at_end = False
+        self._is_ending = False
+        self._is_closed = False
+        self._loop.add_reader(connected, self._on_readable)
+
+    async def send(self, data: bytes) -> None:
+        """Send all of `data`; see `envkit.sandbox.channel.Stream.send`."""
+        self._require_open()
+        if not self._output:
+            data = data[self._write(data) :]
+            if not data:
+                return
+            self._loop.add_writer(self._socket, self._on_writable)
+        self._output += data
+        while len(self._output) > _FULL_BYTES:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+            self._require_open()
+
+    async def receive(self) -> bytes:
+        """Return what has come, waiting for some; empty at the end."""
+        while not self._input:
+            if self._is_at_end:
+                return b""
+            self._wanted = self._loop.create_future()
+            await self._wanted
+        data = self._input.popleft()
+        self._input_bytes -= len(data)
+        if not self._is_reading and not self._is_at_end and self._input_bytes < _FULL_BYTES // 2:
+            self._is_reading = True
+            self._loop.add_reader(self._socket, self._on_readable)
+        return data
+
+    def end(self) -> None:
+        """Send no more: the other side reads an end once it has read all."""
+        self._is_ending = True
+        if not self._output and not self._is_closed:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Let go at once; safe to repeat."""
+        if self._is_closed:
+            return
+        self._is_closed = self._is_at_end = True
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._wake(self._wanted)
+        self._let_send()
+
+    def _require_open(self) -> None:
+        if self._is_closed or self._is_ending:
+            raise ConnectionError("the stream is closed")
+
+    def _write(self, data: bytes | bytearray) -> int:
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._input.append(data)
+            self._input_bytes += len(data)
+        else:
+            self._is_at_end = True
+        if not data or self._input_bytes >= _FULL_BYTES:
+            self._is_reading = False
+            self._loop.remove_reader(self._socket)
+        self._wake(self._wanted)
+
+    def _on_writable(self) -> None:
+        try:
+            del self._output[: self._write(self._output)]
+        except OSError:
+            self._output.clear()
+            self.close()
+            return
+        if len(self._output) <= _FULL_BYTES // 2:
+            self._let_send()
+        if not self._output:
+            self._loop.remove_writer(self._socket)
+            if self._is_ending:
+                self.end()
+
+    def _let_send(self) -> None:
+        self._wake(self._drained)
+        self._drained = None
+
+    @staticmethod
+    def _wake(waiter: asyncio.Future[None] | None) -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

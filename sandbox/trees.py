@@ -1,0 +1,359 @@
+"""Folders on their way into a box and out of it, as tar streams of which the root is named ``.``.
+
+What comes out of a box is written by somebody who may be hostile. It is put together in a new folder beside its target,
+where every name is opened from its parent and no link is followed; only folders, plain files, links that stay inside
+and second names of files that are already there are taken. Whole or not at all: it gets its name at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import anyio
+
+from envkit import clock
+from envkit.errors import RefusedFileError, TooLargeError, UsageError
+from envkit.sandbox import folders
+
+_BLOCK = 512
+_PIECE_BYTES = 1 << 20
+_MAX_NAME_BYTES = 64 << 10
+"""Names longer than this, or headers that hold them, are refused."""
+_MAX_TIME_S = 1 << 33
+
+_Reader: TypeAlias = Generator[int, bytes, None]
+"""Asks for a number of bytes, at most `_PIECE_BYTES`, and is given them."""
+
+
+async def packed(source: Path) -> AsyncGenerator[bytes, None]:
+    """Yield the file, link or folder `source` as a tar stream, in pieces of about a MiB.
+
+    Links are not followed. Owners are left out: whoever unpacks it owns it.
+
+    Raises:
+        UsageError: `source` is missing, cannot be read, or holds what is neither file, folder nor link.
+    """
+    pieces = _gathered(_packed(source))
+    while True:
+        piece = await clock.to_thread(_next, pieces)
+        if not piece:
+            return
+        yield piece
+
+
+async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int) -> None:
+    """Write a tar stream to `target`, or nothing at all.
+
+    Setuid, setgid and sticky bits are dropped, and so are owners; what it holds can be read by us.
+
+    Args:
+        pieces: The stream.
+        target: Must not exist; its folder must.
+        max_bytes: Bound on all contents together.
+
+    Raises:
+        UsageError: `target` exists, or its folder does not.
+        TooLargeError: There is more than `max_bytes`.
+        RefusedFileError: It holds what must not be copied; the message names it.
+    """
+    place = await clock.to_thread(_place_beside, target)
+    unpacker: Unpacker | None = None
+    try:
+        unpacker = Unpacker(place, max_bytes)
+        waiting: list[bytes] = []
+        count = 0
+        async for piece in pieces:
+            waiting.append(piece)
+            count += len(piece)
+            if count >= _PIECE_BYTES:
+                await clock.to_thread(unpacker.feed, b"".join(waiting))
+                waiting, count = [], 0
+        await clock.to_thread(unpacker.feed, b"".join(waiting))
+        await clock.to_thread(unpacker.finish, target)
+    finally:
+        with anyio.CancelScope(shield=True):
+            if unpacker is not None:
+                unpacker.close()
+            await clock.to_thread(folders.remove, place)
+
+
+class Unpacker:
+    """Writes a tar stream into the folder `place`, under the name ``tree``, as it comes.
+
+    Args:
+        place: A new folder of ours, which nobody else writes to.
+        max_bytes: Bound on all contents together.
+    """
+
+    def __init__(self, place: Path, max_bytes: int) -> None:
+        self._place = place
+        self._left = self._max_bytes = max_bytes
+        self._waiting = bytearray()
+        self._modes: list[tuple[tuple[str, ...], int]] = []
+        self._is_root_made = False
+        self._is_over = False
+        self._handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._reader = self._read()
+        self._needed = next(self._reader)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece. Raises as `unpacked`."""
+        waiting = self._waiting
+        waiting += data
+        at = 0
+        while not self._is_over and len(waiting) - at >= self._needed:
+            piece = bytes(waiting[at : at + self._needed])
+            at += self._needed
+            try:
+                self._needed = self._reader.send(piece)
+            except StopIteration:
+                self._is_over = True
+        del waiting[:at]
+        if self._is_over:
+            waiting.clear()
+
+    def finish(self, target: Path) -> None:
+        """Move what was unpacked to `target`. Raises as `unpacked`."""
+        if not self._is_over or not self._is_root_made:
+            raise RefusedFileError("what came from the box ends in the middle")
+        for parts, mode in reversed(self._modes):
+            with self._parent(parts) as (folder, name):
+                os.chmod(name, mode, dir_fd=folder)
+        if os.path.lexists(target):
+            raise UsageError(f"{target} exists already")
+        (self._place / "tree").rename(target)
+
+    def close(self) -> None:
+        """Let go of the folder; safe to repeat."""
+        self._reader.close()
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _read(self) -> _Reader:
+        """Take one member after the other."""
+        name: bytes | None = None
+        link: bytes | None = None
+        while (block := (yield _BLOCK)) != bytes(_BLOCK):
+            member = _header(block)
+            if member.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE):
+                content = yield from _long(member)
+                if member.type == tarfile.GNUTYPE_LONGNAME:
+                    name = content.rstrip(b"\0")
+                elif member.type == tarfile.GNUTYPE_LONGLINK:
+                    link = content.rstrip(b"\0")
+                else:
+                    records = _records(content)
+                    name, link = records.get(b"path", name), records.get(b"linkpath", link)
+                continue
+            if name is not None:
+                member.name = os.fsdecode(name)
+            if link is not None:
+                member.linkname = os.fsdecode(link)
+            yield from self._take(member)
+            name = link = None
+
+    def _take(self, member: tarfile.TarInfo) -> _Reader:
+        parts = _parts(member.name)
+        if (not parts and self._is_root_made) or (parts and not self._is_root_made):
+            raise RefusedFileError(f"{_shown(member.name)} is out of order")
+        place = ("tree", *parts)
+        try:
+            with self._parent(place) as (folder, name):
+                if member.isdir():
+                    os.mkdir(name, 0o700, dir_fd=folder)
+                    self._modes.append((place, stat.S_IMODE(member.mode) & 0o777 | 0o700))
+                elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                    yield from self._take_file(member, folder, name)
+                elif member.issym():
+                    _check_link(member, len(parts) - 1)
+                    os.symlink(member.linkname, name, dir_fd=folder)
+                elif member.islnk():
+                    with self._parent(("tree", *_parts(member.linkname))) as (other_folder, other):
+                        os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
+                else:
+                    raise RefusedFileError(f"{_shown(member.name)} is neither file, folder nor link")
+        except OSError as error:
+            raise RefusedFileError(f"{_shown(member.name)}: {error.strerror}") from None
+        self._is_root_made = True
+
+    def _take_file(self, member: tarfile.TarInfo, folder: int, name: str) -> _Reader:
+        if member.size > self._left:
+            raise TooLargeError(f"{_shown(member.name)}: there are more than {self._max_bytes} bytes")
+        self._left -= member.size
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(name, flags, 0o600, dir_fd=folder)
+        try:
+            left = member.size
+            while left:
+                piece = yield min(left, _PIECE_BYTES)
+                left -= len(piece)
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(handle, view) :]
+            os.fchmod(handle, stat.S_IMODE(member.mode) & 0o777 | 0o400)
+            time_s = min(max(int(member.mtime), 0), _MAX_TIME_S)
+            os.utime(handle, (time_s, time_s))
+        finally:
+            os.close(handle)
+        if padding := -member.size % _BLOCK:
+            yield padding
+
+    @contextmanager
+    def _parent(self, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+        """Open the folder that `parts` names a thing in, one step after the other, and give the thing's name."""
+        *steps, name = parts
+        handle = os.dup(self._handle)
+        try:
+            for step in steps:
+                inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
+                os.close(handle)
+                handle = inner
+            yield handle, name
+        finally:
+            os.close(handle)
+
+
+def _place_beside(target: Path) -> Path:
+    if os.path.lexists(target):
+        raise UsageError(f"{target} exists already")
+    try:
+        return Path(tempfile.mkdtemp(prefix=".envkit-", dir=target.parent))
+    except OSError as error:
+        raise UsageError(f"{target.parent}: {error.strerror}") from None
+
+
+def _header(block: bytes) -> tarfile.TarInfo:
+    try:
+        member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        raise RefusedFileError(f"what came from the box is no tar stream: {error}") from None
+    if member.size < 0:
+        raise RefusedFileError("what came from the box is no tar stream: a negative size")
+    return member
+
+
+def _long(member: tarfile.TarInfo) -> Generator[int, bytes, bytes]:
+    """Take what is too long for a header."""
+    if member.size > _MAX_NAME_BYTES:
+        raise RefusedFileError(f"a name of {member.size} bytes")
+    size = member.size + -member.size % _BLOCK
+    return (yield size)[: member.size] if size else b""
+
+
+def _records(content: bytes) -> dict[bytes, bytes]:
+    """Read the records of POSIX, each ``LENGTH NAME=VALUE`` and a line end.
+
+    Raises:
+        RefusedFileError: They are broken, or say that a size or the holes of a file are elsewhere.
+    """
+    found: dict[bytes, bytes] = {}
+    while content:
+        digits, _, _ = content[:8].partition(b" ")
+        length = int(digits) if digits.isdigit() else 0
+        record, content = content[:length], content[length:]
+        name, equals, value = record[len(digits) + 1 : -1].partition(b"=")
+        if not equals or not record.endswith(b"\n") or name == b"size" or name.startswith(b"GNU.sparse"):
+            raise RefusedFileError("what came from the box is no tar stream that is understood here")
+        found[name] = value
+    return found
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Return the steps of a name below the root, which is ``.``."""
+    parts = name.rstrip("/").split("/")
+    if parts[0] != "." or any(part in ("", ".", "..") or "\0" in part for part in parts[1:]):
+        raise RefusedFileError(f"{_shown(name)} leads out of the folder")
+    return tuple(parts[1:])
+
+
+def _check_link(member: tarfile.TarInfo, depth: int) -> None:
+    """Refuse a link that could lead out.
+
+    Its target may go up only at its beginning, and no further than to the root. Since the folder that holds it was
+    reached without following links, it then begins inside, and each link on its way likewise leads inside.
+
+    Args:
+        member: The link.
+        depth: Number of folders between it and the root.
+    """
+    steps = [step for step in member.linkname.split("/") if step not in ("", ".")]
+    ups = next((index for index, step in enumerate(steps) if step != ".."), len(steps))
+    leads_out = member.linkname.startswith("/") or ups > depth or ".." in steps[ups:]
+    if leads_out or not member.linkname or "\0" in member.linkname:
+        raise RefusedFileError(f"{_shown(member.name)} is a link to {_shown(member.linkname)}, which leads out")
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= 200 else f"{name[:200]}...")
+
+
+def _packed(source: Path) -> Iterator[bytes]:
+    """Yield the pieces of a tar stream as they come."""
+    waiting = [(source, ".")]
+    while waiting:
+        path, name = waiting.pop()
+        try:
+            about = path.lstat()
+            if stat.S_ISDIR(about.st_mode):
+                yield _head(about, name, tarfile.DIRTYPE)
+                inner = sorted((entry.name for entry in path.iterdir()), reverse=True)
+                waiting += [(path / entry, f"{name}/{entry}") for entry in inner]
+            elif stat.S_ISLNK(about.st_mode):
+                yield _head(about, name, tarfile.SYMTYPE, link=str(path.readlink()))
+            elif stat.S_ISREG(about.st_mode):
+                yield from _packed_file(path, name)
+            else:
+                raise UsageError(f"{path} is neither file, folder nor link")
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+    yield bytes(2 * _BLOCK)
+
+
+def _packed_file(path: Path, name: str) -> Iterator[bytes]:
+    """Yield a file as it is at this moment; one that shrinks is filled with zeros."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise UsageError(f"{path} is neither file, folder nor link")
+        yield _head(about, name, tarfile.REGTYPE, size=about.st_size)
+        left = about.st_size
+        while left:
+            piece = os.read(handle, min(left, _PIECE_BYTES)) or bytes(min(left, _PIECE_BYTES))
+            left -= len(piece)
+            yield piece
+        yield bytes(-about.st_size % _BLOCK)
+    finally:
+        os.close(handle)
+
+
+def _head(about: os.stat_result, name: str, kind: bytes, *, size: int = 0, link: str = "") -> bytes:
+    member = tarfile.TarInfo(name)
+    member.type, member.size, member.linkname = kind, size, link
+    member.mode, member.mtime = stat.S_IMODE(about.st_mode) & 0o777, max(int(about.st_mtime), 0)
+    return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield `pieces` in larger ones, so that few threads are needed for many small files."""
+    waiting: list[bytes] = []
+    count = 0
+    for piece in pieces:
+        waiting.append(piece)
+        count += len(piece)
+        if count >= _PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting, count = [], 0
+    yield b"".join(waiting)
+
+
+def _next(pieces: Iterator[bytes]) -> bytes:
+    return next(pieces, b"")
