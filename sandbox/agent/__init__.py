@@ -1,7 +1,7 @@
 """The program that runs inside a box: what starts commands, keeps shells and moves files there.
 
-Its modules are written for Python 3.7 with nothing but the standard library, since the box's Python runs them, not ours.
-They are sent to it when the box starts; nothing of envkit needs to be installed inside.
+Its modules are written for Python 3.7 with nothing but the standard library, since the box's Python runs them, not
+ours. They are sent to it when the box starts; nothing of envkit needs to be installed inside.
 
 `command` is what to run in the box, and `opening` is what to write to its standard input first. From then on standard
 input and standard output are the channel, in frames (`envkit.sandbox.agent.wire`).

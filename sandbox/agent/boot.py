@@ -39,7 +39,7 @@ class Finder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         package, _, module = name.partition(".")
         if package == "agent" and (not module or module in self._parts):
-            return ModuleSpec(name, self, is_package=not module)
+            return ModuleSpec(name, self, is_package=not module)  # type: ignore[arg-type]
         return None
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -74,7 +74,7 @@ def hello() -> bytes:
 def boot(content: bytes) -> None:
     reader, writer = take_channel()
     os.write(writer, hello())
-    sys.meta_path.insert(0, Finder(content))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder(content))
     sys.dont_write_bytecode = True
     main: Callable[[int, int, bytes], None] = __import__("agent.main").main.main
     main(reader, writer, hello())

@@ -127,7 +127,7 @@ class Connection:
         *,
         start: Callable[[Connection, int, Header], Call | None],
         on_config: Callable[[Header], None],
-        on_over: Callable[[Connection, str], None],
+        on_over: Callable[[str], None],
     ) -> None:
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
@@ -159,7 +159,14 @@ class Connection:
         self._waiters.append(callback)
 
     def send(self, header: Header, body: bytes | memoryview = b"") -> None:
-        self._queue(wire.frame(header, body))
+        self.send_raw(wire.frame(header, body))
+
+    def send_raw(self, frame: bytes) -> None:
+        """Send a frame that is made already."""
+        if self.is_open:
+            self._out.append(frame)
+            self._queued += len(frame)
+            self._flush_soon()
 
     def feed(self, frames: Iterator[bytes]) -> None:
         """Send `frames`, taking the next ones when there is room."""
@@ -201,7 +208,7 @@ class Connection:
         waiters, self._waiters = self._waiters, []
         for callback in waiters:
             callback()
-        self._on_over(self, why)
+        self._on_over(why)
 
     def _read(self) -> None:
         try:
@@ -259,12 +266,6 @@ class Connection:
         else:
             if call is not None and not call.is_over:
                 self._calls[number] = call
-
-    def _queue(self, frame: bytes) -> None:
-        if self.is_open:
-            self._out.append(frame)
-            self._queued += len(frame)
-            self._flush_soon()
 
     def _flush_soon(self) -> None:
         if not self._flushes and self.is_open:

@@ -138,7 +138,7 @@ class Exec(Call):
         self._end_with(lambda: self._answer(None, timed_out=True))
 
     def _on_ended(self, report: Report) -> None:
-        if report.left:
+        if report.left or self._agent.lanes.has_strangers():
             self._end_with(lambda: self._answer(report.code))
         elif not self._ends:
             self._ends = True
@@ -173,5 +173,3 @@ class Exec(Call):
         """Answer that no process could be started."""
         self._tails["err"].add(("cannot be started: %s\n" % error.strerror).encode())
         self._answer(_NO_START)
-
-

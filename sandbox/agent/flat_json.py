@@ -7,6 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     Json = Any
@@ -177,10 +178,10 @@ def _quote_plainly(text: str) -> str:
 
 
 try:
-    from _json import encode_basestring_ascii as _quoted
-    from _json import make_scanner
+    import _json
 
-    _scan = make_scanner(_Rules)
+    _quoted: Callable[[str], str] = _json.encode_basestring_ascii
+    _scan: Callable[[str, int], tuple[Json, int]] = _json.make_scanner(_Rules)  # type: ignore[arg-type]
 except ImportError:
     _quoted = _quote_plainly
     _scan = _scan_plainly

@@ -19,6 +19,7 @@ class Input:
 
     Args:
         on_written: Told how many bytes were taken.
+        on_closed: Called when it is closed, for whatever reason.
 
     Attributes:
         is_open: Whether somebody can still read.
@@ -26,13 +27,19 @@ class Input:
     """
 
     def __init__(
-        self, loop: Loop, fd: int, owner: object, on_written: Callable[[int], None] | None = None
+        self,
+        loop: Loop,
+        fd: int,
+        owner: object,
+        on_written: Callable[[int], None] | None = None,
+        on_closed: Callable[[], None] | None = None,
     ) -> None:
         os.set_blocking(fd, False)
         self.is_open = True
         self.waiting_bytes = 0
         self._fd = fd
         self._on_written = on_written
+        self._on_closed = on_closed
         self._waiting: list[bytes] = []
         self._ends = False
         self._watch = loop.watch(fd, on_write=self._write, owner=owner)
@@ -58,6 +65,8 @@ class Input:
             self.waiting_bytes = 0
             self._watch.close()
             os.close(self._fd)
+            if self._on_closed is not None:
+                self._on_closed()
 
     def _write(self) -> None:
         while self._waiting:
@@ -76,6 +85,7 @@ class Input:
                 del self._waiting[0]
             if self._on_written is not None:
                 self._on_written(written)
-        self._watch.want(write=False)
         if self._ends:
             self.close()
+        else:
+            self._watch.want(write=False)

@@ -3,9 +3,9 @@
 It dropped all others for good when it was forked, so each command can be started in the quickest way; and it adopts the
 orphans of its commands, so it knows whether one left anybody behind.
 
-An order is its length (four bytes) and, separated by NUL: the terminal to open or nothing; the folder to start in; ``1``
-when the pid is wanted; the file numbers that the accompanying files get, separated by blanks; the number of arguments;
-the arguments; the environment. The answers are 16 bytes, see `Answer`.
+An order is its length (four bytes) and, separated by NUL: the terminal to open or nothing; the folder to start in;
+``1`` when the pid is wanted; the file numbers that the accompanying files get, separated by blanks; the number of
+arguments; the arguments; the environment. For the answers see `ANSWER`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterable
+    from typing import Any
 else:
     import _signal as signal
 
@@ -73,16 +74,8 @@ def order(
 
 def serve(fd: int, user: kernel.User, parent: int) -> None:
     """Take orders from socket `fd` until its other end is closed. Never returns."""
-    kernel.close_others(fd)
-    kernel.be_killed_first()
+    settle(user, parent, fd)
     kernel.adopt_orphans()
-    user.become()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, lambda *_: _leave())
-    kernel.die_with_parent(signal.SIGTERM)
-    if os.getppid() != parent:
-        _leave()
     line = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
     os.close(fd)
     filler = os.open(os.devnull, os.O_RDONLY)
@@ -91,6 +84,19 @@ def serve(fd: int, user: kernel.User, parent: int) -> None:
     while True:
         content, files = _receive(line)
         _run(line, Order(content), files)
+
+
+def settle(user: kernel.User, parent: int, *kept: int) -> None:
+    """Make a child that was just forked independent of the agent: other rights, no files but `kept`, ends with it."""
+    kernel.close_others(*kept)
+    kernel.be_killed_first()
+    user.become()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    kernel.die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        _leave()
 
 
 def _run(line: socket, wanted: Order, files: list[int]) -> None:
@@ -135,7 +141,7 @@ def _start(wanted: Order, files: list[int]) -> int:
     if not _HAS_SPAWN:
         return _fork(program, wanted, files)
     if wanted.terminal:
-        actions = [(os.POSIX_SPAWN_OPEN, 0, wanted.terminal, os.O_RDWR, 0)]
+        actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, wanted.terminal, os.O_RDWR, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
     else:
         actions = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(files, wanted.targets)]

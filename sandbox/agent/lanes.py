@@ -206,16 +206,23 @@ class Lanes:
             if on_exit is not None:
                 on_exit(processes.exit_code(status))
 
+    def has_strangers(self) -> bool:
+        """Whether orphans that nobody else can own came to us because no lane could adopt them."""
+        return not (self._adopts or self._is_busy()) and bool(self._strangers(processes.table()))
+
     def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
         """End our child `pid`, everybody below it and whoever else lost its lane, then call `then`."""
 
         def doomed(running: Table) -> set[int]:
             roots = {pid} if pid in self._children else set()
-            if self._adopts or not any(lane.busy for lane in self._all):
+            if self._adopts or not self._is_busy():
                 roots |= self._strangers(running)
             return processes.alive_below(roots, running)
 
         processes.Ending(self.loop, doomed, then, owner)
+
+    def _is_busy(self) -> bool:
+        return any(lane.busy for lane in self._all)
 
     def _strangers(self, running: Table) -> set[int]:
         """Children of ours that we did not start."""

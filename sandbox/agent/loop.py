@@ -35,8 +35,8 @@ class Watch:
         self,
         loop: Loop,
         fd: int,
-        on_read: Callable[[], None] | None,
-        on_write: Callable[[], None] | None,
+        on_read: Callable[[], object] | None,
+        on_write: Callable[[], object] | None,
         owner: object,
     ) -> None:
         self.fd = fd
@@ -126,8 +126,8 @@ class Loop:
         self,
         fd: int,
         *,
-        on_read: Callable[[], None] | None = None,
-        on_write: Callable[[], None] | None = None,
+        on_read: Callable[[], object] | None = None,
+        on_write: Callable[[], object] | None = None,
         owner: object = None,
     ) -> Watch:
         """Return a watch on `fd` that waits for nothing yet."""
@@ -157,7 +157,7 @@ class Loop:
             for fd, mask in events:
                 watch = self.watches.get(fd)
                 if watch is not None:
-                    self._guard(lambda watch=watch, mask=mask: watch.happened(mask), watch.owner, watch)
+                    self._guard(watch.happened, watch.owner, watch, mask)
             self._ring()
 
     def _wait_s(self) -> float:
@@ -178,9 +178,9 @@ class Loop:
             if timer.callback is not None:
                 self._guard(timer.callback, timer.owner)
 
-    def _guard(self, callback: Callable[[], None], owner: object, watch: Watch | None = None) -> None:
+    def _guard(self, callback: Callable[..., None], owner: object, watch: Watch | None = None, *arguments: int) -> None:
         try:
-            callback()
+            callback(*arguments)
         except Exception as error:
             if watch is not None:
                 watch.close()  # or it would raise again at once, for ever

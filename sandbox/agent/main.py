@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import sys
 import time
+from _socket import AF_UNIX, SOCK_STREAM, socket
 
-from . import commands, files, kernel, keeper, processes, shells
+from . import commands, files, keeper, kernel, processes, shells
 from .calls import Call, CallError, Connection
 from .flat_json import encoded
 from .lanes import Lanes
@@ -42,7 +44,7 @@ class Agent:
 
     def __init__(self, hello: bytes) -> None:
         self.loop = Loop(self._on_crash, self._on_signal)
-        self.lanes = Lanes(self.loop, kernel.adopt_orphans() or os.getpid() == 1 and not kernel.HAS_BONDS)
+        self.lanes = Lanes(self.loop, kernel.adopt_orphans())
         self.users: dict[str, kernel.User] = {}
         self.work = "/"
         self._hello = hello
@@ -63,11 +65,13 @@ class Agent:
             "resize": self._resize,
         }
 
-    def open(self, reader: int, writer: int) -> None:
+    def open(self, reader: int, writer: int, *, on_over: Callable[[str], None]) -> Connection:
         """Take calls from a channel."""
-        Connection(
-            self.loop, reader, writer, start=self._start, on_config=self._configure, on_over=self._on_connection_over
-        )
+        return Connection(self.loop, reader, writer, start=self._start, on_config=self._configure, on_over=on_over)
+
+    def open_first(self, reader: int, writer: int) -> None:
+        """Take calls from the channel that the box's life hangs on, unless it is to stay."""
+        self.open(reader, writer, on_over=self._on_first_over)
 
     def user(self, name: str) -> kernel.User:
         """Return a user.
@@ -103,7 +107,7 @@ class Agent:
 
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
         """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""
-        if self._kills is None or code is not None and code not in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        if self._kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
             return {}
         before, self._kills = self._kills, _kill_count()
         return {"oom": self._kills != before}
@@ -129,6 +133,8 @@ class Agent:
         self._stays = bool(config.get("stay"))
         if config.get("ttl_s") is not None:
             self.loop.after(float(config["ttl_s"]), lambda: self._give_up("its time to live is over"))
+        if config.get("door"):
+            self._open_door(config["door"])
         if config.get("command"):
             self._run_command(config["command"])
         self.loop.after(0, self._warm)
@@ -167,6 +173,14 @@ class Agent:
             return self._close_shell(connection, number, header)
         if name == "log":
             return _Log(connection, number, self._log.peek())
+        if name in ("pack", "unpack"):
+            from . import trees  # not before it is needed: most boxes never do
+
+            return (trees.Pack if name == "pack" else trees.Unpack)(self, connection, number, header)
+        if name == "forward":
+            from . import forward
+
+            return forward.Forward(self, connection, number, header)
         if name not in self._calls:
             raise CallError("unsupported", "no call is named %s" % name)
         return self._calls[name](self, connection, number, header)
@@ -212,7 +226,27 @@ class Agent:
                 found["memory_bytes"] = int(text)
         return found
 
-    def _on_connection_over(self, connection: Connection, why: str) -> None:
+    def _open_door(self, path: str) -> None:
+        """Let further channels come by the Unix socket `path`."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        self._door = socket(AF_UNIX, SOCK_STREAM)
+        self._door.bind(path)
+        os.chmod(path, 0o600)
+        self._door.listen(16)
+        self._door.setblocking(False)
+        self.loop.watch(self._door.fileno(), on_read=self._admit).want(read=True)
+
+    def _admit(self) -> None:
+        try:
+            fd, _ = self._door._accept()  # type: ignore[attr-defined]
+        except BlockingIOError:
+            return
+        self.open(fd, os.dup(fd), on_over=lambda why: None).send_raw(self._hello)
+
+    def _on_first_over(self, why: str) -> None:
         if not self._stays:
             is_broken = why.startswith("broken")
             if is_broken:
@@ -238,8 +272,6 @@ class Agent:
 
     def _say_last(self, text: bytes) -> None:
         """Write to our standard error, unless nobody takes it."""
-        import select
-
         poller = select.poll()
         poller.register(2, select.POLLOUT)
         try:
@@ -293,6 +325,6 @@ def main(reader: int, writer: int, hello: bytes) -> None:
     if os.getuid() == 0:
         os.setgroups([])
     agent = Agent(hello)
-    agent.open(reader, writer)
+    agent.open_first(reader, writer)
     agent.loop.run()
     sys.exit(1)

@@ -1,7 +1,7 @@
 """Who runs below whom, and how to end all of them: no setsid, double fork or ignored signal escapes.
 
-Everybody is stopped before anybody is killed, so that nobody starts others meanwhile; then one looks again, until nobody
-is left. Orphans do not escape either as long as the process above them adopts orphans.
+Everybody is stopped before anybody is killed, so that nobody starts others meanwhile; then one looks again, until
+nobody is left. Orphans do not escape either as long as the process above them adopts orphans.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def kill_once(choose: Callable[[Table], set[int]]) -> bool:
 class Ending:
     """Ends everybody that `choose` names, and calls `then`; what the kernel holds is left alone after some seconds."""
 
-    def __init__(self, loop: Loop, choose: Callable[[Table], set[int]], then: Callable[[], None], owner: object) -> None:
+    def __init__(
+        self, loop: Loop, choose: Callable[[Table], set[int]], then: Callable[[], None], owner: object
+    ) -> None:
         self._loop = loop
         self._choose = choose
         self._then = then
@@ -104,7 +106,7 @@ def end_everybody_below_us() -> None:
 
 def reap() -> dict[int, int]:
     """Collect everybody who has ended: wait status by pid."""
-    ended = {}
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -34,7 +34,8 @@ _SCRIPTS, _CODES = 9, 8
 # loop itself goes nowhere.
 _LOOP = b"""_envkit_code=0
 _envkit_was() { return "$1"; }
-while { IFS= builtin read -r -N 9 -u 9 _envkit_size && LC_ALL=C IFS= builtin read -r -N "$_envkit_size" -u 9 _envkit_script; } 2>/dev/null
+while { IFS= builtin read -r -N 9 -u 9 _envkit_size &&
+LC_ALL=C IFS= builtin read -r -N "$_envkit_size" -u 9 _envkit_script; } 2>/dev/null
 do if { _envkit_was "$_envkit_code"; } 2>/dev/null
 then builtin eval "$_envkit_script" 8>&- 9<&-
 else builtin eval "$_envkit_script" 8>&- 9<&-

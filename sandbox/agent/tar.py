@@ -1,0 +1,243 @@
+"""Tar archives as a stream, in GNU's form, written and read with the rights of whoever calls.
+
+Python's own `tarfile` is missing in reduced Pythons, takes long to load, and before 3.12 believes what an archive says.
+Files, folders and links are known; devices, sockets and pipes are left out when packing and refused when unpacking.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_BLOCK = 512
+_PIECE = 1 << 16
+_FILES, _LINK, _SYMBOLIC, _FOLDER = b"0\x007", b"1", b"2", b"5"
+_MAX_NAME_BYTES = 1 << 16
+
+
+class RefusedEntryError(Exception):
+    """An archive holds what is not unpacked."""
+
+
+def pack(path: bytes, write: Callable[[bytes], None]) -> None:
+    """Write an archive of the file or folder `path`.
+
+    The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name.
+
+    Raises:
+        OSError: Something cannot be read.
+    """
+    about = os.stat(path)
+    if stat.S_ISDIR(about.st_mode):
+        write(_header(b".", _FOLDER, about))
+        _pack_entries(path, write)
+    else:
+        _pack_file(path, os.path.basename(path), write)
+    write(bytes(2 * _BLOCK))
+
+
+def _pack_entries(top: bytes, write: Callable[[bytes], None]) -> None:
+    folders = [b""]
+    while folders:
+        folder = folders.pop()
+        for name in sorted(os.listdir(os.path.join(top, folder))):
+            inner = os.path.join(folder, name)
+            path = os.path.join(top, inner)
+            about = os.lstat(path)
+            if stat.S_ISDIR(about.st_mode):
+                write(_header(inner, _FOLDER, about))
+                folders.append(inner)
+            elif stat.S_ISLNK(about.st_mode):
+                write(_header(inner, _SYMBOLIC, about, os.readlink(path)))
+            elif stat.S_ISREG(about.st_mode):
+                _pack_file(path, inner, write)
+
+
+def _pack_file(path: bytes, name: bytes, write: Callable[[bytes], None]) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "no plain file", path)
+        write(_header(name, b"0", about))
+        left = about.st_size
+        while left:
+            piece = os.read(fd, min(left, _PIECE)) or bytes(min(left, _PIECE))  # it may shrink meanwhile
+            write(piece)
+            left -= len(piece)
+        write(bytes(-about.st_size % _BLOCK))
+    finally:
+        os.close(fd)
+
+
+def _header(name: bytes, kind: bytes, about: os.stat_result, target: bytes = b"") -> bytes:
+    long = b""
+    for kind_of_long, text in ((b"K", target), (b"L", name)):
+        if len(text) > 100:
+            long += _block(b"././@LongLink", kind_of_long, len(text) + 1, 0o644, 0, b"")
+            long += text + bytes(_BLOCK - len(text) % _BLOCK)
+    size = about.st_size if kind == b"0" else 0
+    return long + _block(name, kind, size, stat.S_IMODE(about.st_mode), int(about.st_mtime), target)
+
+
+def _block(name: bytes, kind: bytes, size: int, mode: int, time_s: int, target: bytes) -> bytes:
+    fields = [
+        name[:100].ljust(100, b"\0"),
+        _number(mode, 8) + _number(0, 8) + _number(0, 8) + _number(size, 12) + _number(max(time_s, 0), 12),
+        b" " * 8,
+        kind,
+        target[:100].ljust(100, b"\0"),
+        b"ustar  \0",
+    ]
+    block = b"".join(fields).ljust(_BLOCK, b"\0")
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+def _number(value: int, width: int) -> bytes:
+    if value < 8 ** (width - 1):
+        return b"%0*o\0" % (width - 1, value)
+    return b"\x80" + value.to_bytes(width - 1, "big")
+
+
+def unpack(top: bytes, read: Callable[[int], bytes]) -> None:
+    """Unpack an archive into the folder `top`, which is made; what is in the way is replaced, folders excepted.
+
+    Args:
+        top: The folder.
+        read: Returns as many bytes as asked for, fewer only at the end.
+
+    Raises:
+        RefusedEntryError: It holds an absolute name, a way out of `top`, a device, or is no archive.
+        OSError: Something cannot be written.
+    """
+    modes = []
+    os.makedirs(top, exist_ok=True)
+    for name, kind, size, mode, time_s, target in _entries(read):
+        parts = _parts(name)
+        path = os.path.join(top, *parts)
+        if kind == _FOLDER:
+            os.makedirs(path, exist_ok=True)
+            modes.append((path, mode | 0o700 if not parts else mode))
+        elif not parts:
+            raise RefusedEntryError("an entry without a name")
+        else:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if os.path.lexists(path):
+                os.unlink(path)
+            if kind == _SYMBOLIC:
+                _check_target(parts, target)
+                os.symlink(target, path)
+            elif kind == _LINK:
+                os.link(os.path.join(top, *_parts(target)), path, follow_symlinks=False)
+            else:
+                _unpack_file(path, size, mode, time_s, read)
+    for path, mode in reversed(modes):
+        os.chmod(path, mode)
+
+
+def _unpack_file(path: bytes, size: int, mode: int, time_s: int, read: Callable[[int], bytes]) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        left = size
+        while left:
+            view = memoryview(_exactly(min(left, _PIECE), read))
+            left -= len(view)
+            while view:
+                view = view[os.write(fd, view) :]
+        os.fchmod(fd, mode)
+        os.utime(fd, (time_s, time_s))
+    finally:
+        os.close(fd)
+    _exactly(-size % _BLOCK, read)
+
+
+def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, int, int, bytes]]:
+    """Yield name, kind, size, mode, time and target of each entry; whoever takes a file reads its content."""
+    known: dict[bytes, bytes] = {}
+    while True:
+        block = _exactly(_BLOCK, read)
+        if not block.strip(b"\0"):
+            while read(_PIECE):  # the rest is filling
+                pass
+            return
+        if _value(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * 32:
+            raise RefusedEntryError("not a tar archive")
+        kind, size = block[156:157], _value(block[124:136])
+        if kind in b"LKxg":
+            if size > _MAX_NAME_BYTES:
+                raise RefusedEntryError("a name of %d bytes" % size)
+            content = _exactly(size, read)
+            _exactly(-size % _BLOCK, read)
+            if kind in b"LK":
+                known[b"path" if kind == b"L" else b"linkpath"] = content.rstrip(b"\0")
+            elif kind == b"x":
+                known.update(_records(content))
+            continue
+        prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
+        name = known.get(b"path", os.path.join(prefix, block[:100].partition(b"\0")[0]))
+        target = known.get(b"linkpath", block[157:257].partition(b"\0")[0])
+        size = int(known.get(b"size", size))
+        if kind in _FILES and name.endswith(b"/"):
+            kind = _FOLDER
+        if kind not in (_LINK, _SYMBOLIC, _FOLDER) and kind not in _FILES:
+            raise RefusedEntryError("%s is a device or the like" % os.fsdecode(name))
+        time_s = int(float(known.get(b"mtime", _value(block[136:148]))))
+        known = {}
+        yield name, kind, size, _value(block[100:108]) & 0o777, time_s, target
+
+
+def _records(content: bytes) -> dict[bytes, bytes]:
+    """Return what an extended header says: records of their own length, a name and a value."""
+    found = {}
+    while content:
+        length, _, _ = content.partition(b" ")
+        record = content[: int(length)]
+        name, _, value = record[len(length) + 1 : -1].partition(b"=")
+        found[name] = value
+        if not record:
+            break
+        content = content[len(record) :]
+    return found
+
+
+def _parts(name: bytes) -> list[bytes]:
+    """Return the steps of a name that stays inside."""
+    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if name.startswith(b"/") or b".." in parts or b"\0" in name:
+        raise RefusedEntryError("%s leads out of the folder" % os.fsdecode(name))
+    return parts
+
+
+def _check_target(parts: list[bytes], target: bytes) -> None:
+    """Raise unless a symbolic link at `parts` leads to a place inside."""
+    depth = len(parts) - 1
+    for step in target.split(b"/"):
+        if step == b"..":
+            depth -= 1
+        elif step not in (b"", b"."):
+            depth += 1
+        if depth < 0:
+            break
+    if depth < 0 or target.startswith(b"/"):
+        raise RefusedEntryError("%s is a link out of the folder" % os.fsdecode(b"/".join(parts)))
+
+
+def _value(field: bytes) -> int:
+    if field[:1] == b"\x80":
+        return int.from_bytes(field[1:], "big")
+    text = field.strip(b"\0 ")
+    if not text.isdigit() and text:
+        raise RefusedEntryError("not a tar archive")
+    return int(text or b"0", 8)
+
+
+def _exactly(count: int, read: Callable[[int], bytes]) -> bytes:
+    content = read(count) if count else b""
+    if len(content) < count:
+        raise RefusedEntryError("the archive ends early")
+    return content

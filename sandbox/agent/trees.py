@@ -1,0 +1,169 @@
+"""Copying whole folders out of the box and into it, by a child with the agent user's rights.
+
+So links lead only to where that user may go, and a huge tree keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import keeper, tar
+from .calls import Call
+from .flat_json import encoded
+from .inputs import Input
+from .outputs import Output, Tail
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+
+    from .calls import Connection, Header
+    from .main import Agent
+else:
+    import _signal as signal
+
+_REASON_BYTES = 4096
+_WAITING_BYTES = 4 << 20
+"""How much may wait for the child before no more is taken from the host."""
+
+
+class _Tree(Call):
+    """What both have in common: the child, and the end that it comes to."""
+
+    def __init__(self, agent: Agent, connection: Connection, number: int) -> None:
+        super().__init__(connection, number)
+        self._agent = agent
+        self._reason = Tail(_REASON_BYTES)
+        self._code: int | None = None
+        self._pid = 0
+        self._problem: tuple[str, str] | None = None
+
+    def cancel(self) -> None:
+        self._end_early("refused", "cancelled")
+
+    def crashed(self, text: str) -> None:
+        self._end_early("bad", text)
+
+    def _fork(self, work: Callable[[], None], theirs: list[int]) -> None:
+        """Run `work` in the child, with `theirs` (closed here) and a pipe for what goes wrong."""
+        errors, writer = os.pipe()
+        user, us = self._agent.users["agent"], os.getpid()
+
+        def run() -> None:
+            keeper.settle(user, us, *theirs, writer)
+            try:
+                work()
+            except (OSError, tar.RefusedEntryError, ValueError, OverflowError) as error:
+                os.write(writer, _text(error)[:_REASON_BYTES])
+                os._exit(2)
+
+        try:
+            self._pid = self._agent.lanes.fork(run, self._on_exit)
+        finally:
+            for fd in [*theirs, writer]:
+                os.close(fd)
+        self._errors = Output(self._agent.loop, errors, self._reason.add, self)
+
+    def _on_exit(self, code: int) -> None:
+        self._code = code
+        self._errors.take_waiting()
+        self._errors.close()
+        self._over_when_done()
+
+    def _over_when_done(self) -> None:
+        raise NotImplementedError
+
+    def _end_early(self, code: str, text: str) -> None:
+        if self._problem is None:
+            self._problem = code, text
+            if self._code is None:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _answer(self, code: str) -> None:
+        if self._problem is not None:
+            self.fail(*self._problem)
+        elif self._code:
+            text = self._reason.peek().decode(errors="replace") or "the child was ended with code %d" % self._code
+            self.fail(code, text)
+        else:
+            self.finish()
+
+
+class Pack(_Tree):
+    """Gives a file or folder as a tar archive."""
+
+    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+        super().__init__(agent, connection, number)
+        path = agent.inside(encoded(header["path"]))
+        self._left = int(header["max_bytes"])
+        ours, theirs = os.pipe()
+
+        def write(piece: bytes) -> None:
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(theirs, view) :]
+
+        self._archive = Output(agent.loop, ours, self._take, self, self._over_when_done)
+        self._fork(lambda: tar.pack(path, write), [theirs])
+
+    def _take(self, piece: bytes) -> None:
+        self._left -= len(piece)
+        if self._left < 0:
+            self._end_early("too_large", "it has more bytes than were asked for")
+        if self._problem is None:
+            self.give("data", piece)
+            if self.connection.is_full:
+                self._archive.pause(True)
+                self.connection.when_room(lambda: self._archive.pause(False))
+
+    def _over_when_done(self) -> None:
+        if self._code is not None and not self._archive.is_open and not self.is_over:
+            self._answer("missing")
+
+
+class Unpack(_Tree):
+    """Takes a tar archive and makes a folder of it."""
+
+    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+        super().__init__(agent, connection, number)
+        path = agent.inside(encoded(header["path"]))
+        theirs, ours = os.pipe()
+
+        def read(count: int) -> bytes:
+            pieces = []
+            while count:
+                piece = os.read(theirs, count)
+                if not piece:
+                    break
+                pieces.append(piece)
+                count -= len(piece)
+            return b"".join(pieces)
+
+        self._archive = Input(agent.loop, ours, self, on_written=self._on_written)
+        self._fork(lambda: tar.unpack(path, read), [theirs])
+
+    def more(self, piece: bytes) -> None:
+        self._archive.add(piece)
+        if self._archive.waiting_bytes > _WAITING_BYTES:
+            self.connection.hold(self, True)
+
+    def eof(self) -> None:
+        self._archive.end()
+
+    def _on_written(self, count: int) -> None:
+        if self._archive.waiting_bytes <= _WAITING_BYTES:
+            self.connection.hold(self, False)
+
+    def _over_when_done(self) -> None:
+        self._archive.close()
+        self.connection.hold(self, False)
+        if not self.is_over:
+            self._answer("refused")
+
+
+def _text(error: Exception) -> bytes:
+    if isinstance(error, OSError) and error.strerror:
+        name = error.filename if error.filename is not None else b""
+        return os.fsencode(name) + b": " * bool(name) + error.strerror.encode()
+    return str(error).encode(errors="replace")
