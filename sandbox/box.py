@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from envkit.errors import (
     TooLargeError,
     UnreachableError,
     UnsupportedError,
+    UsageError,
 )
 from envkit.sandbox import folders, forward, trees
 from envkit.sandbox.boxes import Boxes
@@ -187,8 +189,12 @@ class Box:
             UsageError: `source` is missing, cannot be read, or holds what is neither file, folder nor link.
             RefusedFileError: It cannot be written.
         """
-        async with aclosing(trees.packed(source)) as pieces:
-            await self.call("unpack", feed=pieces, path=target)
+        folder, name = posixpath.split(target.rstrip("/"))
+        if not name:
+            raise UsageError(f"{target!r} is not the name of a file or folder")
+        is_folder = await clock.to_thread(trees.is_folder, source)
+        async with aclosing(trees.packed(source, name)) as pieces:
+            await self.call("unpack", feed=pieces, path=target if is_folder else folder)
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
         """Copy a file or folder of the box to the host; see `envkit.protocols.Sandbox.download`.
@@ -207,7 +213,7 @@ class Box:
                 return folders.connect(self._hold.sockets, place)
             if place in ("", ".", "..") or "/" in place or "\0" in place:
                 raise UnreachableError(f"{place!r} is not the name of a socket")
-            return await self._forward(path=f"{SOCKETS}/{place}")
+            return await self._forward(socket=f"{SOCKETS}/{place}")
         return await self._forward(port=place)
 
     async def probe(self, timeout_s: float) -> float:

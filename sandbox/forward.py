@@ -9,12 +9,13 @@ from typing import Any
 
 import anyio
 
+from envkit.sandbox.call import WINDOW_BYTES
 from envkit.sandbox.channel import Call, Channel, ChannelEndedError, RefusedCallError, SocketStream
 from envkit.types import JSON
 
 
 async def connected(channel: Channel, **place: JSON) -> tuple[socket.socket, Coroutine[Any, Any, None]]:
-    """Connect to a ``port`` or a socket's ``path`` inside.
+    """Connect to a ``port`` or a ``socket``, named by its path, inside.
 
     Returns:
         One end of a pair of sockets, non-blocking, and what must run for as long as it is used.
@@ -58,9 +59,13 @@ async def _carry_in(call: Call, stream: SocketStream) -> None:
 
 
 async def _carry_out(call: Call, stream: SocketStream) -> None:
+    taken = 0
     with suppress(ChannelEndedError, RefusedCallError, ConnectionError):
         while (piece := await call.receive()) is not None:
             await stream.send(piece[1])
-            await call.send({"ack": len(piece[1])})
+            taken += len(piece[1])
+            if taken >= WINDOW_BYTES // 4:
+                await call.send({"ack": taken})
+                taken = 0
         stream.end()
         await call.over()

@@ -1,4 +1,6 @@
-"""Folders on their way into a box and out of it, as tar streams of which the root is named ``.``.
+"""Files and folders on their way into a box and out of it, as tar streams.
+
+The names of a folder's entries are relative to it, and it is itself the first, ``.``; a file is the only entry.
 
 What comes out of a box is written by somebody who may be hostile. It is put together in a new folder beside its target,
 where every name is opened from its parent and no link is followed; only folders, plain files, links that stay inside
@@ -32,15 +34,20 @@ _Reader: TypeAlias = Generator[int, bytes, None]
 """Asks for a number of bytes, at most `_PIECE_BYTES`, and is given them."""
 
 
-async def packed(source: Path) -> AsyncGenerator[bytes, None]:
+def is_folder(source: Path) -> bool:
+    """Say whether `source` is a folder, and not a link to one."""
+    return source.is_dir() and not source.is_symlink()
+
+
+async def packed(source: Path, name: str) -> AsyncGenerator[bytes, None]:
     """Yield the file, link or folder `source` as a tar stream, in pieces of about a MiB.
 
-    Links are not followed. Owners are left out: whoever unpacks it owns it.
+    Links are not followed. Owners are left out: whoever unpacks it owns it. What is no folder is called `name`.
 
     Raises:
         UsageError: `source` is missing, cannot be read, or holds what is neither file, folder nor link.
     """
-    pieces = _gathered(_packed(source))
+    pieces = _gathered(_packed(source, name))
     while True:
         piece = await clock.to_thread(_next, pieces)
         if not piece:
@@ -162,7 +169,9 @@ class Unpacker:
 
     def _take(self, member: tarfile.TarInfo) -> _Reader:
         parts = _parts(member.name)
-        if (not parts and self._is_root_made) or (parts and not self._is_root_made):
+        if not self._is_root_made and len(parts) == (0 if member.isdir() else 1):
+            parts = ()  # it is the whole, whatever its name
+        elif not self._is_root_made or not parts:
             raise RefusedFileError(f"{_shown(member.name)} is out of order")
         place = ("tree", *parts)
         try:
@@ -267,11 +276,11 @@ def _records(content: bytes) -> dict[bytes, bytes]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Return the steps of a name below the root, which is ``.``."""
-    parts = name.rstrip("/").split("/")
-    if parts[0] != "." or any(part in ("", ".", "..") or "\0" in part for part in parts[1:]):
+    """Return the steps of a name that stays inside."""
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if name.startswith("/") or ".." in parts or "\0" in name or not name:
         raise RefusedFileError(f"{_shown(name)} leads out of the folder")
-    return tuple(parts[1:])
+    return parts
 
 
 def _check_link(member: tarfile.TarInfo, depth: int) -> None:
@@ -295,21 +304,21 @@ def _shown(name: str) -> str:
     return repr(name if len(name) <= 200 else f"{name[:200]}...")
 
 
-def _packed(source: Path) -> Iterator[bytes]:
+def _packed(source: Path, alone: str) -> Iterator[bytes]:
     """Yield the pieces of a tar stream as they come."""
-    waiting = [(source, ".")]
+    waiting = [(source, "")]
     while waiting:
         path, name = waiting.pop()
         try:
             about = path.lstat()
             if stat.S_ISDIR(about.st_mode):
-                yield _head(about, name, tarfile.DIRTYPE)
+                yield _head(about, name or ".", tarfile.DIRTYPE)
                 inner = sorted((entry.name for entry in path.iterdir()), reverse=True)
-                waiting += [(path / entry, f"{name}/{entry}") for entry in inner]
+                waiting += [(path / entry, f"{name}/{entry}" if name else entry) for entry in inner]
             elif stat.S_ISLNK(about.st_mode):
-                yield _head(about, name, tarfile.SYMTYPE, link=str(path.readlink()))
+                yield _head(about, name or alone, tarfile.SYMTYPE, link=str(path.readlink()))
             elif stat.S_ISREG(about.st_mode):
-                yield from _packed_file(path, name)
+                yield from _packed_file(path, name or alone)
             else:
                 raise UsageError(f"{path} is neither file, folder nor link")
         except OSError as error:
