@@ -167,6 +167,13 @@ class Call:
             self._unacknowledged += len(piece)
             await self.send({"more": True}, piece)
 
+    async def acknowledge(self, count: int) -> None:
+        """Let the other side of a forwarded connection send `count` bytes more."""
+        left = self._bounds["data"]
+        assert left is not None
+        self._bounds["data"] = left + count
+        await self.send({"ack": count})
+
     async def receive(self) -> tuple[str, bytes] | None:
         """Return the next piece of the answer and what it is of; None once there are no more.
 
@@ -333,10 +340,10 @@ def one_line(text: str) -> str:
 
 
 def _bounds(do: str, fields: Fields) -> dict[str, int | None]:
-    """What pieces a call may answer with, and how many bytes of each; None leaves it to a window or to the queue."""
+    """What pieces a call may answer with, and how many bytes of each; None leaves it to the queue."""
     keep, most = fields.get("keep_bytes"), fields.get("max_bytes")
     if do == "forward":
-        return {"open": 0, "data": None}
+        return {"open": 0, "data": WINDOW_BYTES}
     if fields.get("stream") is True:
         return {"out": None, "err": None}
     if type(keep) is int:

@@ -147,9 +147,8 @@ class Channel:
             ChannelEndedError: The agent is gone, or does not answer.
             ValueError: The arguments have more than 1 MiB.
         """
-        call = self._new_call(do, fields, queue_s, streamed=False)
+        call = await self._begin(do, fields, queue_s, streamed=False)
         try:
-            await call.send({"do": do, **fields})
             if feed is not None:
                 await call.feed(feed)
             return await call.reply()
@@ -159,26 +158,11 @@ class Channel:
 
     async def start(self, do: str, /, **fields: JSON) -> Call:
         """Make a call whose answer is taken piece by piece; end it by `Call.leave`. Raises as `call`."""
-        call = self._new_call(do, fields, 0.0, streamed=True)
-        try:
-            await call.send({"do": do, **fields})
-        except BaseException:
-            await call.leave()
-            raise
-        return call
+        return await self._begin(do, fields, 0.0, streamed=True)
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
         """Send one frame."""
-        if self._is_ended:
-            raise ChannelEndedError(self.reason)
-        head = _encode(header)
-        if len(head) > MAX_HEADER_BYTES:
-            raise ValueError(f"arguments of more than {MAX_HEADER_BYTES} bytes cannot be sent into a box")
-        try:
-            await self._stream.send(_HEAD.pack(len(head), len(body)) + head + body)
-        except ConnectionError:
-            self.fail("")
-            raise ChannelEndedError(self.reason) from None
+        await self._post(_frame(header, body))
 
     async def ended(self) -> None:
         """Return once it has ended."""
@@ -232,13 +216,27 @@ class Channel:
             if not self._stalled and self._room is not None and not self._room.done():
                 self._room.set_result(None)
 
-    def _new_call(self, do: str, fields: Fields, queue_s: float, *, streamed: bool) -> Call:
+    async def _begin(self, do: str, fields: Fields, queue_s: float, *, streamed: bool) -> Call:
+        frame = _frame({"id": self._last_id + 1, "do": do, **fields})
         if self._is_ended:
             raise ChannelEndedError(self.reason)
         self._last_id += 1
-        call = Call(self, self._last_id, do, fields, queue_s, streamed=streamed)
-        self._calls[call.id] = call
+        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s, streamed=streamed)
+        try:
+            await self._post(frame)
+        except BaseException:
+            await call.leave()
+            raise
         return call
+
+    async def _post(self, frame: bytes) -> None:
+        if self._is_ended:
+            raise ChannelEndedError(self.reason)
+        try:
+            await self._stream.send(frame)
+        except ConnectionError:
+            self.fail("")
+            raise ChannelEndedError(self.reason) from None
 
     async def _read(self) -> None:
         reason = "the channel failed"
@@ -300,8 +298,16 @@ def _hello(header: Mapping[str, JSON]) -> Hello:
     return Hello(pid, one_line(python), uid)
 
 
-def _encode(header: Fields) -> bytes:
+def _frame(header: Fields, body: bytes = b"") -> bytes:
+    """Return a frame as it is sent.
+
+    Raises:
+        ValueError: The header is too large.
+    """
     try:
-        return orjson.dumps(header)
+        head = orjson.dumps(header)
     except TypeError:  # file names that are not UTF-8 hold lone surrogates, which only the slower one escapes
-        return json.dumps(header).encode()
+        head = json.dumps(header).encode()
+    if len(head) > MAX_HEADER_BYTES:
+        raise ValueError(f"arguments of more than {MAX_HEADER_BYTES} bytes cannot be sent into a box")
+    return _HEAD.pack(len(head), len(body)) + head + body

@@ -65,7 +65,7 @@ async def _carry_out(call: Call, stream: SocketStream) -> None:
             await stream.send(piece[1])
             taken += len(piece[1])
             if taken >= WINDOW_BYTES // 4:
-                await call.send({"ack": taken})
+                await call.acknowledge(taken)
                 taken = 0
         stream.end()
         await call.over()
