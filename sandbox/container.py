@@ -11,6 +11,7 @@ held.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,13 +20,19 @@ from envkit.types import JSON, SandboxSpec
 
 WORK = "/workspace"
 SOCKETS = "/run/envkit"
+DOOR = "/run/envkit-door"
+"""Where, for its root alone, the socket lies by which a box that stays is reached again."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
 GRADER_UID = 1001
 
+RUN_LABEL = "envkit.run"
 OWNER_LABEL = "envkit.owner"
 BOX_LABEL = "envkit.box"
 STAY_LABEL = "envkit.stay"
+
+KILLED = cause_of(-signal.SIGKILL, "")
+"""The cause of an end that somebody, or the want of memory, has brought about."""
 
 _MEMORY_MIB = 1024
 _PIDS = 256
@@ -33,6 +40,7 @@ _DISK_MIB = 256
 _SHM_MIB = 16
 _OPEN_FILES = 4096
 """As many as a daemon can grant that was itself given few."""
+_DOOR_OPTIONS = "size=64k,nr_inodes=16,mode=0700,nosuid,nodev"
 _SOCKETS_OPTIONS = "size=1m,nr_inodes=1024,mode=0755,nosuid,nodev"
 _STRICT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
 _SYSTEM_CAPABILITIES = (
@@ -80,7 +88,13 @@ class Bounds:
 
 
 def options(
-    spec: SandboxSpec, image: Image, argv: Sequence[str], labels: Mapping[str, str], *, disk_option: bool = False
+    spec: SandboxSpec,
+    image: Image,
+    argv: Sequence[str],
+    labels: Mapping[str, str],
+    *,
+    bounds_disk: bool = False,
+    has_agent: bool = True,
 ) -> dict[str, JSON]:
     """Return what makes the container of a box whose process 1 is `argv`, reached by its standard streams.
 
@@ -89,20 +103,23 @@ def options(
         image: Its files.
         argv: Program and arguments of process 1.
         labels: What to find it by.
-        disk_option: Whether the daemon can bound the root file system's size.
+        bounds_disk: Whether the daemon can bound the root file system's size.
+        has_agent: Whether process 1 looks after the others, and needs capabilities for it.
     """
     bounds = Bounds.of(spec)
     host = {
         **_host(spec, bounds),
-        **(_system(bounds, disk_option) if spec.profile == "system" else _strict(image, bounds)),
+        **(_system(bounds, bounds_disk) if spec.profile == "system" else _strict(image, bounds)),
     }
     if spec.runtime is not None:
         host["Runtime"] = spec.runtime
+    if not has_agent:
+        host |= {"Init": True, "CapAdd": []}
     return {
         "Image": image.id,
         "Entrypoint": list(argv),
         "User": "0:0",
-        "WorkingDir": "/",
+        "WorkingDir": WORK,
         "Hostname": "sandbox",
         "OpenStdin": True,
         "StdinOnce": True,
@@ -116,13 +133,13 @@ def options(
     }
 
 
-def gives_up(spec: SandboxSpec, *, disk_option: bool = False) -> tuple[str, ...]:
+def gives_up(spec: SandboxSpec, *, bounds_disk: bool = False) -> tuple[str, ...]:
     """Name what `spec` leaves unheld, in the words of `capabilities`."""
     lost = []
     if spec.network == "open":
         lost.append("network")
     if spec.profile == "system":
-        lost += ["uid"] if disk_option else ["disk", "uid"]
+        lost += ["uid"] if bounds_disk else ["disk", "uid"]
     return tuple(lost)
 
 
@@ -165,25 +182,24 @@ def _host(spec: SandboxSpec, bounds: Bounds) -> dict[str, JSON]:
         "AutoRemove": spec.stay,
         # Every frame of the channel would be written to the daemon's disk.
         "LogConfig": {"Type": "none"},
-        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES}],
-        # A volume without name is removed with its container, and its place on this host is where sockets are found.
-        "Mounts": [
-            {
-                "Type": "volume",
-                "Target": SOCKETS,
-                "VolumeOptions": {
-                    "NoCopy": True,
-                    "DriverConfig": {
-                        "Name": "local",
-                        "Options": {"type": "tmpfs", "device": "tmpfs", "o": _sockets_options(spec)},
-                    },
-                },
-            }
+        "Ulimits": [
+            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
         ],
+        # Volumes without names are removed with their container, and lie where this host sees what is in them.
+        "Mounts": [_volume(SOCKETS, _sockets_options(spec)), *([_volume(DOOR, _DOOR_OPTIONS)] if spec.stay else ())],
     }
     if bounds.cpus is not None:
         host["NanoCpus"] = round(bounds.cpus * 1e9)
     return host
+
+
+def _volume(target: str, tmpfs_options: str) -> dict[str, JSON]:
+    driver: dict[str, JSON] = {
+        "Name": "local",
+        "Options": {"type": "tmpfs", "device": "tmpfs", "o": tmpfs_options},
+    }
+    return {"Type": "volume", "Target": target, "VolumeOptions": {"NoCopy": True, "DriverConfig": driver}}
 
 
 def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:
@@ -195,9 +211,9 @@ def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:
     return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": places}
 
 
-def _system(bounds: Bounds, disk_option: bool) -> dict[str, JSON]:
+def _system(bounds: Bounds, bounds_disk: bool) -> dict[str, JSON]:
     host: dict[str, JSON] = {"CapAdd": list(_SYSTEM_CAPABILITIES), "ReadonlyRootfs": False}
-    if disk_option:
+    if bounds_disk:
         host["StorageOpt"] = {"size": f"{bounds.disk_mib}m"}
     return host
 

@@ -48,6 +48,11 @@ class Daemon:
         self.info = info
         """What the daemon says about itself."""
 
+    @property
+    def is_near(self) -> bool:
+        """Whether it is reached by a socket of this host, and so is probably on it."""
+        return isinstance(self._address, str)
+
     @classmethod
     async def connect(cls) -> Daemon:
         """Find the daemon as Docker's own program does, by ``DOCKER_HOST`` or at its usual socket.
@@ -112,9 +117,11 @@ class Daemon:
         )
         return str(made["Id"])
 
-    async def run_command(self, command: str) -> AttachStream:
+    async def run_command(self, command: str, *, keep_stderr_bytes: int) -> AttachStream:
         """Start a command and return its standard streams."""
-        return await self._attach(f"exec/{command}/start", {"Detach": False, "Tty": False})
+        return await self._attach(
+            f"exec/{command}/start", {"Detach": False, "Tty": False}, keep_stderr_bytes=keep_stderr_bytes
+        )
 
     async def exit_code(self, command: str) -> int | None:
         """Return how a command ended; None while it runs, or when its container is gone."""
@@ -146,11 +153,9 @@ class Daemon:
         repository, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
         await self._call(self._api.pull, repository, tag=tag)
 
-    async def commit(self, container: str, labels: Mapping[str, str]) -> str:
-        """Make an image of a container's files and return its id; the container stands still meanwhile."""
-        # The daemon takes labels as lines of a Dockerfile, in which JSON's quotes are quotes too.
-        changes = [f"LABEL {name}={value}" for name, value in labels.items()]
-        return str((await self._call(self._api.commit, container, changes=changes))["Id"])
+    async def commit(self, container: str) -> str:
+        """Make an image of a container's files, with its labels, and return its id; the container stands still then."""
+        return str((await self._call(self._api.commit, container))["Id"])
 
     async def remove_image(self, image: str) -> None:
         """Remove an image; one that is gone, or that a container uses, is left."""
@@ -188,9 +193,12 @@ class Daemon:
                 return None
             raise
 
-    async def _attach(self, path: str, body: Mapping[str, JSON] | None = None) -> AttachStream:
+    async def _attach(
+        self, path: str, body: Mapping[str, JSON] | None = None, *, keep_stderr_bytes: int = 64 << 10
+    ) -> AttachStream:
+        path = f"/v{self._api.api_version}/{path}"
         try:
-            return await attach(self._address, f"/v{self._api.api_version}/{path}", body)
+            return await attach(self._address, path, body, keep_stderr_bytes=keep_stderr_bytes)
         except ConnectionError as error:
             raise DaemonError(str(error)) from None
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
+
+import anyio
 
 from envkit.types import JSON
 
@@ -29,10 +33,16 @@ _MAX_HEAD_BYTES = 64 << 10
 class AttachStream(asyncio.Protocol):
     """The standard streams of a container; satisfies `envkit.sandbox.channel.Stream`. Made by `attach`.
 
-    `send` and `receive` are called by one task each.
+    Args:
+        keep_stderr_bytes: How much of the end of standard error is kept.
+
+    Attributes:
+        stderr_cut: Number of bytes of standard error that were dropped in front.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_stderr_bytes: int = _KEPT_STDERR_BYTES) -> None:
+        self.stderr_cut = 0
+        self._keep_stderr_bytes = keep_stderr_bytes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._head: bytearray | None = bytearray()
@@ -43,12 +53,21 @@ class AttachStream(asyncio.Protocol):
         self._wanted: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._is_reading = True
-        self._is_over = False
+        self._end = anyio.Event()
 
     @property
     def stderr(self) -> bytes:
-        """The last 64 KiB of what was written to standard error."""
+        """The end of what was written to standard error."""
         return bytes(self._stderr)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended; what came before may still be received."""
+        return self._end.is_set()
+
+    async def ended(self) -> None:
+        """Return once the connection has ended."""
+        await self._end.wait()
 
     async def send(self, data: bytes) -> None:
         """Write `data` to standard input; return once the next may be sent.
@@ -56,21 +75,26 @@ class AttachStream(asyncio.Protocol):
         Raises:
             ConnectionError: The connection is gone.
         """
-        if self._transport is None or self._is_over or self._transport.is_closing():
+        if self._transport is None or self.is_over or self._transport.is_closing():
             raise ConnectionError("the connection to the container has ended")
         self._transport.write(data)
         while self._drained is not None:
             await asyncio.shield(self._drained)
 
+    def start_sending(self, data: bytes) -> None:
+        """Write `data` to standard input of a container that does not run yet, and so takes nothing."""
+        if self._transport is not None:
+            self._transport.write(data)
+
     def send_eof(self) -> None:
         """End standard input."""
-        if self._transport is not None and not self._is_over:
+        if self._transport is not None and not self.is_over:
             self._transport.write_eof()
 
     async def receive(self) -> bytes:
         """Return what was written to standard output since the last call, waiting for some; empty at the end."""
         while not self._output:
-            if self._is_over:
+            if self.is_over:
                 return b""
             self._wanted = self._loop.create_future()
             try:
@@ -79,7 +103,7 @@ class AttachStream(asyncio.Protocol):
                 self._wanted = None
         output = bytes(self._output)
         self._output.clear()
-        if not self._is_reading and self._transport is not None and not self._is_over:
+        if not self._is_reading and self._transport is not None and not self.is_over:
             self._is_reading = True
             self._transport.resume_reading()
         return output
@@ -116,9 +140,9 @@ class AttachStream(asyncio.Protocol):
             self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._is_over = True
+        self._end.set()
         if not self._answered.done():
-            self._answered.set_exception(ConnectionError("the Docker daemon hung up"))
+            self._take_head()
         for waiting in (self._wanted, self._drained):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
@@ -134,16 +158,13 @@ class AttachStream(asyncio.Protocol):
 
     def _take_head(self) -> bytes:
         """Judge the daemon's answer once it is whole; return what follows it."""
-        assert self._head is not None
-        head, end, rest = self._head.partition(b"\r\n\r\n")
-        is_granted = head.split(b" ", 2)[1:2] in ([b"101"], [b"200"])
-        if len(self._head) < _MAX_HEAD_BYTES and not (end and (is_granted or len(rest) >= _content_length(head))):
-            return b""
-        self._head = None
-        if not self._answered.done():
-            if is_granted:
-                self._answered.set_result(None)
-                return bytes(rest)
+        head, end, rest = bytes(self._head or b"").partition(b"\r\n\r\n")
+        if end and head.split(b" ", 2)[1:2] in ([b"101"], [b"200"]) and not self._answered.done():
+            self._head = None
+            self._answered.set_result(None)
+            return rest
+        is_whole = end and len(rest) >= _content_length(head)
+        if (is_whole or self.is_over or len(head) > _MAX_HEAD_BYTES) and not self._answered.done():
             self._answered.set_exception(ConnectionError(_refusal(head, rest)))
         return b""
 
@@ -158,21 +179,26 @@ class AttachStream(asyncio.Protocol):
                 into += view[start + _HEADER_BYTES : start + _HEADER_BYTES + length]
                 start += _HEADER_BYTES + length
         del self._pieces[:start]
-        del self._stderr[:-_KEPT_STDERR_BYTES]
+        if (excess := len(self._stderr) - self._keep_stderr_bytes) > 0:
+            del self._stderr[:excess]
+            self.stderr_cut += excess
 
 
-async def attach(address: Address, path: str, body: Mapping[str, JSON] | None = None) -> AttachStream:
+async def attach(
+    address: Address, path: str, body: Mapping[str, JSON] | None = None, *, keep_stderr_bytes: int = _KEPT_STDERR_BYTES
+) -> AttachStream:
     """Ask the daemon at `address` for the streams that ``POST path`` gives.
 
     Raises:
         ConnectionError: The daemon does not answer, or refuses; the message says why.
     """
     loop = asyncio.get_running_loop()
+    made = partial(AttachStream, keep_stderr_bytes)
     try:
         if isinstance(address, str):
-            _, stream = await loop.create_unix_connection(AttachStream, address)
+            _, stream = await loop.create_unix_connection(made, address)
         else:
-            _, stream = await loop.create_connection(AttachStream, *address)
+            _, stream = await loop.create_connection(made, *address)
     except OSError as error:
         raise ConnectionError(f"the Docker daemon does not answer: {error.strerror or error}") from None
     content = b"" if body is None else json.dumps(body).encode()
@@ -189,11 +215,13 @@ async def attach(address: Address, path: str, body: Mapping[str, JSON] | None = 
 
 
 def _content_length(head: bytes) -> int:
+    """How long the answer's body is; beyond any bound where only the connection's end tells."""
     found = re.search(rb"\r\ncontent-length: *(\d+)", head.lower())
-    return int(found[1]) if found else 0
+    return int(found[1]) if found else sys.maxsize
 
 
 def _refusal(head: bytes, body: bytes) -> str:
+    text = body.decode(errors="replace").strip()
     with suppress(ValueError, TypeError, KeyError):
-        return str(json.loads(body)["message"])
-    return head.split(b"\r\n", 1)[0].decode(errors="replace")
+        text = str(json.loads(text)["message"])
+    return text or head.split(b"\r\n", 1)[0].decode(errors="replace") or "the Docker daemon hung up"

@@ -1,0 +1,104 @@
+"""A container whose standard streams are attached to us, on which its life hangs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+
+from envkit import clock
+from envkit.sandbox import container
+from envkit.sandbox.daemon import Daemon, DaemonError
+from envkit.sandbox.stream import AttachStream
+from envkit.types import JSON
+
+_CAUSE_S = 2.0
+_LINE_CHARACTERS = 300
+
+
+class MissingProgramError(Exception):
+    """The image has no such program."""
+
+
+class AttachedContainer:
+    """Made by `run`.
+
+    Attributes:
+        id: The daemon's name for it.
+        stream: Its standard streams.
+    """
+
+    def __init__(self, daemon: Daemon, container_id: str, stream: AttachStream) -> None:
+        self.id = container_id
+        self.stream = stream
+        self._daemon = daemon
+        self._began_s = int(clock.wall())
+
+    async def kill(self) -> None:
+        """End everything in it and remove it; safe to repeat.
+
+        Raises:
+            DaemonError: The daemon does not answer.
+        """
+        self.stream.close()
+        await self._daemon.remove(self.id)
+
+    async def volumes(self) -> Mapping[str, Path]:
+        """Return where on this host its volumes are, by their names inside; none where we cannot see that."""
+        if not self._daemon.is_near or os.geteuid() != 0:
+            return {}
+        found = await self._daemon.inspect(self.id) or {}
+        return {
+            mount["Destination"]: Path(mount["Source"])
+            for mount in found.get("Mounts", ())
+            if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - nothing there to wait for
+        }
+
+    async def cause(self) -> str:
+        """Say in one line why it is gone; takes at most 2 s."""
+        lines = self.stream.stderr.decode(errors="replace").strip().splitlines() or [""]
+        with anyio.move_on_after(_CAUSE_S):
+            while True:
+                try:
+                    why = await self._cause(lines[-1][-_LINE_CHARACTERS:])
+                except DaemonError as error:
+                    return str(error)
+                if why is not None:
+                    return why
+                await anyio.sleep(0.02)  # the daemon writes it down a moment after the streams end
+        return "its streams ended"
+
+    async def _cause(self, last_line: str) -> str | None:
+        found = await self._daemon.inspect(self.id)
+        why = "removed" if found is None else container.cause(found["State"], last_line)
+        if why == container.KILLED and await self._daemon.out_of_memory_since(self.id, self._began_s):
+            return "out of memory"
+        return why
+
+
+async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> AttachedContainer:
+    """Make, attach to and start a container, and write `opening` to its process 1.
+
+    Raises:
+        MissingProgramError: The image has no such program.
+        DaemonError: It cannot be made or started for another reason.
+    """
+    container_id = await daemon.create(options)
+    stream: AttachStream | None = None
+    try:
+        stream = await daemon.attach(container_id)
+        made = AttachedContainer(daemon, container_id, stream)
+        stream.start_sending(opening)
+        await daemon.start(container_id)
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            if stream is not None:
+                stream.close()
+            await daemon.remove(container_id)
+        program = options["Entrypoint"]
+        if isinstance(error, DaemonError) and isinstance(program, list) and f'exec: "{program[0]}"' in str(error):
+            raise MissingProgramError from None
+        raise
+    return made

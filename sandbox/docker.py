@@ -1,0 +1,410 @@
+"""Sandboxes of Docker: an image's files, the daemon's isolation, and processors, memory and processes that are bounded.
+
+A container is made, attached to and started; its process 1 is our agent, which is sent in over the attached streams and
+ends when they do, so that a box dies with us. What containers are made of is in `envkit.sandbox.container`. An image
+needs Python 3.7 or newer; of one that has only a shell, boxes are what `envkit.sandbox.fallback` can do.
+
+Nothing is pulled unless that was asked for, since it may take minutes. Containers carry the name of the process that
+made them; the next backend that is opened on the same machine removes those whose process is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
+from envkit.sandbox import agent, attached, container, folders, snapshots
+from envkit.sandbox.attached import AttachedContainer, MissingProgramError
+from envkit.sandbox.box import Box, Boxes, Hold
+from envkit.sandbox.boxes import refuse
+from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
+from envkit.sandbox.container import (
+    AGENT_UID,
+    BOX_LABEL,
+    DOOR,
+    GRADER_UID,
+    OWNER_LABEL,
+    RUN_LABEL,
+    SOCKETS,
+    STAY_LABEL,
+    WORK,
+    Image,
+)
+from envkit.sandbox.daemon import Daemon, DaemonError
+from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
+from envkit.types import JSON, SandboxSpec
+
+DEFAULT_IMAGE = "envkit/games:1"
+LEAST_FREE_MIB = 1024
+"""What must be free on the disk that Docker writes to."""
+
+_STARTS_AT_ONCE = 8
+"""The daemon starts no more in a second, however many are asked for at once."""
+_PYTHONS = ("python3", "python")
+_WATCH_S = 5.0
+_SNAPSHOTS = "snapshots"
+_DOOR_SOCKET = "s"
+_ATTACH_S = 10.0
+
+
+async def why_unavailable() -> str | None:
+    """Return why there can be no boxes of Docker here, in one line; None when there can."""
+    try:
+        daemon = await Daemon.connect()
+    except DaemonError as error:
+        return str(error)
+    await daemon.close()
+    return None
+
+
+class DockerBackend:
+    """Starts containers; satisfies `envkit.protocols.SandboxBackend`.
+
+    Used as ``async with DockerBackend() as backend``; leaving the block stops what still runs. The daemon is found as
+    Docker's own program finds it (``DOCKER_HOST``, or the usual socket).
+
+    Args:
+        pull: Whether a missing image is fetched from its registry.
+    """
+
+    def __init__(self, *, pull: bool = False) -> None:
+        self._pull = pull
+        self._boxes = Boxes("docker")
+        self._opened: Daemon | None = None
+        self._opening = b""
+        self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
+        self._pythons: dict[str, str | None] = {}
+        self._bounds_disk: bool | None = None  # of a root file system; unknown until it was tried
+        self._snapshots = 0
+        self._run_name = ""
+        self._is_leaving = False
+
+    def capabilities(self) -> Mapping[str, bool]:
+        """Say what is enforced in the strict profile, without a network or with one of named hosts."""
+        info = self._daemon.info
+        filters = [option for option in info.get("SecurityOptions") or () if option.startswith("name=seccomp")]
+        return {
+            "isolation": info.get("OSType") == "linux",
+            "network": True,
+            "memory": bool(info.get("MemoryLimit")),
+            "pids": bool(info.get("PidsLimit")),
+            "cpu": bool(info.get("CpuCfsQuota")),
+            "disk": True,
+            "uid": True,
+            "seccomp": any("profile=unconfined" not in option for option in filters),
+        }
+
+    async def start(self, spec: SandboxSpec) -> Box | FallbackBox:
+        """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
+
+        Raises:
+            SandboxStartError: Also when the image is missing, the disk is nearly full, or the daemon does not answer.
+        """
+        return await self._start(spec, None)
+
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> Box | FallbackBox:
+        """Start a box with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
+        return await self._start(spec, snapshot)
+
+    async def attach(self, box_id: str) -> Box:
+        """Return a box that stays, which this or another process started; leaving the backend leaves it running.
+
+        Raises:
+            SandboxError: No box of this id stays on this machine.
+            UnreachableError: It does not let us in.
+        """
+        found = [one for one in await self._daemon.containers(f"{BOX_LABEL}={box_id}") if STAY_LABEL in one["Labels"]]
+        if not found:
+            raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
+        held = AttachedContainer(self._daemon, str(found[0]["Id"]), await self._daemon.attach(str(found[0]["Id"])))
+        volumes = await held.volumes()
+        if DOOR not in volumes:
+            held.stream.close()
+            raise SandboxError("only root on the daemon's machine can come back to a box that stays")
+        door = folders.connect(volumes[DOOR], _DOOR_SOCKET)
+        box = self._box(box_id, held, volumes.get(SOCKETS), SandboxSpec(stay=True), SocketStream(door))
+        await box.started({}, _ATTACH_S)
+        return box
+
+    async def __aenter__(self) -> Self:
+        self._opened = await Daemon.connect()
+        try:
+            self._opening = agent.opening()
+            await self._boxes.open()
+            self._run_name = self._boxes.folder.name
+            await self.reap()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def reap(self) -> list[str]:
+        """Remove the containers and snapshots of processes of this machine that are gone; return their ids.
+
+        A container that is to stay is left while it runs.
+        """
+        daemon, gone = self._daemon, []
+        for found in await daemon.containers(OWNER_LABEL):
+            runs = found["State"] not in ("exited", "dead", "created")
+            if _is_ownerless(found["Labels"][OWNER_LABEL]) and not (runs and STAY_LABEL in found["Labels"]):
+                await daemon.remove(found["Id"])
+                gone.append(str(found["Id"]))
+        for found in await daemon.images(OWNER_LABEL):
+            if _is_ownerless(found["Labels"][OWNER_LABEL]):
+                await daemon.remove_image(found["Id"])
+                gone.append(str(found["Id"]))
+        return gone
+
+    @property
+    def _daemon(self) -> Daemon:
+        if self._opened is None:
+            raise SandboxError("the backend is not open; use 'async with'")
+        return self._opened
+
+    async def _close(self) -> None:
+        self._is_leaving = True
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._boxes.close()
+                for found in await self._daemon.images(f"{RUN_LABEL}={self._run_name}"):
+                    await self._daemon.remove_image(found["Id"])
+            finally:
+                await self._daemon.close()
+                self._opened = None
+
+    async def _start(self, spec: SandboxSpec, snapshot: str | None) -> Box | FallbackBox:
+        box_id = f"docker-{secrets.token_hex(4)}" if spec.stay else self._boxes.new_id()
+        self._refuse(box_id, spec)
+        async with self._starting:  # whose turn has not come has not begun
+            try:
+                with anyio.move_on_after(spec.start_timeout_s):
+                    image, files = await self._files(box_id, spec, snapshot)
+                    return await self._launch(_Plan(box_id, spec, image, files))
+            except DaemonError as error:
+                raise SandboxStartError(box_id, str(error)) from None
+        raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
+
+    def _refuse(self, box_id: str, spec: SandboxSpec) -> None:
+        """Refuse what cannot be held, or would fill the disk."""
+        refuse(box_id, spec, self.capabilities())
+        lost = container.gives_up(spec)
+        if spec.untrusted and lost:
+            what = "an open network" if "network" in lost else f"profile {spec.profile!r}"
+            raise SandboxStartError(box_id, f"untrusted programs are refused: {what} does not hold {', '.join(lost)}")
+        if isinstance(spec.network, tuple) or spec.network not in ("none", "open"):
+            raise SandboxStartError(box_id, f"network={spec.network!r} is refused: a container has 'none' or 'open'")
+        runtimes = sorted(self._daemon.info.get("Runtimes") or ())
+        if spec.runtime is not None and spec.runtime not in runtimes:
+            raise SandboxStartError(
+                box_id, f"Docker has no runtime {spec.runtime!r}, only {', '.join(runtimes)} (/etc/docker/daemon.json)"
+            )
+        free_mib = self._free_mib()
+        if free_mib is not None and free_mib < LEAST_FREE_MIB:
+            raise SandboxStartError(
+                box_id, f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}; try docker system prune"
+            )
+
+    def _free_mib(self) -> int | None:
+        """Return what is free on the daemon's disk; None where we cannot see that."""
+        try:
+            found = os.statvfs(self._daemon.info["DockerRootDir"])
+        except (OSError, KeyError):
+            return None
+        return found.f_bavail * found.f_frsize >> 20
+
+    async def _files(self, box_id: str, spec: SandboxSpec, snapshot: str | None) -> tuple[Image, Path | None]:
+        """Return the image to start from, and the folder of what is to be put back into it.
+
+        Raises:
+            SandboxStartError: There is no such image or snapshot.
+        """
+        files = None
+        name = spec.image or DEFAULT_IMAGE
+        if snapshot is not None:
+            files = snapshots.find(self._boxes.folder / _SNAPSHOTS, snapshot)
+            if files is None and (image := await self._daemon.image(snapshot)) is not None:
+                return image, None
+            if files is None:
+                raise SandboxStartError(box_id, f"there is no snapshot {snapshot!r}")
+        image = await self._daemon.image(name)
+        if image is None and self._pull:
+            await self._daemon.pull(name)
+            image = await self._daemon.image(name)
+        if image is None and spec.image is None:
+            raise SandboxStartError(box_id, f"there is no image {name} here; make it: envkit image build games")
+        if image is None:
+            others = did_you_mean(name, await self._daemon.image_names())
+            raise SandboxStartError(box_id, f"there is no image {name!r} here (docker pull {name}){others}")
+        return image, files
+
+    async def _launch(self, plan: _Plan) -> Box | FallbackBox:
+        """Start with the image's Python, which is looked for once for each image, or without."""
+        pythons = self._pythons
+        for python in (pythons[plan.image.id],) if plan.image.id in pythons else _PYTHONS:
+            if python is None:
+                break
+            try:
+                box = await self._launch_agent(plan, python)
+            except MissingProgramError:
+                continue
+            pythons[plan.image.id] = python
+            return box
+        fallback = await self._launch_fallback(plan)
+        pythons[plan.image.id] = None
+        return fallback
+
+    async def _launch_agent(self, plan: _Plan, python: str) -> Box:
+        spec = plan.spec
+        held = await self._run(plan, agent.command(python), self._opening)
+        volumes = await held.volumes()
+        box = self._box(plan.box_id, held, volumes.get(SOCKETS), spec, held.stream)
+        if spec.stay and DOOR not in volumes:
+            await box.stop()
+            raise SandboxStartError(plan.box_id, "only root on the daemon's machine can come back to a box that stays")
+        is_root = spec.profile == "system"
+        config: dict[str, JSON] = {
+            "agent_uid": None if is_root else AGENT_UID,
+            "grader_uid": None if is_root else GRADER_UID,
+            "root": True,
+            "env": dict(container.environment(spec, plan.image)),
+            "work": WORK,
+            "command": list(snapshots.waiting(spec.command) if plan.files else spec.command) or None,
+            "ttl_s": spec.ttl_s,
+            "stay": spec.stay,
+            "door": f"{DOOR}/{_DOOR_SOCKET}" if spec.stay else None,
+        }
+        await box.started(config, spec.start_timeout_s)
+        if plan.files is not None:
+            await snapshots.put_back(box, plan.files, spec)
+        return box
+
+    async def _launch_fallback(self, plan: _Plan) -> FallbackBox:
+        spec = plan.spec
+        wanted = {
+            "a command": spec.command,
+            "a snapshot": plan.files,
+            "profile system": spec.profile == "system",
+            "stay": spec.stay,
+            "ttl_s": spec.ttl_s,
+        }
+        if needs := [name for name, value in wanted.items() if value]:
+            raise SandboxStartError(plan.box_id, f"its image has no Python, which is needed for {', '.join(needs)}")
+        try:
+            held = await self._run(plan, LIFE_LINE, b"")
+        except MissingProgramError:
+            raise SandboxStartError(plan.box_id, "its image has neither Python nor a shell") from None
+        env = container.environment(spec, plan.image)
+        box = FallbackBox(plan.box_id, self._daemon, held, env=env, forget=self._boxes.forget)
+        self._boxes.add(box)
+        await box.probe(spec.start_timeout_s)
+        return box
+
+    async def _run(self, plan: _Plan, argv: Sequence[str], opening: bytes) -> AttachedContainer:
+        """Start the box's container; as `attached.run`."""
+        spec = plan.spec
+        labels = {RUN_LABEL: self._run_name, OWNER_LABEL: _owner(), BOX_LABEL: plan.box_id}
+        if spec.stay:
+            labels[STAY_LABEL] = "1"
+        options = partial(container.options, spec, plan.image, argv, labels)
+        if spec.profile == "system" and self._bounds_disk is not False:
+            try:
+                held = await attached.run(self._daemon, options(bounds_disk=True), opening)
+            except DaemonError as error:
+                if "storage" not in str(error):
+                    raise
+                self._bounds_disk = False
+            else:
+                self._bounds_disk = True
+                return held
+        if spec.profile == "system" and spec.disk_mib is not None:
+            raise SandboxStartError(
+                plan.box_id,
+                f"disk_mib={spec.disk_mib} is refused: Docker bounds a root file system only on xfs with project quota",
+            )
+        return await attached.run(self._daemon, options(has_agent=argv is not LIFE_LINE), opening)
+
+    def _box(
+        self, box_id: str, held: AttachedContainer, sockets: Path | None, spec: SandboxSpec, stream: Stream
+    ) -> Box:
+        channel = Channel(stream)
+        gives_up = container.gives_up(spec, bounds_disk=bool(self._bounds_disk))
+        hold = Hold(
+            cause=held.cause,
+            kill=partial(self._end, held, stays_on=spec.stay),
+            sockets=sockets,
+            snapshot=partial(self._snapshot, box_id, spec, held, channel),
+            gives_up=gives_up,
+        )
+        box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
+        self._boxes.add(box)
+        if "disk" in gives_up:
+            self._watch_disk(channel)
+        return box
+
+    async def _end(self, held: AttachedContainer, *, stays_on: bool) -> None:
+        if not (stays_on and self._is_leaving):
+            await held.kill()
+
+    async def _snapshot(self, box_id: str, spec: SandboxSpec, held: AttachedContainer, channel: Channel) -> str:
+        """Keep the files of a box: as an image where all can be written, else what lies in its places for that."""
+        if spec.profile == "system":
+            return await self._daemon.commit(held.id)
+        self._snapshots += 1
+        name = f"snapshot-{self._snapshots}"
+        try:
+            await snapshots.keep(channel, self._boxes.folder / _SNAPSHOTS / name)
+        except ChannelEndedError:
+            raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
+        return name
+
+    def _watch_disk(self, channel: Channel) -> None:
+        """End a box that may fill the daemon's disk before it does."""
+        free_mib = self._free_mib() if self._opened is not None else None
+        if channel.is_ended or free_mib is None:
+            return
+        if free_mib < LEAST_FREE_MIB:
+            channel.fail(f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}")
+        else:
+            channel.loop.call_later(_WATCH_S, self._watch_disk, channel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to start: the box's id and spec, its image, and the folder with what is to be put back into it."""
+
+    box_id: str
+    spec: SandboxSpec
+    image: Image
+    files: Path | None
+
+
+def _owner() -> str:
+    """This process, as no other on any machine is called."""
+    return f"{folders.owner_name(os.getpid())}@{_boot_id()}"
+
+
+def _is_ownerless(owner: str) -> bool:
+    name, _, boot_id = owner.partition("@")
+    return boot_id == _boot_id() and folders.is_owner_gone(name)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
