@@ -126,14 +126,17 @@ def options(look: Look) -> list[str]:
     parts += _kernel()
     shm_mib = min(look.disk_mib, _LARGEST_SHM_MIB)
     parts += [*_memory_folder("/dev/shm", shm_mib << 20), "--remount-ro", "/dev"]
-    for place in ("/tmp", WORK):
-        parts += _memory_folder(place, look.disk_mib << 20)
-    parts += _memory_folder(SOCKETS, _SOCKETS_BYTES)
+    parts += _memory_folder("/tmp", look.disk_mib << 20)
+    for place, size in ((WORK, look.disk_mib << 20), (SOCKETS, _SOCKETS_BYTES)):
+        parts += _memory_folder(place, size, mode="0755")  # to be given to the agent's user
     if look.stays:
-        parts += ["--perms", "0700", "--size", str(_DOOR_BYTES), "--tmpfs", DOOR]
-    for shown in look.readable:  # after /tmp, since they may lie below it
-        parts += ["--ro-bind", shown, shown]
-    for source, place in look.views:
+        parts += _memory_folder(DOOR, _DOOR_BYTES, mode="0700")
+    # After /tmp, since they may lie below it. Folders that bubblewrap makes by itself on the way are for root only.
+    seen = [*((Path(shown), shown) for shown in look.readable), *look.views]
+    for folder in dict.fromkeys(parent for _, place in seen for parent in reversed(Path(place).parents)):
+        if str(folder) not in ("/", "/tmp") and not folder.is_relative_to("/usr"):
+            parts += ["--dir", str(folder)]
+    for source, place in seen:
         parts += ["--ro-bind", str(source), place]
     return [*parts, "--remount-ro", "/", "--chdir", "/"]
 
@@ -179,6 +182,6 @@ def _kernel() -> Iterator[str]:
     yield from ("--remount-ro", "/proc", "--dev", "/dev")
 
 
-def _memory_folder(place: str, size: int) -> list[str]:
-    """A folder in memory that everybody in the box can write to."""
-    return ["--perms", "1777", "--size", str(size), "--tmpfs", place]
+def _memory_folder(place: str, size: int, *, mode: str = "1777") -> list[str]:
+    """A folder in memory that can be written to."""
+    return ["--perms", mode, "--size", str(size), "--tmpfs", place]

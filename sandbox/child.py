@@ -158,6 +158,11 @@ def cause_of(returncode: int | None, last_line: str) -> str:
     return f"exited with code {returncode}{f': {last_line}' if returncode and last_line else ''}"
 
 
+def signal_in(code: int | None) -> int | None:
+    """Return the exit code that a shell or an agent gave for another process: 128 and more stand for a signal."""
+    return 128 - code if code is not None and 128 < code <= 192 else code
+
+
 def _signal_name(number: int) -> str:
     try:
         return f" ({signal.Signals(number).name})"

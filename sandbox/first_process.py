@@ -38,6 +38,14 @@ class FirstProcess:
         signal.pidfd_send_signal(self._handles[0], 0)  # now the number was its own when the folder was opened
         return Path(f"/proc/self/fd/{handle}")
 
+    def give(self, place: str, uid: int) -> None:
+        """Make user and group `uid` the owners of the folder `place` of the box.
+
+        Raises:
+            OSError: The process is gone, or there is no such folder.
+        """
+        os.chown(self.folder(place), uid, uid)
+
     def kill(self) -> None:
         """Kill it, and with it everything in the box; safe to repeat."""
         if self._handles:

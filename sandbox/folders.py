@@ -55,6 +55,12 @@ def new_run_folder(pid: int | None = None) -> Path:
     )
 
 
+def of_tail(tail: str) -> Iterator[Path]:
+    """The folders of our user whose name ends with `tail`."""
+    for root in roots():
+        yield from (folder for folder in root.glob(f"envkit-*-*-*-{tail}") if _is_ours(folder))
+
+
 def reap() -> list[Path]:
     """Remove the folders whose owner is gone, and return them; those of other users and other machines stay."""
     gone = []

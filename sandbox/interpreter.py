@@ -22,6 +22,13 @@ def import_path() -> list[str]:
     return list(dict.fromkeys(str(entry) for entry in _importable() if str(entry) not in by_itself))
 
 
+def standard_library() -> list[str]:
+    """The folder that must be visible so that our Python runs with nothing but its own modules; none where a box has it
+    anyway.
+    """
+    return [str(path) for path in _outermost([Path(sys.base_prefix)])]
+
+
 def readable() -> list[str]:
     """The files and folders that must be visible, each at its own place, none inside another.
 

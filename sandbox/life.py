@@ -8,13 +8,15 @@ import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 
 from envkit import clock
 from envkit.sandbox import cgroups, folders
-from envkit.sandbox.child import Child, cause_of
+from envkit.sandbox.bubblewrap import Look, options
+from envkit.sandbox.child import Child, cause_of, signal_in
 from envkit.sandbox.first_process import FirstProcess
 
 _CAUSE_S = 2.0
@@ -53,16 +55,50 @@ class Life:
         self.group = group
         self.folder = folder
         self._told = told
+        self._said = b""
         self._first = first
         self._oom_kills = 0
 
     def first(self) -> FirstProcess | None:
-        """The box's first process, as soon as bubblewrap has said which it is, which it does before that runs."""
-        if self._first is None and self._told is not None:
+        """The box's first process; None until bubblewrap has said which it is, or when that has ended."""
+        while self._first is None and self._told is not None:
             os.set_blocking(self._told, False)
-            with suppress(ValueError, KeyError, OSError):
-                self._first = FirstProcess(json.loads(os.read(self._told, 4096))["child-pid"])
+            try:
+                piece = os.read(self._told, 4096)
+            except BlockingIOError:
+                return None
+            self._said += piece
+            if not piece or b"}" in self._said:  # it says it in several pieces
+                os.close(self._told)
+                self._told = None
+                with suppress(ValueError, KeyError, ProcessLookupError):
+                    self._first = FirstProcess(json.loads(self._said)["child-pid"])
         return self._first
+
+    @property
+    def is_running(self) -> bool:
+        """Whether what we started has not ended."""
+        return self._child is not None and self._child.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """Number of the process that the box's life hangs on, where we started it."""
+        assert self._child is not None
+        return self._child.pid
+
+    async def enclose(self) -> None:
+        """Put the box into its group, which must happen before it is told to run anything.
+
+        The kernel takes several milliseconds for that, in which the agent's Python starts.
+
+        Raises:
+            OSError: The kernel refuses, or the box has ended.
+        """
+        while (first := self.first()) is None:
+            if self._told is None:
+                raise ProcessLookupError
+            await anyio.wait_readable(self._told)
+        await clock.to_thread(self._join, (self.pid, first.pid))
 
     async def cause(self) -> str:
         """Say in one line why the box is gone; waits for at most 2 s."""
@@ -71,11 +107,9 @@ class Life:
         if self._child is None:
             return "its processes have ended"
         code = self._child.returncode
-        if code is not None and 128 < code <= 192:  # so bubblewrap reports a signal
-            code = 128 - code
-            if code == -signal.SIGKILL and (self._oom_kills or self.group.oom_kills()):
-                return "out of memory"
-        return cause_of(code, self._child.last_line())
+        if code == 128 + signal.SIGKILL and (self._oom_kills or self.group.oom_kills()):
+            return "out of memory"
+        return cause_of(signal_in(code), self._child.last_line())
 
     async def kill(self) -> None:
         """End everything in the box and remove what it leaves; safe to repeat, not cancelled, bounded."""
@@ -109,6 +143,12 @@ class Life:
         elif self._first is not None:
             await self._first.wait()
 
+    def _join(self, pids: Sequence[int]) -> None:
+        for pid in pids:
+            self.group.join(pid)
+            with suppress(OSError):
+                Path(f"/proc/{pid}/oom_score_adj").write_text(str(_VICTIM))
+
     async def _empty(self) -> None:
         with anyio.move_on_after(_EMPTY_S):
             while not self.group.remove():
@@ -116,8 +156,8 @@ class Life:
                 await anyio.sleep(0.005)
 
 
-async def launch(
-    options: Sequence[str],
+def launch(
+    look: Look,
     command: Sequence[str],
     *,
     stream: socket.socket,
@@ -125,13 +165,13 @@ async def launch(
     places: cgroups.Places,
     bounds: cgroups.Bounds,
 ) -> Life:
-    """Start bubblewrap in a control group of its own.
+    """Start bubblewrap, and make a control group for it.
 
-    It reads its options from a pipe before it starts anything: until they are written it can be put into the group,
-    which is named after it; and nobody else on the machine can read them.
+    It reads its options from a pipe: nobody else on the machine can read them, and the group, which is named after it,
+    can be among them.
 
     Args:
-        options: What bubblewrap is told.
+        look: What bubblewrap is to make; the views of the group are added.
         command: What it runs.
         stream: Becomes the command's standard input and output; closed here.
         filter_program: The filter of system calls.
@@ -139,12 +179,11 @@ async def launch(
         bounds: The group's.
 
     Raises:
-        OSError: There is no bubblewrap, or the group cannot be made.
+        OSError: There is no bubblewrap, or the kernel refuses the group.
     """
     told, tells = os.pipe()
     arguments, arguments_end = os.pipe()
     filtering, filtering_end = os.pipe()
-    life: Life | None = None
     try:
         argv = ["bwrap", "--args", str(arguments), "--info-fd", str(tells)]
         if filter_program is not None:
@@ -152,25 +191,24 @@ async def launch(
             argv += ["--seccomp", str(filtering)]
         # Bubblewrap's environment would be readable inside.
         child = Child([*argv, "--", *command], env={}, stream=stream, pass_fds=(arguments, tells, filtering))
-        life = Life(child, cgroups.Group(places, folders.owner_name(child.pid)), told=told)
-        life.group.make(bounds)
-        life.group.join(child.pid)
-        prefer_as_victim(child.pid)
-        with suppress(BrokenPipeError):  # it has ended and said why
-            os.write(arguments_end, b"\0".join(os.fsencode(option) for option in options))
     except BaseException:
-        if life is None:
-            os.close(told)
-        else:
-            await life.kill()
+        os.close(told)
+        os.close(arguments_end)
         raise
     finally:
-        for handle in (tells, arguments, arguments_end, filtering, filtering_end):
+        for handle in (tells, arguments, filtering, filtering_end):
             os.close(handle)
+    life = Life(child, cgroups.Group(places, folders.owner_name(child.pid)), told=told)
+    try:
+        life.group.make(bounds)
+        seen = replace(look, views=(*look.views, *life.group.views()))
+        with suppress(BrokenPipeError):  # it has ended, and said why
+            os.write(arguments_end, b"\0".join(os.fsencode(option) for option in options(seen)))
+    except BaseException:
+        child.kill()
+        life.group.remove()
+        life.let_go()
+        raise
+    finally:
+        os.close(arguments_end)
     return life
-
-
-def prefer_as_victim(pid: int) -> None:
-    """Have the process, and what it will start, killed before others when the whole machine is out of memory."""
-    with suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(_VICTIM))

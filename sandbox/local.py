@@ -1,291 +1,321 @@
 """Sandboxes of bubblewrap: namespaces of their own for processes, network, messages and host name, nothing to install
 in them, no daemon, and a start that costs milliseconds.
 
-A box sees, read-only: the system (``/usr`` and what links into it, a minimal ``/etc``), our Python and what is
-importable here. ``/tmp``, ``/dev`` and ``/proc`` are its own; all of the host that it can write to is a folder for
-sockets, ``/run/envkit``. Its network holds nothing but a loopback. It has no capability and cannot gain one. It dies
-with us, by the kernel's hand.
+What a box sees and where it can write is in `envkit.sandbox.bubblewrap`, what it may use of the machine in
+`envkit.sandbox.cgroups`, what it may ask of the kernel in `envkit.sandbox.seccomp`. Its network holds nothing but a
+loopback. Its first process is our agent; as root, that keeps the capabilities that it needs to start programs as uid
+1000 and graders as uid 1001, which have none. It dies with us, by the kernel's hand and by the end of the channel.
 
-As root no user namespace is made, since the processes of a box are to be given users of their own; as another user one
-is made, which is what allows the rest, and further ones are forbidden.
-
-Not bounded yet: memory, number of processes, size of what is written. So hostile programs are refused.
+The uids are the host's, since there is no user namespace: a user 1000 of the host has neither files nor processes in
+common with a box, but what the kernel counts by user (inotify watches, pipe memory) is shared with that user.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
+import asyncio
 import os
 import shutil
-import signal
-import subprocess
+import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from envkit.errors import SandboxStartError, UnsupportedError
-from envkit.sandbox import interpreter
-from envkit.sandbox.box import KEEPER, KEPT_BYTES, Box, Boxes, Entry, Place
-from envkit.sandbox.child import Child
-from envkit.types import SandboxSpec
+import anyio
 
-SOCKETS = "/run/envkit"
-"""Where a box finds its folder for sockets."""
+from envkit import clock
+from envkit.errors import EnvkitError, SandboxError, SandboxLostError, SandboxStartError
+from envkit.sandbox import agent, bubblewrap, cgroups, folders, interpreter, life, seccomp, snapshots, stays
+from envkit.sandbox.box import Box, Boxes, Hold
+from envkit.sandbox.boxes import refuse
+from envkit.sandbox.bubblewrap import DOOR, PATH, SOCKETS, WORK, why_unavailable
+from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
+from envkit.sandbox.first_process import FirstProcess
+from envkit.sandbox.life import Life
+from envkit.types import JSON, SandboxSpec
 
-_PROBE_TIMEOUT_S = 10.0
-_ETC = (
-    "alternatives",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "nsswitch.conf",
-    "protocols",
-    "services",
-)
-_ENV = {"ENVKIT_SOCKETS": SOCKETS, "HOME": "/tmp", "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
-_NAMESPACES = {"mount": "mnt", "pid": "pid", "net": "net", "ipc": "ipc", "uts": "uts", "cgroup": "cgroup"}
-"""Names of `nsenter`'s options, and of the kernel's files."""
-_NS_GET_USERNS = 0xB701
-"""Asks a namespace for the user namespace that rules it."""
+__all__ = ["LocalBackend", "why_unavailable"]
 
-# The line is written only when the program exists, so a box without its program never counts as started.
-_LAUNCH = """
-command -v "$1" >/dev/null 2>&1 || { echo "$1: there is no such program in the sandbox" >&2; exit 127; }
-ulimit -c 0
-echo running
-exec "$@" >/dev/null
-"""
-
-
-def why_unavailable() -> str | None:
-    """Return why there can be no bubblewrap boxes on this machine, in one line; None when there can. Blocks for ms."""
-    if sys.platform != "linux":
-        return "bubblewrap exists only on Linux"
-    program = shutil.which("bwrap")
-    if program is None:
-        return "bubblewrap is not installed (apt install bubblewrap)"
-    try:
-        done = subprocess.run(
-            [program, *_isolation(), *_system(), "--", "/bin/sh", "-c", "exit 0"],
-            env={},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"bubblewrap does not run: {error}"
-    if done.returncode == 0:
-        return None
-    lines = done.stderr.decode(errors="replace").split("\n")
-    said = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
-    return f"bubblewrap may not make namespaces on this machine ({said})"
+_AGENT_UID, _GRADER_UID = 1000, 1001
+_MEMORY_MIB = 1024
+_PIDS = 256
+_DISK_MIB = 256
+_LEAST_FREE_MIB = 512
+"""What must be free on the disk that holds our folder."""
+_ENV = {"ENVKIT_SOCKETS": SOCKETS, "HOME": WORK, "PATH": PATH, "LANG": "C.UTF-8"}
+_DOOR_SOCKET = "s"
+_ATTACH_S = 10.0
+# A box that is restored has its command wait until its files are there.
+_GO_AHEAD = f"{SOCKETS}/.go-ahead"
+_WAIT = ("sh", "-c", 'mkfifo "$0" && read -r go < "$0" && rm "$0" && exec "$@"', _GO_AHEAD)
+_GO = ("sh", "-c", 'until [ -p "$0" ]; do sleep 0.01; done; echo go > "$0"', _GO_AHEAD)
+_PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
 
 
 class LocalBackend:
     """Starts bubblewrap boxes; satisfies `envkit.protocols.SandboxBackend`.
 
-    Used as ``async with LocalBackend() as backend``; leaving the block stops what still runs. A box has
-    ``ENVKIT_SOCKETS``, ``HOME``, ``PATH`` and ``LANG`` set, and what its spec names.
+    Used as ``async with LocalBackend() as backend``; leaving the block stops what still runs, except boxes that stay,
+    and removes the snapshots. A box has ``ENVKIT_SOCKETS``, ``HOME``, ``PATH`` and ``LANG`` set, and what its spec
+    names.
 
     Args:
         readable: Files and folders of the host that boxes see, read-only and at the same place; None takes what running
-            our Python needs (`envkit.sandbox.interpreter.readable`).
+            our Python needs (`envkit.sandbox.interpreter.readable`), for hostile programs only its own modules.
     """
 
     def __init__(self, readable: Sequence[str] | None = None) -> None:
         self._boxes = Boxes("bwrap")
-        self._readable = interpreter.readable() if readable is None else list(readable)
+        self._readable = None if readable is None else list(readable)
+        self._places = cgroups.find() if sys.platform == "linux" else cgroups.Places(is_unified=False, parents={})
+        self._filter = seccomp.program()
+        self._opening = b""
+        self._snapshots_taken = 0
+        self._is_leaving = False
 
     def capabilities(self) -> Mapping[str, bool]:
-        """Isolation and network are enforced; memory and number of processes are not."""
-        return {"isolation": True, "network": True, "memory": False, "pids": False}
+        """Say what is enforced; without root or control groups of ours, less than all."""
+        return {
+            "isolation": True,
+            "network": True,
+            **{name: name in self._places.parents for name in cgroups.CONTROLLERS},
+            "disk": True,
+            "uid": os.geteuid() == 0,
+            "seccomp": self._filter is not None,
+        }
 
     async def start(self, spec: SandboxSpec) -> Box:
-        """Start `spec`; see `envkit.protocols.SandboxBackend.start`. `untrusted` and `memory_mib` are refused."""
-        box_id, folder = self._boxes.new_place(spec, self.capabilities())
-        env = {**_ENV, **spec.env}
-        program = shutil.which("bwrap")
-        if program is None:
-            raise SandboxStartError(box_id, "bubblewrap is not installed (apt install bubblewrap)")
-        inside = _Inside()
-        child = self._launch(program, spec.command, env, folder, inside)
-        place = Place(
-            env=env,
-            work="/tmp",
-            sockets=folder / "s",
-            enter=inside.enter,
-            end=partial(_end, inside, child),
-            codes_for_signals=True,
-        )
-        box = Box(box_id, child, place, partial(self._stopped, inside))
-        self._boxes.add(box)
-        await box.started(spec.start_timeout_s)
+        """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Its image is a folder with a root file system."""
+        return await self._start(self._boxes.new_id(), spec, spec.command)
+
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> Box:
+        """Start `spec` with the files of `snapshot`, which this backend took; its command waits for them."""
+        box_id = self._boxes.new_id()
+        folder = snapshots.find(self._boxes.folder / "snapshots", snapshot)
+        if folder is None:
+            raise SandboxStartError(box_id, f"there is no snapshot {snapshot!r}")
+        box = await self._start(box_id, spec, (*_WAIT, *spec.command) if spec.command else ())
+        try:
+            for name, place in snapshots.PLACES.items():
+                await box.call("unpack", feed=snapshots.content(folder / name), path=place)
+            if spec.command:
+                await box.exec(_GO, timeout_s=spec.start_timeout_s)
+        except EnvkitError as error:
+            await box.stop()
+            raise SandboxStartError(box_id, str(error)) from None
+        except BaseException:
+            await box.stop()
+            raise
         return box
 
-    def _launch(
-        self, program: str, command: Sequence[str], env: Mapping[str, str], folder: Path, inside: _Inside
-    ) -> Child:
-        """Start bubblewrap and give `inside` the pipe on which it says what its process 1 is."""
-        passwd, group = folder / "passwd", folder / "group"
-        passwd.write_text(f"user:x:{os.geteuid()}:{os.getegid()}::/tmp:/bin/sh\n")
-        group.write_text(f"user:x:{os.getegid()}:\n")
-        binds = [part for path in self._readable for part in ("--ro-bind", path, path)]
-        settings = [part for name, value in env.items() for part in ("--setenv", name, value)]
-        options = [
-            *_isolation(),
-            *_system(),
-            *("--ro-bind", str(passwd), "/etc/passwd", "--ro-bind", str(group), "/etc/group"),
-            *binds,
-            *("--bind", str(folder / "s"), SOCKETS),
-            *("--remount-ro", "/", "--chdir", "/tmp", "--clearenv"),
-            *settings,
-        ]
-        # Arguments can be read by everybody on the machine and, of process 1, in the box; a file of our own cannot.
-        arguments = os.memfd_create("envkit-box")
-        told, tells = os.pipe()
-        try:
-            os.write(arguments, b"\0".join(os.fsencode(option) for option in options))
-            os.lseek(arguments, 0, os.SEEK_SET)
-            argv = [program, "--args", str(arguments), "--info-fd", str(tells)]
-            argv += ["--", "/bin/sh", "-c", _LAUNCH, "sh", *command]
-            # Bubblewrap's own process 1 keeps the environment that it was started with, readable inside.
-            child = Child(argv, env={}, keep_bytes=KEPT_BYTES, pass_fds=(arguments, tells))
-        except BaseException:
-            os.close(told)
-            raise
-        finally:
-            os.close(arguments)
-            os.close(tells)
-        inside.told = told
-        return child
+    async def attach(self, box_id: str) -> Box:
+        """Return a box that stays, which this or another process started; leaving the backend leaves it running.
 
-    def _stopped(self, inside: _Inside, box: Box) -> None:
-        inside.close()
-        self._boxes.discard(box)
+        Raises:
+            SandboxError: No box of this id stays on this machine.
+            UnreachableError: It does not let us in.
+        """
+        stay = stays.find(box_id)
+        if stay is None:
+            raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
+        first = FirstProcess(stay.first_pid)
+        held = Life(None, cgroups.Group(self._places, stay.group), first=first, folder=stay.folder)
+        try:
+            ours = folders.connect(first.folder(DOOR), _DOOR_SOCKET)
+            sockets = first.folder(SOCKETS)
+        except BaseException:
+            held.let_go()
+            raise
+        box = self._box(box_id, ours, held, sockets, SandboxSpec(stay=True))
+        await box.started({}, _ATTACH_S)
+        return box
+
+    async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
+        refuse(box_id, spec, self.capabilities())
+        if (why := self._refusal(spec)) is not None:
+            raise SandboxStartError(box_id, why)
+        look = self._look(spec)
+        python = _python(look)
+        if python is None:
+            raise SandboxStartError(box_id, "there is no Python 3 in it, which our agent needs")
+        began = clock.now()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            held = life.launch(
+                look,
+                agent.command(python),
+                stream=theirs,
+                filter_program=self._filter,
+                places=self._places,
+                bounds=self._bounds(spec),
+            )
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            raise SandboxStartError(box_id, f"no bubblewrap in a control group: {error}") from None
+        try:
+            if spec.stay:
+                box_id, held.folder = stays.begin(held.pid)
+            with anyio.move_on_after(spec.start_timeout_s) as limit:
+                await held.enclose()
+                await self._send_agent(ours)
+            if limit.cancelled_caught:
+                raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
+            box = self._box(box_id, ours, held, self._furnished(held), spec)
+        except OSError as error:
+            ours.close()
+            cause = await held.cause()
+            if held.is_running:
+                cause = f"no control group: {error}"
+            await held.kill()
+            raise SandboxStartError(box_id, cause) from None
+        except BaseException:
+            ours.close()
+            await held.kill()
+            raise
+        await box.started(self._config(spec, command), spec.start_timeout_s - (clock.now() - began))
+        return box
+
+    async def _send_agent(self, stream: socket.socket) -> None:
+        """Send the agent in, and wait until it has said something, or ended."""
+        with suppress(ConnectionError):
+            await asyncio.get_running_loop().sock_sendall(stream, self._opening)
+        await anyio.wait_readable(stream)
+
+    def _furnished(self, held: Life) -> Path:
+        """Give the agent's user its folders, before any program of the box runs; return that of its sockets.
+
+        Raises:
+            OSError: The box has ended.
+        """
+        first = held.first()
+        if first is None:
+            raise ProcessLookupError
+        sockets = first.folder(SOCKETS)
+        if os.geteuid() == 0:
+            first.give(WORK, _AGENT_UID)
+            first.give(SOCKETS, _AGENT_UID)
+        if held.folder is not None:
+            stays.remember(held.folder, first.pid)
+        return sockets
+
+    def _box(self, box_id: str, stream: socket.socket, held: Life, sockets: Path, spec: SandboxSpec) -> Box:
+        channel = Channel(SocketStream(stream))
+        hold = Hold(
+            cause=held.cause,
+            kill=partial(self._end, held, spec.stay),
+            sockets=sockets,
+            snapshot=partial(self._keep, box_id, channel),
+            gives_up=("network",) if spec.network == "open" else (),
+        )
+        box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
+        self._boxes.add(box)
+        return box
+
+    async def _end(self, held: Life, stays_on: bool) -> None:
+        if stays_on and self._is_leaving:
+            held.let_go()
+        else:
+            await held.kill()
+
+    async def _keep(self, box_id: str, channel: Channel) -> str:
+        self._snapshots_taken += 1
+        name = f"snapshot-{self._snapshots_taken}"
+        try:
+            await snapshots.keep(channel, self._boxes.folder / "snapshots" / name)
+        except ChannelEndedError:
+            raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
+        return name
+
+    def _config(self, spec: SandboxSpec, command: Sequence[str]) -> dict[str, JSON]:
+        is_root = os.geteuid() == 0
+        return {
+            "agent_uid": _AGENT_UID if is_root else None,
+            "grader_uid": _GRADER_UID if is_root else None,
+            "root": is_root,
+            "env": {**_ENV, **spec.env},
+            "work": WORK,
+            "command": list(command) or None,
+            "ttl_s": spec.ttl_s,
+            "stay": spec.stay,
+            "door": f"{DOOR}/{_DOOR_SOCKET}" if spec.stay else None,
+        }
+
+    def _look(self, spec: SandboxSpec) -> bubblewrap.Look:
+        image = None if spec.image is None else Path(spec.image)
+        shown = self._readable
+        if shown is None and image is not None:
+            shown = []
+        elif shown is None:
+            shown = interpreter.standard_library() if spec.untrusted else interpreter.readable()
+        return bubblewrap.Look(
+            etc=self._boxes.folder / "etc",
+            disk_mib=self._disk_mib(spec),
+            image=image,
+            readable=shown,
+            is_online=spec.network == "open",
+            stays=spec.stay,
+        )
+
+    def _bounds(self, spec: SandboxSpec) -> cgroups.Bounds:
+        holds = self._places.parents
+        return cgroups.Bounds(
+            memory_mib=(spec.memory_mib or _MEMORY_MIB) if "memory" in holds else None,
+            pids=(spec.pids or _PIDS) if "pids" in holds else None,
+            cpus=spec.cpus,
+        )
+
+    def _disk_mib(self, spec: SandboxSpec) -> int:
+        """What is written is memory of the box, so the two places may fill half of that."""
+        if spec.disk_mib is not None:
+            return spec.disk_mib
+        memory_mib = self._bounds(spec).memory_mib
+        return _DISK_MIB if memory_mib is None else max(min(_DISK_MIB, memory_mib // 4), 1)
+
+    def _refusal(self, spec: SandboxSpec) -> str | None:
+        """Return why `spec` cannot be had of bubblewrap, in one line; None where it can."""
+        if shutil.which("bwrap") is None:
+            return "bubblewrap is not installed (apt install bubblewrap)"
+        if spec.profile == "system":
+            return "bubblewrap boxes have no writable root file system (profile: system); use docker"
+        if spec.runtime is not None:
+            return f"runtime {spec.runtime!r} is for docker"
+        if spec.image is not None and not Path(spec.image).is_dir():
+            return f"image {spec.image!r} is not a folder with a root file system, as debootstrap makes; or use docker"
+        if spec.untrusted and spec.network == "open":
+            return "untrusted programs are refused: network 'open' is the host's own, with all that listens in it"
+        if spec.stay and os.geteuid() != 0:
+            return "only root can keep others from the door of a box that stays"
+        free_mib = shutil.disk_usage(self._boxes.folder).free >> 20
+        if free_mib < _LEAST_FREE_MIB:
+            return f"only {free_mib} MiB are free in {self._boxes.folder.parent}; {_LEAST_FREE_MIB} are wanted"
+        return None
 
     async def __aenter__(self) -> Self:
         await self._boxes.open()
+        bubblewrap.write_etc(self._boxes.folder / "etc")
+        self._opening = agent.opening()
+        for group in cgroups.gone(self._places):
+            group.kill()
+            group.remove()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_leaving = True
         await self._boxes.close()
 
 
-class _Inside:
-    """A hold on process 1 of a box, by descriptors, since its number may come to mean another process.
-
-    Attributes:
-        told: Pipe on which bubblewrap says the number; None before the start and after `close`.
-    """
-
-    def __init__(self) -> None:
-        self.told: int | None = None
-        self._pidfd: int | None = None
-        self._folder: int | None = None
-
-    def kill(self) -> bool:
-        """Kill process 1, and with it everything in the box; return whether that was possible."""
-        if not self._found() or self._pidfd is None:
-            return False
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        return True
-
-    @contextmanager
-    def enter(self) -> Iterator[Entry]:
-        """Give what runs a keeper in the box's namespaces, without capabilities.
-
-        Raises:
-            UnsupportedError: A program for that is missing.
-            ProcessLookupError: The box has just ended.
-        """
-        nsenter = shutil.which("nsenter")
-        if nsenter is None or shutil.which("setpriv", path=_ENV["PATH"]) is None:
-            raise UnsupportedError("running a command in a box needs nsenter and setpriv (apt install util-linux)")
-        if not self._found() or self._folder is None:
-            raise UnsupportedError("bubblewrap did not say which process is the box's first")
-        handles: list[int] = []
-        try:
-            argv = self._entering(nsenter, handles)
-            yield Entry(argv, tuple(handles))
-        finally:
-            for handle in handles:
-                os.close(handle)
-
-    def _entering(self, nsenter: str, handles: list[int]) -> tuple[str, ...]:
-        """Return what runs a keeper inside; the descriptors that it needs are added to `handles`."""
-
-        def named(descriptor: int) -> str:
-            handles.append(descriptor)
-            return f"/proc/self/fd/{descriptor}"
-
-        def opened(name: str) -> int:
-            # By way of the process's folder: if that process is gone, this fails, whoever has its number now.
-            try:
-                return os.open(f"ns/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
-            except FileNotFoundError:
-                raise ProcessLookupError from None
-
-        argv = [nsenter, *(f"--{option}={named(opened(name))}" for option, name in _NAMESPACES.items())]
-        drop = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"]
-        if os.geteuid() != 0:
-            # The user namespace that rules the others must be entered with them, and left for the box's own, in which
-            # nobody has a capability after an exec.
-            argv += ["--preserve-credentials", f"--user={named(fcntl.ioctl(handles[0], _NS_GET_USERNS))}"]
-            drop = ["nsenter", "--preserve-credentials", f"--user={named(opened('user'))}", "--", *drop[:2], "--"]
-        return (*argv, "--", *drop, *KEEPER)
-
-    def close(self) -> None:
-        """Let go; safe to repeat."""
-        for handle in (self.told, self._pidfd, self._folder):
-            if handle is not None:
-                os.close(handle)
-        self.told = self._pidfd = self._folder = None
-
-    def _found(self) -> bool:
-        """Read what bubblewrap said, once it has; it says it right after making the process."""
-        if self._pidfd is None and self.told is not None:
-            os.set_blocking(self.told, False)
-            with suppress(BlockingIOError, ValueError, KeyError, OSError):
-                pid = json.loads(os.read(self.told, 4096))["child-pid"]
-                self._pidfd = os.pidfd_open(pid)
-                self._folder = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return self._pidfd is not None
-
-
-def _end(inside: _Inside, child: Child) -> None:
-    """Kill from within, so that bubblewrap, which waits for its process 1, ends after everybody in the box has."""
-    if not inside.kill():
-        child.kill()
-
-
-def _isolation() -> list[str]:
-    spaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    if os.geteuid() != 0:
-        spaces += ["--unshare-user", "--disable-userns"]
-    return [*spaces, "--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-
-
-def _system() -> list[str]:
-    """The read-only system, and the box's own /proc, /dev and /tmp; further binds may follow, also below /tmp."""
-    options = ["--ro-bind", "/usr", "/usr"]
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        path = Path("/", name)
-        if path.is_symlink():
-            options += ["--symlink", str(path.readlink()), str(path)]
-        elif path.is_dir():
-            options += ["--ro-bind", str(path), str(path)]
-    for name in _ETC:
-        options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    # As root, /proc/sys would be writable and is the host's; nobody in a box needs to write below /proc.
-    options += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev"]
-    return [*options, "--perms", "1777", "--tmpfs", "/tmp"]
+def _python(look: bubblewrap.Look) -> str | None:
+    """Return a Python that a box sees; None if it sees none."""
+    if look.image is not None:
+        return next((f"/{name}" for name in _PYTHONS if os.path.lexists(look.image / name)), None)
+    ours = Path(sys.executable).resolve()
+    if any(ours.is_relative_to(shown) for shown in (*look.readable, "/usr")):
+        return str(ours)
+    return next((f"/{name}" for name in _PYTHONS if Path("/", name).exists()), None)

@@ -6,13 +6,30 @@ left when the sandbox is stopped or we die. What runs there may read and change 
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from envkit.sandbox.box import KEEPER, KEPT_BYTES, Box, Boxes, Place, keeper_order, no_way_needed
-from envkit.sandbox.child import Child
-from envkit.types import SandboxSpec
+import anyio
+
+from envkit import clock
+from envkit.errors import SandboxStartError
+from envkit.sandbox import agent, folders
+from envkit.sandbox.box import Box, Boxes, Hold
+from envkit.sandbox.boxes import refuse
+from envkit.sandbox.channel import Channel, SocketStream
+from envkit.sandbox.child import Child, cause_of, signal_in
+from envkit.types import JSON, SandboxSpec
+
+_CAUSE_S = 2.0
+_GRACE_S = 2.0
+"""Seconds that the agent, which is told by the end of its channel, has to end whoever it started."""
+_CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 
 
 class ProcessBackend:
@@ -24,35 +41,78 @@ class ProcessBackend:
 
     def __init__(self) -> None:
         self._boxes = Boxes("process")
+        self._opening = b""
 
     def capabilities(self) -> Mapping[str, bool]:
         """Nothing is enforced."""
-        return {"isolation": False, "network": False, "memory": False, "pids": False}
+        return dict.fromkeys(_CAPABILITIES, False)
 
     async def start(self, spec: SandboxSpec) -> Box:
-        """Start `spec`; see `envkit.protocols.SandboxBackend.start`. `untrusted` and `memory_mib` are refused."""
-        box_id, folder = self._boxes.new_place(spec, self.capabilities())
-        home = str(folder / "home")
-        env = {
-            "ENVKIT_SOCKETS": str(folder / "s"),
-            "HOME": home,
-            "TMPDIR": home,
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            **spec.env,
-        }
-        child = Child((*KEEPER, "--announce"), env={}, keep_bytes=KEPT_BYTES, life_line=True)
-        place = Place(env=env, work=home, sockets=folder / "s", enter=no_way_needed, end=child.let_go)
-        box = Box(box_id, child, place, self._boxes.discard)
+        """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Bounds and hostile programs are refused."""
+        box_id = self._boxes.new_id()
+        refuse(box_id, spec, self.capabilities())
+        for field, value in (("image", spec.image), ("runtime", spec.runtime), ("stay", spec.stay or None)):
+            if value is not None:
+                raise SandboxStartError(box_id, f"{field}={value} is refused: a plain process has no such thing")
+        folder = self._boxes.new_folder(box_id)
+        home, sockets = folder / "home", folder / "s"
+        for part in (home, sockets):
+            part.mkdir(mode=0o700)
+        ours, theirs = socket.socketpair()
+        child = Child(agent.command(sys.executable), env={}, stream=theirs, folder=home)
+        stream = SocketStream(ours)
+        hold = Hold(
+            cause=partial(_cause, child), kill=partial(_kill, child, folder), sockets=sockets, gives_up=_CAPABILITIES
+        )
+        box = Box(box_id, Channel(stream), hold, work=str(home), forget=self._boxes.forget)
         self._boxes.add(box)
-        await box.started(spec.start_timeout_s, order=keeper_order(home, spec.command, env))
+        with suppress(ConnectionError):  # then it has ended, which the next line finds out
+            await stream.send(self._opening)
+        await box.started(_config(spec, home, sockets), spec.start_timeout_s)
         return box
+
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> Box:
+        """Raise: plain processes have no snapshots."""
+        raise SandboxStartError(self._boxes.new_id(), f"snapshot {snapshot!r}: plain processes have none")
 
     async def __aenter__(self) -> Self:
         await self._boxes.open()
+        self._opening = agent.opening()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._boxes.close()
+
+
+def _config(spec: SandboxSpec, home: Path, sockets: Path) -> dict[str, JSON]:
+    env = {
+        "ENVKIT_SOCKETS": str(sockets),
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+    }
+    return {
+        "agent_uid": None,
+        "grader_uid": None,
+        "env": {**env, **spec.env},
+        "work": str(home),
+        "command": list(spec.command) or None,
+        "ttl_s": spec.ttl_s,
+        "stay": False,
+        "door": None,
+    }
+
+
+async def _cause(child: Child) -> str:
+    with anyio.move_on_after(_CAUSE_S):
+        await child.wait()
+    return cause_of(signal_in(child.returncode), child.last_line())
+
+
+async def _kill(child: Child, folder: Path) -> None:
+    await child.end(grace_s=_GRACE_S)
+    with anyio.CancelScope(shield=True):
+        await clock.to_thread(folders.remove, folder)

@@ -1,0 +1,61 @@
+"""Boxes that outlive the process that started them, and how another process finds them.
+
+Such a box has a folder of its own whose owner is the box's bubblewrap, so that it is cleared away once that is gone,
+and the end of whose name is in the box's id. In it lies one file that names the box's first process.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from envkit.sandbox import folders
+
+_ID = re.compile(r"bwrap-([a-z0-9_]{4,16})")
+_FILE = "first"
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A box that stays.
+
+    Attributes:
+        folder: Its folder.
+        group: Name of its control group.
+        first_pid: Number of its first process.
+    """
+
+    folder: Path
+    group: str
+    first_pid: int
+
+
+def begin(pid: int) -> tuple[str, Path]:
+    """Return the id and the new folder of a box whose bubblewrap is process `pid`."""
+    folder = folders.new_run_folder(pid)
+    return f"bwrap-{_tail(folder)}", folder
+
+
+def remember(folder: Path, first_pid: int) -> None:
+    """Write down the box's first process."""
+    (folder / _FILE).write_text(folders.owner_name(first_pid))
+
+
+def find(box_id: str) -> Stay | None:
+    """Return the box of this id; None when none of our user's on this machine has it any more."""
+    match = _ID.fullmatch(box_id)
+    if match is None:
+        return None
+    for folder in folders.of_tail(match[1]):
+        try:
+            first = (folder / _FILE).read_text()
+        except OSError:
+            continue
+        if not folders.is_owner_gone(first) and not folders.is_owner_gone(folder.name):
+            return Stay(folder, folder.name.removesuffix(f"-{_tail(folder)}"), int(first.split("-")[2]))
+    return None
+
+
+def _tail(folder: Path) -> str:
+    return folder.name.rpartition("-")[2]
