@@ -74,5 +74,5 @@ clean:
 
 .venv/boxes/done: pyproject.toml benchmarks/peers_boxes.txt
 	$(PYTHON) -m venv .venv/boxes
-	.venv/boxes/bin/python -m pip --quiet --disable-pip-version-check install --editable . --requirement benchmarks/peers_boxes.txt
+	.venv/boxes/bin/python -m pip --quiet --disable-pip-version-check install --editable ".[docker]" --requirement benchmarks/peers_boxes.txt
 	touch $@

@@ -23,6 +23,7 @@ from waiting import Call, CallBy, Claim, Findings
 
 from envkit import clock
 from envkit.protocols import Sandbox, SandboxBackend
+from envkit.sandbox.container import BOX_LABEL
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
 from envkit.types import SandboxSpec
@@ -94,7 +95,7 @@ async def containers(findings: Findings, told: argparse.Namespace) -> None:
         backend = await stack.enter_async_context(DockerBackend())
         spec = SandboxSpec(image=told.image)
         box = await backend.start(spec)
-        plain = Plain(program, box.id)
+        plain = Plain(program, f"{BOX_LABEL}={box.id}")
         starts: dict[str, Call] = {"envkit docker": partial(starting, backend, spec), "docker run -d": plain.starting}
         await findings.latency("start of a container", starts, number=told.starts, rounds=told.starts)
 

@@ -23,19 +23,21 @@ _VALUES = {
 }
 _LISTS = {"CapAdd": "--cap-add", "CapDrop": "--cap-drop", "SecurityOpt": "--security-opt", "Binds": "--volume"}
 _SWITCHES = {"ReadonlyRootfs": "--read-only", "AutoRemove": "--rm", "Init": "--init"}
-_ALWAYS_OWN = {"ContainerIDFile", "ConsoleSize"}
+_UNLIKE = {"ContainerIDFile", "ConsoleSize", "RestartPolicy"}
+"""What docker's program sets by itself, and without effect here."""
 
 
 class Plain:
-    """Starts containers with ``docker run -d`` that are bounded as a given one is.
+    """Starts containers with ``docker run -d`` that are bounded as the one which has a label.
 
     Raises:
         ValueError: That container has settings which no flag here gives.
     """
 
-    def __init__(self, docker: str, container: str) -> None:
+    def __init__(self, docker: str, label: str) -> None:
         self._docker = docker
-        like = self._settings(container)
+        find = [docker, "ps", "--quiet", "--filter", f"label={label}"]
+        like = self._settings(subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip())
         host = like["HostConfig"]
         self._flags = _flags(host)
         self._image = like["Config"]["Image"]
@@ -44,9 +46,8 @@ class Plain:
             mine = self._settings(try_out)["HostConfig"]
         finally:
             self.remove(try_out)
-        other = [name for name in host.keys() - _ALWAYS_OWN if (host[name] or None) != (mine.get(name) or None)]
-        if other:
-            raise ValueError(f"docker run was not given the same flags: {', '.join(sorted(other))}")
+        if other := [name for name in host if name not in _UNLIKE and _plain(host[name]) != _plain(mine.get(name))]:
+            raise ValueError(f"docker run was not given the same flags: {', '.join(other)}")
 
     async def starting(self) -> Callable[[], Awaitable[None]]:
         """Start one; what removes it is returned."""
@@ -58,7 +59,7 @@ class Plain:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def remove(self, container: str) -> None:
-        subprocess.run([self._docker, "rm", "--force", container], check=True, capture_output=True)
+        subprocess.run([self._docker, "rm", "--force", "--volumes", container], check=True, capture_output=True)
 
     def _settings(self, container: str) -> Any:
         command = [self._docker, "inspect", container]
@@ -70,6 +71,7 @@ def _flags(host: Mapping[str, Any]) -> list[str]:
     flags += [f"{flag}={value}" for name, flag in _LISTS.items() for value in host.get(name) or ()]
     flags += [flag for name, flag in _SWITCHES.items() if host.get(name)]
     flags += [f"--tmpfs={path}:{options}" for path, options in (host.get("Tmpfs") or {}).items()]
+    flags += [f"--mount={_mount(each)}" for each in host.get("Mounts") or ()]
     flags += [f"--sysctl={name}={value}" for name, value in (host.get("Sysctls") or {}).items()]
     flags += [f"--ulimit={each['Name']}={each['Soft']}:{each['Hard']}" for each in host.get("Ulimits") or ()]
     if host.get("NanoCpus"):
@@ -77,3 +79,19 @@ def _flags(host: Mapping[str, Any]) -> list[str]:
     log = host["LogConfig"]
     flags += [f"--log-driver={log['Type']}", *(f"--log-opt={name}={value}" for name, value in log["Config"].items())]
     return flags
+
+
+def _mount(mount: Mapping[str, Any]) -> str:
+    """Return a volume as ``--mount`` takes it: a line of comma-separated values."""
+    volume = mount["VolumeOptions"]
+    driver = volume["DriverConfig"]
+    fields = [f"type={mount['Type']}", f"dst={mount['Target']}", f"volume-driver={driver['Name']}"]
+    fields += [f'"volume-opt={name}={value}"' for name, value in driver["Options"].items()]
+    return ",".join([*fields, *(["volume-nocopy"] if volume.get("NoCopy") else [])])
+
+
+def _plain(value: object) -> object:
+    """Return a setting in one of the ways to say it: None for nothing, capabilities by their short names."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        value = sorted(one.removeprefix("CAP_") for one in value)
+    return value or None
