@@ -33,7 +33,8 @@ MAX_FILES = 8
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _FIRST_FREE = 10  # what the order's files may become is below
-_RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them, and who is ignored stays so in another program
+# What we or Python ignore would stay so in another program.
+_RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
 _HAS_SPAWN = hasattr(os, "posix_spawn")
 
 

@@ -137,7 +137,11 @@ def unpack(top: bytes, read: Callable[[int], bytes]) -> None:
             else:
                 _unpack_file(path, size, mode, time_s, read)
     for path, mode in reversed(modes):
-        os.chmod(path, mode)
+        try:
+            os.chmod(path, mode)
+        except PermissionError:
+            if path != top:  # which was there, and may be somebody else's, as /tmp is
+                raise
 
 
 def _unpack_file(path: bytes, size: int, mode: int, time_s: int, read: Callable[[int], bytes]) -> None:
@@ -215,15 +219,10 @@ def _parts(name: bytes) -> list[bytes]:
 
 def _check_target(parts: list[bytes], target: bytes) -> None:
     """Raise unless a symbolic link at `parts` leads to a place inside."""
-    depth = len(parts) - 1
-    for step in target.split(b"/"):
-        if step == b"..":
-            depth -= 1
-        elif step not in (b"", b"."):
-            depth += 1
-        if depth < 0:
-            break
-    if depth < 0 or target.startswith(b"/"):
+    steps = [step for step in target.split(b"/") if step not in (b"", b".")]
+    ups = next((index for index, step in enumerate(steps) if step != b".."), len(steps))
+    # Behind another name `..` could be the parent of what that name, a link, leads to.
+    if target.startswith(b"/") or ups > len(parts) - 1 or b".." in steps[ups:]:
         raise RefusedEntryError("%s is a link out of the folder" % os.fsdecode(b"/".join(parts)))
 
 
