@@ -1,0 +1,351 @@
+"""Folders on their way: they arrive as they are, and what would not stay inside does not arrive at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import RefusedFileError, TooLargeError, UsageError
+from envkit.sandbox import trees
+
+
+def run(main: Callable[[], Awaitable[object]]) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(30):
+            await main()
+
+    clock.run(bounded)
+
+
+async def torn(content: bytes, size: int = 10_000) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), size):
+        yield content[start : start + size]
+
+
+def unpack(content: bytes, target: Path, *, max_bytes: int = 1 << 20, size: int = 10_000) -> None:
+    run(lambda: trees.unpacked(torn(content, size), target, max_bytes=max_bytes))
+
+
+def pack(source: Path, name: str = "alone") -> bytes:
+    async def main() -> None:
+        found.extend([piece async for piece in trees.packed(source, name)])
+
+    found: list[bytes] = []
+    run(main)
+    return b"".join(found)
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", mode: int = 0o644, size: int = 0) -> bytes:
+    """Return the header of a member."""
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.mode, made.size = kind, link, mode, size
+    return made.tobuf(tarfile.GNU_FORMAT)
+
+
+def archive(*members: bytes, root: bool = True) -> bytes:
+    return b"".join([member(".", tarfile.DIRTYPE)] * root + list(members)) + bytes(1024)
+
+
+def described(folder: Path) -> dict[str, object]:
+    """Say what is below `folder`: modes, contents, and where links lead."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if path.is_symlink():
+            found[name] = str(path.readlink())
+        else:
+            found[name] = (mode, None if path.is_dir() else path.read_bytes())
+    return found
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder with what a project may hold."""
+    top = tmp_path / "tree"
+    (top / "deep" / "deeper").mkdir(parents=True)
+    (top / "empty").mkdir(mode=0o750)
+    (top / "bytes").write_bytes(bytes(range(256)) * 5000)
+    (top / "nothing").touch(mode=0o600)
+    (top / "deep" / "run.sh").write_text("#!/bin/sh\n")
+    (top / "deep" / "run.sh").chmod(0o755)
+    (top / "deep" / ("long name " * 25)).write_text("x")
+    (top / "deep" / "deeper" / "up").symlink_to("../run.sh")
+    (top / "deep" / "deeper" / "top").symlink_to("../..")
+    (top / "\N{SNOWMAN} two words\n").write_text("unicode")
+    (top / os.fsdecode(b"not \xff utf-8")).write_text("bytes")
+    (top / "dangling").symlink_to("nowhere")
+    (top / ("l" * 100)).symlink_to("x" * 255)
+    os.utime(top / "bytes", (1_000_000_000, 1_000_000_000))
+    return top
+
+
+@pytest.mark.parametrize("size", [1 << 20, 10_000, 511])
+def test_a_folder_arrives_as_it_is(tree: Path, tmp_path: Path, size: int) -> None:
+    unpack(pack(tree), tmp_path / "copy", max_bytes=1 << 22, size=size)
+    assert described(tmp_path / "copy") == described(tree)
+    assert (tmp_path / "copy" / "bytes").stat().st_mtime == 1_000_000_000
+
+
+def test_what_pythons_tarfile_writes_is_understood_in_each_of_its_formats(tree: Path, tmp_path: Path) -> None:
+    for number, kind in enumerate((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)):
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w", format=kind) as made:
+            made.add(tree, ".")
+        copy = tmp_path / f"copy-{number}"
+        unpack(stream.getvalue(), copy, max_bytes=1 << 22)
+        assert described(copy) == described(tree)
+
+
+def test_what_is_packed_can_be_read_by_pythons_tarfile(tree: Path, tmp_path: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(pack(tree))) as made:
+        made.extractall(tmp_path / "copy", filter="tar")
+    assert described(tmp_path / "copy") == described(tree)
+
+
+def test_a_file_alone_arrives_under_its_new_name(tree: Path, tmp_path: Path) -> None:
+    unpack(pack(tree / "bytes"), tmp_path / "copy", max_bytes=1 << 22)
+    assert (tmp_path / "copy").read_bytes() == (tree / "bytes").read_bytes()
+
+
+def test_second_names_of_a_file_stay_that(tmp_path: Path) -> None:
+    first = member("a", size=3) + b"abc".ljust(512, b"\0")
+    unpack(archive(first, member("b", tarfile.LNKTYPE, link="./a")), tmp_path / "copy")
+    assert (tmp_path / "copy" / "b").samefile(tmp_path / "copy" / "a")
+    assert (tmp_path / "copy" / "b").read_bytes() == b"abc"
+
+
+def test_a_thousand_files_arrive(tmp_path: Path) -> None:
+    source = tmp_path / "many"
+    source.mkdir()
+    for number in range(1000):
+        (source / str(number)).write_text(str(number))
+    unpack(pack(source), tmp_path / "copy")
+    assert {path.name: path.read_text() for path in (tmp_path / "copy").iterdir()} == {
+        str(number): str(number) for number in range(1000)
+    }
+
+
+def test_links_of_the_source_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    assert b"secret\0\0" not in pack(tmp_path / "link", "name").replace(bytes(str(tmp_path / "secret"), "utf-8"), b"")
+    with tarfile.open(fileobj=io.BytesIO(pack(tmp_path / "link", "name"))) as made:
+        (found,) = made.getmembers()
+    assert (found.name, found.issym(), found.linkname) == ("name", True, str(tmp_path / "secret"))
+
+
+def test_owners_and_dangerous_bits_do_not_travel(tmp_path: Path) -> None:
+    (tmp_path / "tool").touch()
+    (tmp_path / "tool").chmod(0o6755)
+    with tarfile.open(fileobj=io.BytesIO(pack(tmp_path / "tool"))) as made:
+        (found,) = made.getmembers()
+    assert (found.mode, found.uid, found.gid, found.uname, found.gname) == (0o755, 0, 0, "", "")
+
+
+def test_a_source_that_is_missing_or_special_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing: No such file"):
+        pack(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe is neither file, folder nor link"):
+        pack(tmp_path)
+
+
+def test_a_file_that_shrinks_while_it_is_read_spoils_only_itself(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_bytes(b"a" * (3 << 20))
+    (source / "b").write_bytes(b"b")
+
+    async def main() -> None:
+        pieces = trees.packed(source, "source")
+        content = await anext(pieces)
+        os.truncate(source / "a", 10)
+        content += b"".join([piece async for piece in pieces])
+        await trees.unpacked(torn(content), tmp_path / "copy", max_bytes=1 << 22)
+
+    run(main)
+    assert (tmp_path / "copy" / "a").read_bytes() == (b"a" * (1 << 20)).ljust(3 << 20, b"\0")
+    assert (tmp_path / "copy" / "b").read_bytes() == b"b"
+
+
+BAD: dict[str, tuple[list[bytes], str]] = {
+    "absolute name": ([member("/etc/passwd")], "'/etc/passwd' leads out"),
+    "name upwards": ([member("../x")], "'../x' leads out"),
+    "name upwards inside": ([member("a/../../x")], "'a/../../x' leads out"),
+    "no name": ([member("")], "'' leads out"),
+    "absolute link": ([member("l", tarfile.SYMTYPE, link="/etc/passwd")], "'l' is a link to '/etc/passwd'"),
+    "link upwards": ([member("l", tarfile.SYMTYPE, link="../x")], "'l' is a link to '../x'"),
+    "link upwards later": (
+        [member("d", tarfile.DIRTYPE), member("d/l", tarfile.SYMTYPE, link="./../../x")],
+        "'d/l' is a link to",
+    ),
+    "link upwards by a link": (
+        [
+            member("d", tarfile.DIRTYPE),
+            member("d/up", tarfile.SYMTYPE, link=".."),
+            member("d/l", tarfile.SYMTYPE, link="up/../x"),
+        ],
+        "'d/l' is a link to 'up/../x'",
+    ),
+    "link to nothing": ([member("l", tarfile.SYMTYPE)], "'l' is a link to ''"),
+    "file through a link": (
+        [member("d", tarfile.DIRTYPE), member("l", tarfile.SYMTYPE, link="d"), member("l/x")],
+        "'l/x': Not a directory",
+    ),
+    "file over a link": ([member("l", tarfile.SYMTYPE, link="d"), member("l")], "'l': File exists"),
+    "folder over a file": ([member("x"), member("x", tarfile.DIRTYPE)], "'x': File exists"),
+    "second name outside": ([member("x", tarfile.LNKTYPE, link="../../etc/passwd")], "leads out"),
+    "second name of nothing": ([member("x", tarfile.LNKTYPE, link="y")], "'x': No such file"),
+    "device": ([member("x", tarfile.BLKTYPE)], "'x' is neither file, folder nor link"),
+    "character device": ([member("x", tarfile.CHRTYPE)], "'x' is neither file, folder nor link"),
+    "pipe": ([member("x", tarfile.FIFOTYPE)], "'x' is neither file, folder nor link"),
+    "file with holes": ([member("x", tarfile.GNUTYPE_SPARSE)], "'x' is neither file, folder nor link"),
+    "no folder": ([member("d/x")], "'d/x': No such file"),
+    "two wholes": ([member(".", tarfile.DIRTYPE)], "'.' is out of order"),
+    "endless name": ([member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=1 << 30)], "a name of 1073741824 bytes"),
+    "endless record": ([member("x", tarfile.XHDTYPE, size=1 << 30)], "a name of 1073741824 bytes"),
+    "broken record": ([member("x", tarfile.XHDTYPE, size=5), b"9 a=b".ljust(512, b"\0")], "no tar stream"),
+    "size elsewhere": ([member("x", tarfile.XHDTYPE, size=11), b"11 size=99\n".ljust(512, b"\0")], "no tar stream"),
+    "garbage": ([b"x" * 512], "no tar stream"),
+    "name too long": (
+        [member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=300), b"n" * 300 + bytes(212), member("n")],
+        "File name too long",
+    ),
+    "NUL in a name": (
+        [member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=3), b"a\0b".ljust(512, b"\0"), member("n")],
+        "leads out",
+    ),
+    "NUL in a link": (
+        [
+            member("././@LongLink", tarfile.GNUTYPE_LONGLINK, size=3),
+            b"a\0b".ljust(512, b"\0"),
+            member("n", tarfile.SYMTYPE),
+        ],
+        "'n' is a link to",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_does_not_stay_inside_is_refused_by_name_and_leaves_nothing(what: str, tmp_path: Path) -> None:
+    members, said = BAD[what]
+    with pytest.raises(RefusedFileError) as caught:
+        unpack(archive(member("good"), *members), tmp_path / "copy")
+    assert said in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes(1024),
+        member(".", tarfile.DIRTYPE),
+        archive()[:-1024] + member("x", size=10),
+        member("d/x") + bytes(1024),
+        member("l", tarfile.SYMTYPE, link="x") + bytes(1024),
+    ],
+    ids=["nothing", "only an end", "no end", "no content", "a file that is not alone", "a link alone"],
+)
+def test_a_stream_that_is_not_whole_is_refused_and_leaves_nothing(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(RefusedFileError):
+        unpack(content, tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_follows_the_end_is_ignored(tmp_path: Path) -> None:
+    unpack(archive(member("x")) + b"junk" * 5000, tmp_path / "copy")
+    assert described(tmp_path / "copy") == {"x": (0o644, b"")}
+
+
+def test_bits_that_give_rights_away_are_dropped_and_what_arrives_can_be_read(tmp_path: Path) -> None:
+    members = [
+        member("setuid", mode=0o6777),
+        member("closed", mode=0),
+        member("folder", tarfile.DIRTYPE, mode=0o2000),
+        member("folder/inner", mode=0o640),
+    ]
+    unpack(archive(*members), tmp_path / "copy")
+    assert described(tmp_path / "copy") == {
+        "setuid": (0o777, b""),
+        "closed": (0o400, b""),
+        "folder": (0o700, None),
+        "folder/inner": (0o640, b""),
+    }
+
+
+@pytest.mark.parametrize(("max_bytes", "fits"), [(4000, True), (3999, False)])
+def test_contents_are_counted_together(max_bytes: int, fits: bool, tmp_path: Path) -> None:
+    members = [member(f"{number}", size=1000) + b"x" * 1000 + bytes(24) for number in range(4)]
+    if fits:
+        unpack(archive(*members), tmp_path / "copy", max_bytes=max_bytes)
+        assert len(list((tmp_path / "copy").iterdir())) == 4
+    else:
+        with pytest.raises(TooLargeError, match="'3': there are more than 3999 bytes"):
+            unpack(archive(*members), tmp_path / "copy", max_bytes=max_bytes)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_is_believed_before_the_content_comes(tmp_path: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield member(".", tarfile.DIRTYPE) + member("x", size=1 << 40)
+        for _ in range(20):
+            yield bytes(64 << 10)
+        raise AssertionError("more was asked for than is gathered before it is looked at")
+
+    with pytest.raises(TooLargeError, match="more than 1000 bytes"):
+        run(lambda: trees.unpacked(endless(), tmp_path / "copy", max_bytes=1000))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "dangling link"])
+def test_a_target_that_exists_is_left_alone(kind: str, tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    make: dict[str, Callable[[], object]] = {
+        "file": target.touch,
+        "folder": target.mkdir,
+        "dangling link": lambda: target.symlink_to("nowhere"),
+    }
+    make[kind]()
+    with pytest.raises(UsageError, match="copy exists already"):
+        unpack(archive(member("x")), target)
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_target_in_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="missing: No such file"):
+        unpack(archive(member("x")), tmp_path / "missing" / "copy")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the source failed"), TimeoutError()])
+def test_a_source_that_fails_in_the_middle_leaves_nothing(error: Exception, tmp_path: Path) -> None:
+    async def failing() -> AsyncIterator[bytes]:
+        yield archive(member("x"))[:-512]
+        raise error
+
+    with pytest.raises(type(error)):
+        run(lambda: trees.unpacked(failing(), tmp_path / "copy", max_bytes=1000))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield member(".", tarfile.DIRTYPE) + member("x", size=5 << 20) + b"x" * (3 << 20)
+        await anyio.sleep_forever()
+
+    async def main() -> None:
+        with anyio.move_on_after(0.2):
+            await trees.unpacked(slow(), tmp_path / "copy", max_bytes=1 << 30)
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    run(main)
+    assert list(tmp_path.iterdir()) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
