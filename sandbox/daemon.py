@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -22,6 +24,8 @@ _TIMEOUT_S = 120.0
 _QUICK_TIMEOUT_S = 1.5
 """For questions about what may be gone, the daemon included."""
 _CALLS_AT_ONCE = 8
+_LINES_SHOWN = 8
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
 class DaemonError(SandboxError):
@@ -174,7 +178,7 @@ class Daemon:
             context: The archive.
             tag: What to call the image.
             arguments: Of the Dockerfile.
-            say: Told each line of progress.
+            say: Told each step that begins.
 
         Raises:
             DaemonError: A step failed.
@@ -282,8 +286,11 @@ def _build(api: Any, context: IO[bytes], tag: str, arguments: Mapping[str, str],
         forcerm=True,
         decode=True,
     )
+    said: deque[str] = deque(maxlen=_LINES_SHOWN)
     for line in lines:
         if "error" in line:
-            raise DaemonError(str(line["error"]).strip())
-        if text := str(line.get("stream", "")).strip():
-            say(text)
+            raise DaemonError("\n".join((*said, str(line["error"]).strip())))
+        if text := _COLOURS.sub("", str(line.get("stream", ""))).strip():
+            said.append(text)
+            if text.startswith("Step "):
+                say(text)

@@ -55,6 +55,7 @@ _WATCH_S = 5.0
 _SNAPSHOTS = "snapshots"
 _DOOR_SOCKET = "s"
 _ATTACH_S = 10.0
+_NO_WAY_BACK = "only root on the daemon's machine can come back to a box that stays"
 
 
 async def why_unavailable() -> str | None:
@@ -126,12 +127,16 @@ class DockerBackend:
         found = [one for one in await self._daemon.containers(f"{BOX_LABEL}={box_id}") if STAY_LABEL in one["Labels"]]
         if not found:
             raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
-        held = AttachedContainer(self._daemon, str(found[0]["Id"]), await self._daemon.attach(str(found[0]["Id"])))
-        volumes = await held.volumes()
-        if DOOR not in volumes:
+        container_id = str(found[0]["Id"])
+        held = AttachedContainer(self._daemon, container_id, await self._daemon.attach(container_id))
+        try:
+            volumes = await held.volumes()
+            if DOOR not in volumes:
+                raise SandboxError(_NO_WAY_BACK)
+            door = folders.connect(volumes[DOOR], _DOOR_SOCKET)
+        except BaseException:
             held.stream.close()
-            raise SandboxError("only root on the daemon's machine can come back to a box that stays")
-        door = folders.connect(volumes[DOOR], _DOOR_SOCKET)
+            raise
         box = self._box(box_id, held, volumes.get(SOCKETS), SandboxSpec(stay=True), SocketStream(door))
         await box.started({}, _ATTACH_S)
         return box
@@ -271,11 +276,15 @@ class DockerBackend:
     async def _launch_agent(self, plan: _Plan, python: str) -> Box:
         spec = plan.spec
         held = await self._run(plan, agent.command(python), self._opening)
-        volumes = await held.volumes()
+        try:
+            volumes = await held.volumes()
+            if spec.stay and DOOR not in volumes:
+                raise SandboxStartError(plan.box_id, _NO_WAY_BACK)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await held.kill()
+            raise
         box = self._box(plan.box_id, held, volumes.get(SOCKETS), spec, held.stream)
-        if spec.stay and DOOR not in volumes:
-            await box.stop()
-            raise SandboxStartError(plan.box_id, "only root on the daemon's machine can come back to a box that stays")
         is_root = spec.profile == "system"
         config: dict[str, JSON] = {
             "agent_uid": None if is_root else AGENT_UID,
@@ -311,7 +320,11 @@ class DockerBackend:
         env = container.environment(spec, plan.image)
         box = FallbackBox(plan.box_id, self._daemon, held, env=env, forget=self._boxes.forget)
         self._boxes.add(box)
-        await box.probe(spec.start_timeout_s)
+        try:
+            await box.probe(spec.start_timeout_s)
+        except BaseException:
+            await box.stop()
+            raise
         return box
 
     async def _run(self, plan: _Plan, argv: Sequence[str], opening: bytes) -> AttachedContainer:

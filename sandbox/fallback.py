@@ -42,7 +42,8 @@ _RUN = 'cd "$1" || exit 126; shift; (exec "$@"); code=$?; kill -KILL -1 2>/dev/n
 _END = "kill -KILL -1"
 _READ = 'test -f "$1" && exec cat -- "$1"'
 _WRITE = (
-    'case $1 in */*) mkdir -p -- "${1%/*}";; esac && (umask 077 && cat > "$2") && chmod "$3" "$2" && mv -f -- "$2" "$1"'
+    'case $1 in */*) mkdir -p -- "${1%/*}";; esac && (umask 077 && cat > "$2")'
+    ' && chmod -- "$3" "$2" && mv -f -- "$2" "$1"'
     ' || { rm -f -- "$2"; exit 1; }'
 )
 _END_S = 10.0
@@ -195,7 +196,7 @@ class FallbackBox:
         code: int | None = None
         try:
             command = await self._daemon.new_command(
-                self._held.id, argv, user=f"{uid}:{uid}", env={**self._env, **(env or {})}, cwd="/"
+                self._held.id, argv, user=f"{uid}:{uid}", env={**self._env, **(env or {})}, cwd=WORK
             )
             with anyio.move_on_after(timeout_s) as limit:
                 stream = await self._daemon.run_command(command, keep_stderr_bytes=keep_bytes)

@@ -1,0 +1,15 @@
+# envkit/games: the games' server, envkit with what it needs, on any base with Python 3.11 or newer.
+# `envkit image build games` makes the folder that this is built in: packages as wheels, envkit as it is installed.
+ARG BASE
+FROM ${BASE} AS install
+ARG BUILD
+LABEL envkit.stage=${BUILD}
+COPY wheels /wheels
+RUN python3 "$(echo /wheels/pip-*.whl)/pip" install --quiet --root-user-action ignore --no-cache-dir \
+    --no-index --find-links /wheels --target /opt/envkit --requirement /wheels/requirements.txt
+COPY envkit /opt/envkit/envkit
+RUN python3 -m compileall -q /opt/envkit/envkit
+
+FROM ${BASE}
+COPY --from=install /opt/envkit /opt/envkit
+ENV PYTHONPATH=/opt/envkit PYTHONDONTWRITEBYTECODE=1

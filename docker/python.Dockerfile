@@ -1,0 +1,14 @@
+# envkit/python: Python and the packages that are named, for programs that need no envkit inside.
+# `envkit image build python --with PACKAGE` makes the folder that this is built in: packages as wheels.
+ARG BASE
+FROM ${BASE} AS install
+ARG BUILD
+LABEL envkit.stage=${BUILD}
+COPY wheels /wheels
+RUN mkdir /opt/packages
+RUN python3 "$(echo /wheels/pip-*.whl)/pip" install --quiet --root-user-action ignore --no-cache-dir \
+    --no-index --find-links /wheels --target /opt/packages --requirement /wheels/requirements.txt
+
+FROM ${BASE}
+COPY --from=install /opt/packages /opt/packages
+ENV PYTHONPATH=/opt/packages PYTHONDONTWRITEBYTECODE=1
