@@ -15,6 +15,7 @@ from envkit.types import Observation, Reset, Step, Task
 
 if TYPE_CHECKING:
     from envkit.http.client import EnvClient
+    from envkit.wiring.boxes import open_sandbox
     from envkit.wiring.envs import make, make_vec, registered
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "Task",
     "make",
     "make_vec",
+    "open_sandbox",
     "register",
     "registered",
 ]
@@ -36,6 +38,7 @@ _LATE = {
     "EnvClient": "envkit.http.client",
     "make": "envkit.wiring.envs",
     "make_vec": "envkit.wiring.envs",
+    "open_sandbox": "envkit.wiring.boxes",
     "registered": "envkit.wiring.envs",
 }
 

@@ -38,8 +38,8 @@ OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
 
 _SPOKEN_BY_WORLDS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
 
-_LOOP_THREAD = BlockingPortalProvider()
-"""The one event-loop thread behind every `BlockingEnv`; it runs while at least one of them is open."""
+LOOP_THREAD = BlockingPortalProvider()
+"""The one event-loop thread behind every blocking face; it runs while at least one of them is open."""
 
 
 class AsyncEnv(ABC):
@@ -142,7 +142,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         self._options = dict(options or {})
         self._resources = ExitStack()
         self._episode: Episode | None = None
-        self._portal: BlockingPortal = self._resources.enter_context(_LOOP_THREAD)
+        self._portal: BlockingPortal = self._resources.enter_context(LOOP_THREAD)
         try:
             self._host = self._resources.enter_context(self._portal.wrap_async_context_manager(open_host()))
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -29,6 +29,7 @@ from envkit.errors import (
 from envkit.sandbox import folders, forward, trees
 from envkit.sandbox.boxes import Boxes
 from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
+from envkit.sandbox.program import Program
 from envkit.sandbox.shell import BoxShell, result_of
 from envkit.types import JSON, ExecResult, SandboxUser
 
@@ -148,22 +149,48 @@ class Box:
         Raises:
             ValueError: An argument or variable holds NUL, or together they have more than 1 MiB.
         """
-        env = env or {}
-        if any("\0" in part for part in (*argv, *env, *env.values())):
-            raise ValueError("a program's arguments and environment cannot hold NUL")
-        reply = await self.call(
-            "exec",
-            feed=stdin or None,
-            argv=list(argv),
-            env={**env},
-            cwd=cwd,
-            timeout_s=timeout_s,
-            keep_bytes=max_output_bytes,
-            user=user,
-            stdin=bool(stdin),
-            pty=None,
-        )
+        order = _order(argv, timeout_s, env, cwd, user, max_output_bytes)
+        reply = await self.call("exec", feed=stdin or None, queue_s=0.0, **order, stdin=bool(stdin), pty=None)
         return await self.result(reply)
+
+    @asynccontextmanager
+    async def program(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: SandboxUser = "agent",
+        terminal: tuple[int, int] | None = None,
+    ) -> AsyncIterator[Program]:
+        """Run a program for the length of the block, and talk to it; what still runs at the end is ended.
+
+        Args:
+            argv: Program and arguments.
+            timeout_s: Seconds until it is stopped.
+            env: Variables beside those of the spec.
+            cwd: Folder to start in; None for the box's own.
+            user: Who runs it.
+            terminal: Rows and columns of the terminal that it is to have; None for pipes.
+
+        Raises:
+            ValueError: An argument or variable holds NUL, or together they have more than 1 MiB.
+            SandboxLostError: The box is gone.
+            UnsupportedError: The box has no such user, or no terminals.
+        """
+        order = _order(argv, timeout_s, env, cwd, user, max_output_bytes=0)
+        pty: JSON = None if terminal is None else [*terminal]
+        try:
+            call = await self._channel.start("exec", **order, stdin=True, stream=True, pty=pty)
+            try:
+                yield Program(self, call)
+            finally:
+                await call.leave()
+        except ChannelEndedError:
+            raise SandboxLostError(self._id, await self.wait()) from None
+        except RefusedCallError as error:
+            raise self._refusal(error) from None
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> BoxShell:
         """Return the shell `name`, which starts with its first command."""
@@ -351,3 +378,27 @@ class Box:
         finally:
             self._forget(self)
             self._is_gone.set()
+
+
+def _order(
+    argv: Sequence[str],
+    timeout_s: float,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    user: SandboxUser,
+    max_output_bytes: int,
+) -> dict[str, JSON]:
+    """Return the fields that say what to run."""
+    if isinstance(argv, str) or not argv:
+        raise ValueError(f"argv must be a program and its arguments, such as ['ls', '-l'], got {argv!r}")
+    env = env or {}
+    if any("\0" in part for part in (*argv, *env, *env.values(), cwd or "")):
+        raise ValueError("a program's arguments and environment cannot hold NUL")
+    return {
+        "argv": list(argv),
+        "env": {**env},
+        "cwd": cwd,
+        "timeout_s": timeout_s,
+        "keep_bytes": max_output_bytes,
+        "user": user,
+    }

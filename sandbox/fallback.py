@@ -155,6 +155,9 @@ class FallbackBox:
     async def snapshot(self) -> str:
         raise UnsupportedError(_MISSING.format(self._id, "a snapshot"))
 
+    async def log(self) -> str:
+        raise UnsupportedError(_MISSING.format(self._id, "a log"))
+
     async def wait(self) -> str:
         await self._life_line.ended()
         return await self._why_gone()

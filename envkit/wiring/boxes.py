@@ -1,0 +1,275 @@
+"""Sandboxes by the names of their backends, and the blocking face of one for scripts."""
+
+from __future__ import annotations
+
+import socket
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias, TypeVar
+
+from anyio.from_thread import BlockingPortal
+
+from envkit import clock
+from envkit.env import LOOP_THREAD
+from envkit.errors import UsageError, did_you_mean
+from envkit.protocols import Shell
+from envkit.sandbox import docker, local
+from envkit.sandbox.box import Box
+from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.fallback import FallbackBox
+from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.process import ProcessBackend
+from envkit.types import ExecResult, SandboxSpec, SandboxUser
+
+T = TypeVar("T")
+
+BackendKind: TypeAlias = Literal["auto", "local", "docker", "process"]
+Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
+AnyBox: TypeAlias = Box | FallbackBox
+
+KINDS = ("auto", "local", "docker", "process")
+
+
+async def choose(kind: BackendKind = "auto") -> Backend:
+    """Return a backend that is not open yet.
+
+    Args:
+        kind: ``"local"`` is bubblewrap, ``"docker"`` a Docker daemon, ``"process"`` a plain child process, which
+            isolates nothing; ``"auto"`` is the first of ``local`` and ``docker`` that works here.
+
+    Raises:
+        UsageError: There is no such kind, or it does not work on this machine; says what to do.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"backend: must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
+    if kind == "process":
+        return ProcessBackend()
+    reasons = []
+    if kind in ("auto", "local"):
+        why = await clock.to_thread(local.why_unavailable)
+        if why is None:
+            return LocalBackend()
+        reasons.append(f"local: {why}")
+    if kind in ("auto", "docker"):
+        why = await docker.why_unavailable()
+        if why is None:
+            return DockerBackend()
+        reasons.append(f"docker: {why}")
+    raise UsageError(f"no sandbox: {'; '.join(reasons)}; backend 'process' works everywhere, but isolates nothing")
+
+
+def kind_of(box_id: str) -> BackendKind:
+    """Return the kind of backend that gave this id.
+
+    Raises:
+        UsageError: None did.
+    """
+    for prefix, kind in (("bwrap-", "local"), ("docker-", "docker")):
+        if box_id.startswith(prefix):
+            return kind  # type: ignore[return-value]
+    raise UsageError(f"{box_id!r} is no id of a sandbox: they begin with bwrap- or docker-")
+
+
+def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
+    """Return the spec with these fields.
+
+    Raises:
+        UsageError: There is no such field.
+    """
+    known = [field.name for field in fields(SandboxSpec)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"a sandbox has no option {name!r}{did_you_mean(name, known)}")
+    lists = {name: tuple(options[name]) for name in ("command",) if name in options}
+    network = options.get("network", "none")
+    if not isinstance(network, str):
+        lists["network"] = tuple(network)
+    return SandboxSpec(**{**options, **lists})
+
+
+@asynccontextmanager
+async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
+    """Give a backend for the length of the block; raises as `choose`."""
+    async with await choose(kind) as backend:
+        yield backend
+
+
+@asynccontextmanager
+async def running(backend: Backend, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnyBox]:
+    """Give a box for the length of the block; raises as `SandboxBackend.start` and `restore`."""
+    box = await (backend.start(spec) if snapshot is None else backend.restore(snapshot, spec))
+    try:
+        yield box
+    finally:
+        await box.stop()
+
+
+def open_sandbox(backend: BackendKind = "auto", **options: Any) -> BlockingSandbox:
+    """Start a sandbox, as in ``with envkit.open_sandbox() as box: box.exec(["true"], timeout_s=5)``.
+
+    Args:
+        backend: ``"local"`` is bubblewrap, ``"docker"`` a Docker daemon, ``"process"`` a plain child process, which
+            isolates nothing; ``"auto"`` is the first of ``local`` and ``docker`` that works here.
+        options: The fields of `envkit.types.SandboxSpec`, such as ``image``, ``memory_mib`` and ``network``.
+
+    Raises:
+        UsageError: There is no such backend or option, or it does not work on this machine; says what to do.
+        SandboxStartError: The backend refused, or the box never became ready.
+    """
+    spec = spec_of(options)
+    resources = ExitStack()
+    try:
+        portal = resources.enter_context(LOOP_THREAD)
+        opened_backend = resources.enter_context(portal.wrap_async_context_manager(opened(backend)))
+        box = resources.enter_context(portal.wrap_async_context_manager(running(opened_backend, spec)))
+    except BaseException:
+        resources.close()
+        raise
+    return BlockingSandbox(opened_backend, spec, box, portal, resources)
+
+
+class BlockingSandbox:
+    """A sandbox for scripts, each call of which returns when it is done. Made by `open_sandbox`.
+
+    Calls may come from several threads. Ctrl-C ends the call that is waited for, and what it started in the box. A box
+    that nobody stopped is stopped when the program ends.
+    """
+
+    def __init__(
+        self, backend: Backend, spec: SandboxSpec, box: AnyBox, portal: BlockingPortal, resources: ExitStack
+    ) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._box = box
+        self._portal = portal
+        # Also runs when the interpreter ends, while there is still a loop thread to stop it.
+        self._finalizer = weakref.finalize(self, resources.close)
+
+    @property
+    def id(self) -> str:
+        return self._box.id
+
+    @property
+    def gives_up(self) -> Sequence[str]:
+        """What it does not hold of what others of its kind hold."""
+        return self._box.gives_up
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: str | bytes = b"",
+        user: SandboxUser = "agent",
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a program to its end; see `envkit.protocols.Sandbox.exec`."""
+        run = partial(self._box.exec, argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=_bytes(stdin), user=user)
+        return self.wait_for(partial(run, max_output_bytes=max_output_bytes))
+
+    def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> BlockingShell:
+        """Return the shell `name`, which starts with its first command."""
+        return BlockingShell(self._box.shell(name, user=user), self.wait_for)
+
+    def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
+        return self.wait_for(partial(self._box.read, path, max_bytes=max_bytes))
+
+    def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
+        """Write a file, text as UTF-8; see `envkit.protocols.Sandbox.write`."""
+        self.wait_for(partial(self._box.write, path, _bytes(content), mode=mode))
+
+    def upload(self, source: str | Path, target: str) -> None:
+        """Copy a file or folder into the box; see `envkit.protocols.Sandbox.upload`."""
+        self.wait_for(partial(self._box.upload, Path(source), target))
+
+    def download(self, source: str, target: str | Path, *, max_bytes: int = 1 << 30) -> None:
+        """Copy a file or folder out of the box; see `envkit.protocols.Sandbox.download`."""
+        self.wait_for(partial(self._box.download, source, Path(target), max_bytes=max_bytes))
+
+    def connect(self, place: str | int) -> socket.socket:
+        """Return a connected stream to a socket or port inside; see `envkit.protocols.Sandbox.connect`."""
+        connected = self.wait_for(partial(self._box.connect, place))
+        connected.setblocking(True)
+        return connected
+
+    def probe(self, timeout_s: float = 5.0) -> float:
+        """Return the seconds that an answer from inside took; see `envkit.protocols.Sandbox.probe`."""
+        return self.wait_for(partial(self._box.probe, timeout_s))
+
+    def snapshot(self) -> str:
+        """Keep the files as they are now; returns the name that `restore` takes."""
+        return self.wait_for(self._box.snapshot)
+
+    def restore(self, snapshot: str) -> BlockingSandbox:
+        """Start another sandbox like this one with the files of a snapshot; it is stopped with the first at the latest.
+
+        Raises:
+            SandboxStartError: There is no such snapshot, or the box never became ready.
+        """
+        resources = ExitStack()
+        try:
+            resources.enter_context(LOOP_THREAD)
+            starting = running(self._backend, self._spec, snapshot)
+            box = resources.enter_context(self._portal.wrap_async_context_manager(starting))
+        except BaseException:
+            resources.close()
+            raise
+        return BlockingSandbox(self._backend, self._spec, box, self._portal, resources)
+
+    def log(self) -> str:
+        """Return the last 64 KiB of what its command wrote to standard error."""
+        return self.wait_for(self._box.log)
+
+    def stop(self) -> None:
+        """End everything in it and remove what it left; safe to repeat."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def wait_for(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Return what `function` returns, which is called in the loop that the box belongs to."""
+        future: Future[T] = self._portal.start_task_soon(function)
+        try:
+            return future.result()
+        except CancelledError:
+            raise
+        except BaseException:
+            future.cancel()
+            raise
+
+
+class BlockingShell:
+    """A shell that stays, for scripts; made by `BlockingSandbox.shell`."""
+
+    def __init__(self, shell: Shell, wait_for: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
+        self._shell = shell
+        self._wait_for = wait_for
+
+    def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
+        """Run `command`; see `envkit.protocols.Shell.run`."""
+        run = partial(self._shell.run, command, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
+        result: ExecResult = self._wait_for(run)
+        return result
+
+    def close(self) -> None:
+        """End the shell and everything that it started; safe to repeat."""
+        self._wait_for(self._shell.close)
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
