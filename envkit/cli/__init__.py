@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from envkit import __version__
+from envkit.cli import sandbox
 from envkit.cli.check import check
 from envkit.cli.evaluate import evaluate
 from envkit.cli.exits import as_exit_code
@@ -29,6 +30,7 @@ app.command("eval")(evaluate)
 app.command("play")(play)
 app.command("serve")(serve)
 app.command("list")(list_envs)
+app.add_typer(sandbox.app, name="sandbox")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

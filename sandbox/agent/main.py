@@ -284,9 +284,7 @@ class Agent:
 class _Log(Call):
     def __init__(self, connection: Connection, number: int, content: bytes) -> None:
         super().__init__(connection, number)
-        for frame in self.pieces("data", content):
-            connection.feed(iter([frame]))
-        self.finish()
+        self.finish_with(iter([*self.pieces("data", content), self.last()]))
 
 
 def _encoded_environment(variables: dict[str, str] | None) -> dict[bytes, bytes]:

@@ -1,0 +1,184 @@
+"""What ``envkit sandbox`` does: programs in boxes with our own standard input, output and terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from envkit import clock
+from envkit.errors import SandboxLostError, UsageError
+from envkit.sandbox.box import Box
+from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.program import Program
+from envkit.wiring.boxes import AnyBox, BackendKind, kind_of, opened, running, spec_of
+
+TIMED_OUT = 124
+LOST = 125
+_FOR_EVER_S = 10 * 365 * 86400.0
+_SHELL = ("bash", "-i")
+_PLAIN_SHELL = ("sh",)
+
+
+async def run(
+    kind: BackendKind,
+    options: Mapping[str, Any],
+    program: Sequence[str],
+    uploads: Sequence[tuple[Path, str]],
+    timeout_s: float | None,
+    tty: bool,
+) -> int:
+    """Run a program in a new box and return the exit code to end with; without a program, a shell."""
+    spec = spec_of(options)
+    try:
+        async with opened(kind) as backend, running(backend, spec) as box:
+            for source, name in uploads:
+                await box.upload(source, name)
+            return await _attend(box, program, timeout_s, tty)
+    except SandboxLostError as error:
+        print(error, file=sys.stderr)
+        return LOST
+
+
+async def detach(
+    kind: BackendKind,
+    options: Mapping[str, Any],
+    program: Sequence[str],
+    uploads: Sequence[tuple[Path, str]],
+    say: Callable[[str], None],
+) -> None:
+    """Leave a box running in which `program` runs, and say its id."""
+    if uploads and program:
+        raise UsageError("--upload goes with --detach only without a program, which would start before: use exec then")
+    spec = spec_of({**options, "command": program})
+    async with opened(kind) as backend:
+        box = await backend.start(spec)
+        try:
+            for source, name in uploads:
+                await box.upload(source, name)
+        except BaseException:
+            await box.stop()
+            raise
+        say(box.id)
+
+
+async def exec_in(box_id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
+    """Run a program in a box that stays and return the exit code to end with; without a program, a shell."""
+    try:
+        async with _attached(box_id) as box:
+            return await _attend(box, program, timeout_s, tty)
+    except SandboxLostError as error:
+        print(error, file=sys.stderr)
+        return LOST
+
+
+async def log_of(box_id: str) -> str:
+    """Return the end of what the program of a box that stays wrote to standard error."""
+    async with _attached(box_id) as box:
+        return await box.log()
+
+
+async def remove(box_ids: Sequence[str]) -> None:
+    """End boxes that stay."""
+    for box_id in box_ids:
+        async with _attached(box_id) as box:
+            await box.stop()
+
+
+@asynccontextmanager
+async def _attached(box_id: str) -> AsyncIterator[Box]:
+    async with opened(kind_of(box_id)) as backend:
+        assert isinstance(backend, (LocalBackend, DockerBackend))
+        yield await backend.attach(box_id)
+
+
+async def _attend(box: AnyBox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
+    """Run a program with our standard input, output and terminal."""
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if tty and not on_terminal:
+        raise UsageError("--tty: standard input and output are no terminal")
+    if not program:
+        tty = tty or on_terminal
+        program = _SHELL if tty else _PLAIN_SHELL
+    bound_s = _FOR_EVER_S if timeout_s is None else timeout_s
+    if not isinstance(box, Box):  # an image without Python: nothing is seen before the program ends
+        result = await box.exec(program, timeout_s=bound_s)
+        sys.stdout.buffer.write(result.stdout_bytes)
+        sys.stderr.buffer.write(result.stderr_bytes)
+        return _exit_code(result.exit_code)
+    env = {"TERM": os.environ.get("TERM", "xterm")} if tty else {}
+    async with box.program(program, timeout_s=bound_s, env=env, terminal=_size() if tty else None) as running_one:
+        with _raw_terminal() if tty else nullcontext():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_feed, running_one)
+                if tty:
+                    tasks.start_soon(_follow_size, running_one)
+                while (piece := await running_one.receive()) is not None:
+                    kind, content = piece
+                    stream = sys.stderr if kind == "err" else sys.stdout
+                    await clock.to_thread(_write, stream.fileno(), content)
+                tasks.cancel_scope.cancel()
+        result = await running_one.result()
+    if result.timed_out:
+        print(f"stopped after {bound_s:g} s", file=sys.stderr)
+    return _exit_code(result.exit_code)
+
+
+async def _feed(program: Program) -> None:
+    """Send our standard input."""
+    stdin = sys.stdin.fileno()
+    while True:
+        try:
+            await anyio.wait_readable(stdin)
+        except OSError:  # a file is always readable, which the loop does not know
+            await anyio.lowlevel.checkpoint()
+        if not (content := os.read(stdin, 1 << 16)):
+            break
+        await program.send(content)
+    await program.send_eof()
+
+
+async def _follow_size(program: Program) -> None:
+    with anyio.open_signal_receiver(signal.SIGWINCH) as signals:
+        async for _ in signals:
+            await program.resize(*_size())
+
+
+def _size() -> tuple[int, int]:
+    size = shutil.get_terminal_size()
+    return size.lines, size.columns
+
+
+@contextmanager
+def _raw_terminal() -> Iterator[None]:
+    """Let every key go to the box, Ctrl-C among them."""
+    import termios
+    import tty
+
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+    tty.setraw(stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+
+
+def _write(file: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(file, content) :]
+
+
+def _exit_code(code: int | None) -> int:
+    if code is None:
+        return TIMED_OUT
+    return 128 - code if code < 0 else code
