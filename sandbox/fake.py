@@ -1,0 +1,377 @@
+"""Boxes by script: for tests, and for simulating fleets on virtual time. Nothing runs, no thread and no real time.
+
+What becomes of a box, and what it answers, is said by a `Fate`; a function of the box's number gives it, together with
+a generator that is seeded from the backend's seed and that number. So the same script gives the same boxes, in whatever
+order things are asked of them.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import random
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import anyio
+import anyio.lowlevel
+
+from envkit import clock
+from envkit.errors import (
+    DeadlineError,
+    MissingFileError,
+    SandboxError,
+    SandboxLostError,
+    SandboxStartError,
+    TooLargeError,
+    UnreachableError,
+    UsageError,
+)
+from envkit.sandbox.boxes import refuse
+from envkit.types import ExecResult, SandboxSpec, SandboxUser, stable_hash
+
+WORK = "/workspace"
+
+_GRACE_S = 10.0
+"""Seconds beyond its own time after which a call without an answer ends a box, as it does a real one."""
+_ENFORCED = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a box is asked to run.
+
+    Attributes:
+        argv: Program and arguments; of a shell's command ``("sh", "-c", command)``.
+        env: Variables beside those of the spec.
+        cwd: Folder to start in.
+        stdin: What it reads.
+        user: Who runs it.
+        shell: Name of the shell that it runs in; None for a program of its own.
+        files: The box's files by their full names, which it may change.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    stdin: bytes
+    user: SandboxUser
+    shell: str | None
+    files: dict[str, bytes]
+
+
+Answer: TypeAlias = Callable[[Command], ExecResult]
+"""What a command does; it takes the ``duration_s`` of its result, and is stopped when it has no more than that."""
+
+
+def succeed(command: Command) -> ExecResult:
+    """Any command is a success that takes no time and says nothing."""
+    return ExecResult(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one box. Times in seconds.
+
+    Attributes:
+        start_s: Until it is ready.
+        start_failure: Why it does not become ready after that; None where it does.
+        dies_after_s: From being ready to its death; infinity for never.
+        cause: Why it dies, in one line.
+        hangs_after_s: From being ready to where it answers nothing any more; infinity for never.
+        answer: What its commands do.
+        listens: By the names of its sockets and its ports: takes the other end of each connection.
+    """
+
+    start_s: float = 0.0
+    start_failure: str | None = None
+    dies_after_s: float = math.inf
+    cause: str = "killed by signal 9 (SIGKILL)"
+    hangs_after_s: float = math.inf
+    answer: Answer = succeed
+    listens: Mapping[str | int, Callable[[socket.socket], None]] = field(default_factory=dict)
+
+
+Script: TypeAlias = Callable[[int, random.Random], Fate]
+
+
+def _plain(number: int, rng: random.Random) -> Fate:
+    return Fate()
+
+
+class FakeBackend:
+    """Gives out scripted boxes; satisfies `envkit.protocols.SandboxBackend`.
+
+    Args:
+        script: Says what becomes of box number 0, 1, 2..., with a generator of its own.
+        seed: What the generators are seeded from.
+        capabilities: What it says is enforced, by name; what is not named is.
+
+    Attributes:
+        boxes: All that became ready, in that order.
+    """
+
+    def __init__(
+        self, script: Script = _plain, *, seed: int = 0, capabilities: Mapping[str, bool] | None = None
+    ) -> None:
+        self.boxes: list[FakeBox] = []
+        self._script = script
+        self._seed = seed
+        self._capabilities = {**dict.fromkeys(_ENFORCED, True), **(capabilities or {})}
+        self._asked = 0
+        self._snapshots: dict[str, dict[str, bytes]] = {}
+        self._is_open = False
+
+    def capabilities(self) -> Mapping[str, bool]:
+        return dict(self._capabilities)
+
+    async def start(self, spec: SandboxSpec) -> FakeBox:
+        """Start `spec`; see `envkit.protocols.SandboxBackend.start`."""
+        return await self._start(spec, {})
+
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> FakeBox:
+        """Start `spec` with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
+        files = self._snapshots.get(snapshot)
+        return await self._start(spec, files, None if files is not None else f"there is no snapshot {snapshot!r}")
+
+    async def __aenter__(self) -> Self:
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        for box in self.boxes:
+            box.die("stopped")
+
+    async def _start(self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None) -> FakeBox:
+        if not self._is_open:
+            raise SandboxError("the backend is not open; use 'async with'")
+        number = self._asked
+        self._asked += 1
+        box_id = f"fake-{number}"
+        if refusal is not None:
+            raise SandboxStartError(box_id, refusal)
+        refuse(box_id, spec, self._capabilities)
+        fate = self._script(number, random.Random(stable_hash(self._seed, number)))
+        await anyio.sleep(min(fate.start_s, spec.start_timeout_s))
+        if fate.start_s > spec.start_timeout_s:
+            raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
+        if fate.start_failure is not None:
+            raise SandboxStartError(box_id, fate.start_failure)
+        box = FakeBox(box_id, spec, fate, dict(files or {}), self._keep)
+        self.boxes.append(box)
+        return box
+
+    def _keep(self, files: Mapping[str, bytes]) -> str:
+        name = f"snapshot-{len(self._snapshots)}"
+        self._snapshots[name] = dict(files)
+        return name
+
+
+class FakeBox:
+    """One scripted box; satisfies `envkit.protocols.Sandbox`. Made by `FakeBackend`.
+
+    Attributes:
+        spec: What it was asked to be.
+        files: Its files, by their full names.
+        commands: What it was asked to run, in that order.
+        gives_up: Nothing.
+    """
+
+    def __init__(
+        self,
+        box_id: str,
+        spec: SandboxSpec,
+        fate: Fate,
+        files: dict[str, bytes],
+        keep: Callable[[Mapping[str, bytes]], str],
+    ) -> None:
+        self.spec = spec
+        self.files = files
+        self.commands: list[Command] = []
+        self.gives_up: tuple[str, ...] = ()
+        self._id = box_id
+        self._fate = fate
+        self._keep = keep
+        ready = clock.now()
+        self._dies_at = ready + min(fate.dies_after_s, math.inf if spec.ttl_s is None else spec.ttl_s)
+        self._hangs_at = ready + fate.hangs_after_s
+        self._cause = fate.cause if fate.dies_after_s == self._dies_at - ready else "its time to live is over"
+        self._is_ended = anyio.Event()
+        self._shells: dict[tuple[str, SandboxUser], FakeShell] = {}
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def is_gone(self) -> bool:
+        return self._is_ended.is_set() or clock.now() >= self._dies_at
+
+    def die(self, cause: str) -> None:
+        """Be gone from now on, unless it is already."""
+        if not self.is_gone:
+            self._cause = cause
+        self._is_ended.set()
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        user: SandboxUser = "agent",
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Have the script answer; see `envkit.protocols.Sandbox.exec`."""
+        command = Command(tuple(argv), dict(env or {}), cwd or WORK, stdin, user, None, self.files)
+        return await self.run(command, timeout_s, max_output_bytes)
+
+    async def run(self, command: Command, timeout_s: float, max_output_bytes: int) -> ExecResult:
+        """Do what the script says that `command` does."""
+        await self._pass(0.0)
+        self.commands.append(command)
+        result = self._fate.answer(command)
+        await self._pass(min(result.duration_s, timeout_s), _GRACE_S + timeout_s)
+        is_late = result.duration_s > timeout_s
+        out, err = (_tail(content, max_output_bytes) for content in (result.stdout_bytes, result.stderr_bytes))
+        return ExecResult(
+            exit_code=None if is_late else result.exit_code,
+            stdout_bytes=out,
+            stderr_bytes=err,
+            timed_out=is_late or result.timed_out,
+            truncated_bytes=len(result.stdout_bytes) + len(result.stderr_bytes) - len(out) - len(err),
+            duration_s=min(result.duration_s, timeout_s),
+            is_shell_lost=result.is_shell_lost,
+            is_out_of_memory=result.is_out_of_memory,
+        )
+
+    def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> FakeShell:
+        """Return the shell `name`, whose commands run one after another."""
+        return self._shells.setdefault((name, user), FakeShell(self, name, user))
+
+    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        await self._pass(0.0)
+        content = self.files.get(_full(path))
+        if content is None:
+            raise MissingFileError(f"{self._id}: {path}: there is no such file")
+        if len(content) > max_bytes:
+            raise TooLargeError(f"{self._id}: {path} has more than {max_bytes} bytes")
+        return content
+
+    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+        await self._pass(0.0)
+        self.files[_full(path)] = content
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a file, or the plain files of a folder; see `envkit.protocols.Sandbox.upload`."""
+        await self._pass(0.0)
+        self.files.update(_read_tree(source, _full(target)))
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        await self._pass(0.0)
+        place = _full(source)
+        found = {name: self.files[name] for name in self.files if name == place or name.startswith(f"{place}/")}
+        if not found:
+            raise MissingFileError(f"{self._id}: {source}: there is no such file or folder")
+        if sum(map(len, found.values())) > max_bytes:
+            raise TooLargeError(f"{self._id}: {source} has more than {max_bytes} bytes")
+        _write_tree({name[len(place) :].lstrip("/"): content for name, content in found.items()}, target)
+
+    async def connect(self, place: str | int) -> socket.socket:
+        await self._pass(0.0)
+        if place not in self._fate.listens:
+            raise UnreachableError(f"{self._id}: nothing listens on {place}")
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        self._fate.listens[place](theirs)
+        return ours
+
+    async def probe(self, timeout_s: float) -> float:
+        with anyio.move_on_after(timeout_s):
+            await self._pass(0.0, math.inf)
+            return 0.0
+        raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
+
+    async def snapshot(self) -> str:
+        await self._pass(0.0)
+        return self._keep(self.files)
+
+    async def wait(self) -> str:
+        with anyio.CancelScope(deadline=self._dies_at):
+            await self._is_ended.wait()
+        return self._cause
+
+    async def stop(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.die("stopped")
+
+    async def _pass(self, seconds: float, patience_s: float = _GRACE_S) -> None:
+        """Let a call take `seconds`; one that meets the hour of hanging ends the box after `patience_s`.
+
+        Raises:
+            SandboxLostError: The box is gone.
+        """
+        await anyio.lowlevel.checkpoint()
+        is_answered = clock.now() + seconds < self._hangs_at
+        until = clock.now() + (seconds if is_answered else patience_s)
+        if not self.is_gone and until > clock.now():
+            with anyio.CancelScope(deadline=min(until, self._dies_at)):
+                await self._is_ended.wait()
+        if not self.is_gone and not is_answered:
+            self.die("it does not answer")
+        if self.is_gone:
+            raise SandboxLostError(self._id, self._cause)
+
+
+class FakeShell:
+    """A shell of a scripted box; satisfies `envkit.protocols.Shell`."""
+
+    def __init__(self, box: FakeBox, name: str, user: SandboxUser) -> None:
+        self._box = box
+        self._name = name
+        self._user = user
+        self._turn = anyio.Lock()
+
+    async def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
+        asked = Command(("sh", "-c", command), {}, WORK, b"", self._user, self._name, self._box.files)
+        async with self._turn:
+            return await self._box.run(asked, timeout_s, max_output_bytes)
+
+    async def close(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+def _full(path: str) -> str:
+    return posixpath.normpath(posixpath.join(WORK, path))
+
+
+def _tail(content: bytes, count: int) -> bytes:
+    return content[max(0, len(content) - count) :]
+
+
+def _read_tree(source: Path, target: str) -> dict[str, bytes]:
+    if source.is_file():
+        return {target: source.read_bytes()}
+    if not source.is_dir():
+        raise UsageError(f"{source}: there is no such file or folder")
+    inside = (path for path in sorted(source.rglob("*")) if path.is_file() and not path.is_symlink())
+    return {f"{target}/{path.relative_to(source).as_posix()}": path.read_bytes() for path in inside}
+
+
+def _write_tree(files: Mapping[str, bytes], target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise UsageError(f"{target} exists")
+    for name, content in files.items():
+        path = target / name if name else target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
