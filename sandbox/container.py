@@ -26,11 +26,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
 GRADER_UID = 1001
 
-RUN_LABEL = "envkit.run"
-OWNER_LABEL = "envkit.owner"
-BOX_LABEL = "envkit.box"
-STAY_LABEL = "envkit.stay"
-
 KILLED = cause_of(-signal.SIGKILL, "")
 """The cause of an end that somebody, or the want of memory, has brought about."""
 
@@ -108,7 +103,7 @@ def options(
     """
     bounds = Bounds.of(spec)
     host = {
-        **_host(spec, bounds),
+        **_host(spec, bounds, labels),
         **(_system(bounds, bounds_disk) if spec.profile == "system" else _strict(image, bounds)),
     }
     if spec.runtime is not None:
@@ -166,7 +161,7 @@ def cause(state: Mapping[str, JSON], last_line: str) -> str | None:
     return cause_of(128 - code if 128 < code <= 192 else code, last_line)
 
 
-def _host(spec: SandboxSpec, bounds: Bounds) -> dict[str, JSON]:
+def _host(spec: SandboxSpec, bounds: Bounds, labels: Mapping[str, str]) -> dict[str, JSON]:
     host: dict[str, JSON] = {
         "NetworkMode": "bridge" if spec.network == "open" else "none",
         "CapDrop": ["ALL"],
@@ -187,19 +182,23 @@ def _host(spec: SandboxSpec, bounds: Bounds) -> dict[str, JSON]:
             {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
         ],
         # Volumes without names are removed with their container, and lie where this host sees what is in them.
-        "Mounts": [_volume(SOCKETS, _sockets_options(spec)), *([_volume(DOOR, _DOOR_OPTIONS)] if spec.stay else ())],
+        "Mounts": [
+            _volume(SOCKETS, _sockets_options(spec), labels),
+            *([_volume(DOOR, _DOOR_OPTIONS, labels)] if spec.stay else ()),
+        ],
     }
     if bounds.cpus is not None:
         host["NanoCpus"] = round(bounds.cpus * 1e9)
     return host
 
 
-def _volume(target: str, tmpfs_options: str) -> dict[str, JSON]:
+def _volume(target: str, tmpfs_options: str, labels: Mapping[str, str]) -> dict[str, JSON]:
     driver: dict[str, JSON] = {
         "Name": "local",
         "Options": {"type": "tmpfs", "device": "tmpfs", "o": tmpfs_options},
     }
-    return {"Type": "volume", "Target": target, "VolumeOptions": {"NoCopy": True, "DriverConfig": driver}}
+    kept: dict[str, JSON] = {"NoCopy": True, "Labels": dict(labels), "DriverConfig": driver}
+    return {"Type": "volume", "Target": target, "VolumeOptions": kept}
 
 
 def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:

@@ -106,6 +106,19 @@ class Daemon:
             "Sequence[Mapping[str, Any]]", await self._call(self._api.containers, all=True, filters={"label": label})
         )
 
+    async def volumes(self, label: str) -> Sequence[Mapping[str, Any]]:
+        """Return every volume with a label that no container has."""
+        found = await self._call(self._api.volumes, filters={"label": label, "dangling": True})
+        return found["Volumes"] or ()
+
+    async def remove_volume(self, name: str) -> None:
+        """Remove a volume; one that is gone, or that a container has, is left."""
+        try:
+            await self._call(self._api.remove_volume, name)
+        except DaemonError as error:
+            if error.http_status not in (404, 409):
+                raise
+
     async def new_command(
         self, container: str, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str
     ) -> str:

@@ -11,7 +11,6 @@ made them; the next backend that is opened on the same machine removes those who
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,25 +22,22 @@ from typing import Self
 import anyio
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
-from envkit.sandbox import agent, attached, container, folders, snapshots
+from envkit.sandbox import agent, attached, container, folders, leftovers, snapshots
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError
 from envkit.sandbox.box import Box, Boxes, Hold
 from envkit.sandbox.boxes import refuse
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
 from envkit.sandbox.container import (
     AGENT_UID,
-    BOX_LABEL,
     DOOR,
     GRADER_UID,
-    OWNER_LABEL,
-    RUN_LABEL,
     SOCKETS,
-    STAY_LABEL,
     WORK,
     Image,
 )
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
+from envkit.sandbox.leftovers import BOX_LABEL, RUN_LABEL, STAY_LABEL
 from envkit.types import JSON, SandboxSpec
 
 DEFAULT_IMAGE = "envkit/games:1"
@@ -147,7 +143,7 @@ class DockerBackend:
             self._opening = agent.opening()
             await self._boxes.open()
             self._run_name = self._boxes.folder.name
-            await self.reap()
+            await leftovers.reap(self._daemon)
         except BaseException:
             await self._close()
             raise
@@ -157,23 +153,6 @@ class DockerBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._close()
-
-    async def reap(self) -> list[str]:
-        """Remove the containers and snapshots of processes of this machine that are gone; return their ids.
-
-        A container that is to stay is left while it runs.
-        """
-        daemon, gone = self._daemon, []
-        for found in await daemon.containers(OWNER_LABEL):
-            runs = found["State"] not in ("exited", "dead", "created")
-            if _is_ownerless(found["Labels"][OWNER_LABEL]) and not (runs and STAY_LABEL in found["Labels"]):
-                await daemon.remove(found["Id"])
-                gone.append(str(found["Id"]))
-        for found in await daemon.images(OWNER_LABEL):
-            if _is_ownerless(found["Labels"][OWNER_LABEL]):
-                await daemon.remove_image(found["Id"])
-                gone.append(str(found["Id"]))
-        return gone
 
     @property
     def _daemon(self) -> Daemon:
@@ -330,9 +309,7 @@ class DockerBackend:
     async def _run(self, plan: _Plan, argv: Sequence[str], opening: bytes) -> AttachedContainer:
         """Start the box's container; as `attached.run`."""
         spec = plan.spec
-        labels = {RUN_LABEL: self._run_name, OWNER_LABEL: _owner(), BOX_LABEL: plan.box_id}
-        if spec.stay:
-            labels[STAY_LABEL] = "1"
+        labels = leftovers.labels(self._run_name, plan.box_id, stays=spec.stay)
         options = partial(container.options, spec, plan.image, argv, labels)
         if spec.profile == "system" and self._bounds_disk is not False:
             try:
@@ -404,20 +381,3 @@ class _Plan:
     spec: SandboxSpec
     image: Image
     files: Path | None
-
-
-def _owner() -> str:
-    """This process, as no other on any machine is called."""
-    return f"{folders.owner_name(os.getpid())}@{_boot_id()}"
-
-
-def _is_ownerless(owner: str) -> bool:
-    name, _, boot_id = owner.partition("@")
-    return boot_id == _boot_id() and folders.is_owner_gone(name)
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()
