@@ -47,6 +47,8 @@ class Exec(Call):
         self._timer: Timer | None = None
         self._ends = False
         user = agent.user(header.get("user", "agent"))
+        if not isinstance(header["argv"], list):
+            raise CallError("bad", "arguments that are no list")
         argv = [encoded(part) for part in header["argv"]]
         env = agent.environment(header.get("env"))
         folder = encoded(header.get("cwd") or agent.work)
@@ -59,7 +61,7 @@ class Exec(Call):
             self._refuse(error)
             return
         name = self._open_terminal(user, *terminal) if terminal else b""
-        files = [] if terminal else self._open_pipes(bool(header.get("stdin")))
+        files = [] if terminal else self._open_pipes(user, bool(header.get("stdin")))
         self._timer = agent.loop.after(timeout_s, self._on_timeout, self)
         self._lane.run(keeper.order(argv, env, folder, targets, name), files, self._on_ended)
 
@@ -88,17 +90,17 @@ class Exec(Call):
             raise CallError("bad", "a program without a terminal")
         fcntl.ioctl(self._terminal, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def _open_pipes(self, takes_input: bool) -> list[int]:
+    def _open_pipes(self, user: User, takes_input: bool) -> list[int]:
         """Return the files that the program gets."""
         loop = self._agent.loop
         if takes_input:
-            stdin, ours = os.pipe()
+            stdin, ours = user.pipe()
             self._input = Input(loop, ours, self)
         else:
             stdin = os.open(os.devnull, os.O_RDONLY)
         files = [stdin]
         for of in ("out", "err"):
-            ours, theirs = os.pipe()
+            ours, theirs = user.pipe()
             self._outputs.append(Output(loop, ours, self._taker(of), self))
             files.append(theirs)
         return files

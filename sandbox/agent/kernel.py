@@ -63,6 +63,13 @@ class User:
         finally:
             os.setegid(0)
 
+    def pipe(self) -> tuple[int, int]:
+        """Make a pipe that this user can open again by its name, as programs do with ``/dev/stderr``."""
+        reader, writer = os.pipe()
+        if self.uid is not None:
+            os.fchown(writer, self.uid, self.uid)
+        return reader, writer
+
     def become(self) -> None:
         """Take this user's rights for good, without capabilities; whoever stays the agent's user keeps its own."""
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)

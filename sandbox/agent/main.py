@@ -53,6 +53,7 @@ class Agent:
         self._stays = False
         self._shells: dict[tuple[str, str], shells.Shell] = {}
         self._log = Tail(_LOG_BYTES)
+        self._stderr: Output | None = None
         self._kills = _kill_count()
         self._calls: dict[str, Callable[..., Call]] = {
             "exec": commands.Exec,
@@ -145,14 +146,15 @@ class Agent:
         self.lanes.give_back(self.lanes.take(self.users["agent"]))
 
     def _run_command(self, argv: list[str]) -> None:
-        ours, theirs = os.pipe()
+        ours, theirs = self.users["agent"].pipe()
         nothing = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)]
         self._stderr = Output(self.loop, ours, self._log.add, self)
         order = keeper.order([encoded(part) for part in argv], self._env, encoded(self.work), (0, 1, 2))
         self.lanes.take(self.users["agent"]).run(order, [*nothing, theirs], self._on_command_ended)
 
     def _on_command_ended(self, report: Report) -> None:
-        self._stderr.take_waiting()
+        if self._stderr is not None:
+            self._stderr.take_waiting()
         self._say_last(self._log.peek()[-_LAST_WORDS_BYTES:])
         self.leave(report.code if report.code >= 0 else 128 - report.code)
 
@@ -172,6 +174,8 @@ class Agent:
         if name == "close_shell":
             return self._close_shell(connection, number, header)
         if name == "log":
+            if self._stderr is not None:
+                self._stderr.take_waiting()
             return _Log(connection, number, self._log.peek())
         if name in ("pack", "unpack"):
             from . import trees  # not before it is needed: most boxes never do

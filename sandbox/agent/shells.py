@@ -152,7 +152,7 @@ class Shell:
         lane = agent.lanes.take(self._user)
         theirs = [os.open(os.devnull, os.O_RDONLY)]
         for take in (self._tails["out"].add, self._tails["err"].add, self._on_code):
-            ours, other = os.pipe()
+            ours, other = self._user.pipe()
             self._outputs.append(Output(agent.loop, ours, take, self))
             theirs.append(other)
         script, ours = os.pipe()

@@ -1,0 +1,158 @@
+"""What the tests of every kind of sandbox share: the kinds, a box of one, and what can be found of it on the machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.sandbox import folders
+from envkit.sandbox.box import Box
+from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.process import ProcessBackend
+from envkit.types import SandboxSpec
+
+Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend
+
+IMAGE = "debian:bookworm-offline"
+_BOOT = b"take(int(take(9)))"
+"""Part of the command line of every agent."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of sandbox.
+
+    Attributes:
+        name: Its name.
+        backend: Makes its backend.
+        python: Runs a Python in its boxes.
+        image: The image of its boxes, where it has images.
+    """
+
+    name: str
+    backend: Callable[[], Backend]
+    python: str
+    image: str | None = None
+
+    def spec(self, *command: str, **fields: object) -> SandboxSpec:
+        return replace(SandboxSpec(command, image=self.image), **fields)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def box(self, *command: str, **fields: object) -> AsyncIterator[Box]:
+        """Start one for the length of the block."""
+        async with self.backend() as backend:
+            box = await backend.start(self.spec(*command, **fields))
+            assert isinstance(box, Box)
+            yield box
+
+
+KINDS = {
+    "local": Kind("local", LocalBackend, sys.executable),
+    "process": Kind("process", ProcessBackend, sys.executable),
+    "docker": Kind("docker", DockerBackend, "/usr/bin/python3", IMAGE),
+}
+PARAMS = [
+    pytest.param("local", marks=pytest.mark.bwrap),
+    pytest.param("process"),
+    pytest.param("docker", marks=pytest.mark.docker),
+]
+
+
+def run(main: Callable[[], Awaitable[object]]) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(90):
+            await main()
+
+    clock.run(bounded)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    with anyio.fail_after(timeout_s):
+        while not condition():  # noqa: ASYNC110 - it is about other processes, which tell nobody
+            await anyio.sleep(0.01)
+
+
+def new_marker() -> str:
+    """Return a number of seconds that nobody else on the machine sleeps, by which a ``sleep`` is found again."""
+    return f"{100_000 + secrets.randbelow(900_000)}.{secrets.randbelow(1_000_000):06}"
+
+
+def sleepers(marker: str) -> list[int]:
+    """The processes, anywhere on the machine, that sleep for `marker`."""
+    return [pid for pid in _processes() if _arguments(pid)[:2] == [b"sleep", marker.encode()]]
+
+
+def agent_above(pid: int) -> int:
+    """The first process of the box in which `pid` runs."""
+    found = None
+    while pid > 1:
+        if any(_BOOT in argument for argument in _arguments(pid)):
+            found = pid
+        pid = _parent(pid)
+    assert found is not None
+    return found
+
+
+def traces() -> dict[str, set[str]]:
+    """All that boxes of this process may leave on the machine: folders, mounts and containers."""
+    here = f"-{os.getpid()}-"
+    return {
+        "folders": {str(path) for root in folders.roots() for path in root.glob(f"envkit-*{here}*")},
+        "mounts": {line for line in Path("/proc/self/mounts").read_text().splitlines() if here in line},
+        "containers": set(containers()),
+    }
+
+
+def groups_of(pid: int) -> set[Path]:
+    """Folders of the control groups that `pid` is in and we are not."""
+    return _groups(pid) - _groups(os.getpid())
+
+
+def containers(pid: int | None = None) -> list[str]:
+    """Ids of the containers of process `pid`, or of this one."""
+    if shutil.which("docker") is None:
+        return []
+    owner = folders.owner_name(os.getpid() if pid is None else pid)
+    done = subprocess.run(
+        ["docker", "ps", "--all", "--format", '{{.ID}} {{.Label "envkit.owner"}}'],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line.split()[0] for line in done.stdout.splitlines() if line.partition(" ")[2].startswith(owner)]
+
+
+def _groups(pid: int) -> set[Path]:
+    found = set()
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        found |= {Path(f"/sys/fs/cgroup/{name}{path}") for name in controllers.split(",")}
+    return {folder for folder in found if folder.is_dir()}
+
+
+def _processes() -> Iterator[int]:
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+
+
+def _arguments(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")  # of a dead process: empty
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
