@@ -11,7 +11,7 @@ import typer
 
 from envkit.errors import UsageError
 
-_IN_BOX = {"allow_extra_args": False, "ignore_unknown_options": True}
+_PROGRAM_LAST = {"allow_interspersed_args": False}
 
 app = typer.Typer(no_args_is_help=True, help="Run programs in sandboxes.", rich_markup_mode=None)
 
@@ -22,7 +22,7 @@ TimeoutS = Annotated[
 Tty = Annotated[bool, typer.Option("--tty", "-t", help="Give the program a terminal.")]
 
 
-@app.command("run", context_settings=_IN_BOX)
+@app.command("run", context_settings=_PROGRAM_LAST)
 def run(
     program: Program = None,
     backend: Annotated[
@@ -84,7 +84,7 @@ def run(
     sys.exit(clock.run(box_commands.run, backend, options, program or [], uploads, timeout_s, tty))
 
 
-@app.command("exec", context_settings=_IN_BOX)
+@app.command("exec", context_settings=_PROGRAM_LAST)
 def exec_(
     box_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
     program: Program = None,
@@ -92,10 +92,13 @@ def exec_(
     tty: Tty = False,
 ) -> None:
     """Run a program in a box that was left running; without one, a shell."""
+    program = program or []
+    if program[:1] == ["--"]:  # behind the id it is a word like any other
+        program = program[1:]
     from envkit import clock
     from envkit.wiring import box_commands
 
-    sys.exit(clock.run(box_commands.exec_in, box_id, program or [], timeout_s, tty))
+    sys.exit(clock.run(box_commands.exec_in, box_id, program, timeout_s, tty))
 
 
 @app.command("logs")

@@ -17,7 +17,7 @@ from anyio.from_thread import BlockingPortal
 
 from envkit import clock
 from envkit.env import LOOP_THREAD
-from envkit.errors import UsageError, did_you_mean
+from envkit.errors import SandboxLostError, UsageError, did_you_mean
 from envkit.protocols import Shell
 from envkit.sandbox import docker, local
 from envkit.sandbox.box import Box
@@ -243,6 +243,8 @@ class BlockingSandbox:
 
     def wait_for(self, function: Callable[[], Awaitable[T]]) -> T:
         """Return what `function` returns, which is called in the loop that the box belongs to."""
+        if not self._finalizer.alive:
+            raise SandboxLostError(self.id, "stopped")
         future: Future[T] = self._portal.start_task_soon(function)
         try:
             return future.result()

@@ -27,7 +27,8 @@ class RefusedEntryError(Exception):
 def pack(path: bytes, write: Callable[[bytes], None]) -> None:
     """Write an archive of the file or folder `path`.
 
-    The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name.
+    The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name. What
+    other file systems show inside a folder is left out.
 
     Raises:
         OSError: Something cannot be read.
@@ -35,13 +36,13 @@ def pack(path: bytes, write: Callable[[bytes], None]) -> None:
     about = os.stat(path)
     if stat.S_ISDIR(about.st_mode):
         write(_header(b".", _FOLDER, about))
-        _pack_entries(path, write)
+        _pack_entries(path, about.st_dev, write)
     else:
         _pack_file(path, os.path.basename(path), write)
     write(bytes(2 * _BLOCK))
 
 
-def _pack_entries(top: bytes, write: Callable[[bytes], None]) -> None:
+def _pack_entries(top: bytes, device: int, write: Callable[[bytes], None]) -> None:
     folders = [b""]
     while folders:
         folder = folders.pop()
@@ -49,6 +50,8 @@ def _pack_entries(top: bytes, write: Callable[[bytes], None]) -> None:
             inner = os.path.join(folder, name)
             path = os.path.join(top, inner)
             about = os.lstat(path)
+            if about.st_dev != device:
+                continue
             if stat.S_ISDIR(about.st_mode):
                 write(_header(inner, _FOLDER, about))
                 folders.append(inner)
@@ -121,8 +124,9 @@ def unpack(top: bytes, read: Callable[[int], bytes]) -> None:
         parts = _parts(name)
         path = os.path.join(top, *parts)
         if kind == _FOLDER:
+            is_new = not os.path.isdir(path)
             os.makedirs(path, exist_ok=True)
-            modes.append((path, mode | 0o700 if not parts else mode))
+            modes.append((path, mode | 0o700 if not parts else mode, is_new))
         elif not parts:
             raise RefusedEntryError("an entry without a name")
         else:
@@ -136,11 +140,11 @@ def unpack(top: bytes, read: Callable[[int], bytes]) -> None:
                 os.link(os.path.join(top, *_parts(target)), path, follow_symlinks=False)
             else:
                 _unpack_file(path, size, mode, time_s, read)
-    for path, mode in reversed(modes):
+    for path, mode, is_new in reversed(modes):
         try:
             os.chmod(path, mode)
         except PermissionError:
-            if path != top:  # which was there, and may be somebody else's, as /tmp is
+            if is_new:  # else it may be somebody else's, as /tmp is
                 raise
 
 

@@ -1,0 +1,130 @@
+"""``envkit sandbox``, as a user types it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envkit import clock
+
+SCRIPT = str(Path(sys.executable).with_name("envkit"))
+
+pytestmark = pytest.mark.bwrap
+
+
+def sandbox(*words: str, stdin: str = "") -> tuple[int, str, str]:
+    done = subprocess.run(
+        [SCRIPT, "sandbox", *words], capture_output=True, text=True, input=stdin, timeout=60, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def detached() -> Iterator[str]:
+    _, box_id, _ = sandbox("run", "--backend", "local", "-d", "--", "sh", "-c", "echo ready >&2; exec sleep 600")
+    yield box_id.strip()
+    sandbox("rm", box_id.strip())
+
+
+def test_output_input_and_exit_code_are_the_programs() -> None:
+    program = "tr a-z A-Z; echo odd >&2; exit 7"
+    assert sandbox("run", "--backend", "local", "--", "sh", "-c", program, stdin="abc") == (7, "ABC", "odd\n")
+
+
+def test_options_of_the_program_are_its_own() -> None:
+    assert sandbox("run", "--backend", "local", "echo", "--backend", "-d")[:2] == (0, "--backend -d\n")
+
+
+def test_output_comes_while_the_program_runs() -> None:
+    words = [SCRIPT, "sandbox", "run", "--backend", "local", "--", "sh", "-c", "echo first; read line; echo $line"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+        process.stdin.write("second\n")
+        process.stdin.close()
+        assert process.stdout.read() == "second\n"
+    assert process.returncode == 0
+
+
+def test_a_timeout_is_124_and_a_signal_128_more() -> None:
+    assert sandbox("run", "--backend", "local", "--timeout-s", "0.5", "--", "sleep", "60") == (
+        124,
+        "",
+        "stopped after 0.5 s\n",
+    )
+    assert sandbox("run", "--backend", "local", "--", "sh", "-c", "kill -9 $$")[0] == 137
+
+
+def test_bounds_and_files_are_those_that_were_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "one").write_text("1")
+    words = ("--env", "COLOUR=a=b", "--upload", f"{tmp_path}/notes:there", "--disk-mib", "1")
+    program = "echo $COLOUR $(cat there/one); head -c 9000000 /dev/zero >big 2>/dev/null || echo full"
+    assert sandbox("run", "--backend", "local", *words, "--", "sh", "-c", program) == (0, "a=b 1\nfull\n", "")
+
+
+def test_wrong_words_are_refused_in_a_line() -> None:
+    assert sandbox("run", "--env", "A", "--", "true") == (2, "", "--env: must be NAME=VALUE, got 'A'\n")
+    assert sandbox("run", "--upload", "/nowhere", "--", "true") == (2, "", "--upload: there is no /nowhere\n")
+    assert sandbox("run", "--backend", "local", "--tty", "--", "true")[2].startswith("--tty: ")
+    assert sandbox("exec", "box-1", "true")[0] == 2
+    code, _, said = sandbox("exec", "bwrap-nothere1", "true")
+    assert (code, said) == (1, "there is no box 'bwrap-nothere1' that stays on this machine\n")
+
+
+def test_an_interrupt_ends_the_program_and_leaves_nothing() -> None:
+    words = [SCRIPT, "sandbox", "run", "--backend", "local", "--", "sh", "-c", "echo up; sleep 86415"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said) == (130, "")
+    assert _count("86415") == 0
+
+
+def test_a_detached_box_is_used_from_other_processes_until_it_is_removed(detached: str) -> None:
+    assert detached.startswith("bwrap-")
+    assert sandbox("exec", detached, "--", "sh", "-c", "echo kept >note; exit 5") == (5, "", "")
+    assert sandbox("exec", detached, "cat", "note") == (0, "kept\n", "")
+    assert sandbox("logs", detached) == (0, "ready\n", "")
+    assert sandbox("rm", detached) == (0, "", "")
+    assert sandbox("exec", detached, "true")[0] == 1
+
+
+def test_without_a_program_there_is_a_shell_on_the_terminal() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(SCRIPT, [SCRIPT, "sandbox", "run", "--backend", "local"])
+    _until(terminal, b"$ ")
+    os.write(terminal, b"tty; sleep 86416\n")
+    _until(terminal, b"/dev/pts/0")
+    os.write(terminal, b"\x03")
+    _until(terminal, b"$ ")
+    os.write(terminal, b"exit 4\n")
+    _until(terminal, b"exit\r\n")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+    os.close(terminal)
+
+
+def _until(terminal: int, wanted: bytes) -> None:
+    """Read what the terminal shows until `wanted` is there."""
+    seen, deadline = b"", clock.stopwatch() + 20
+    while wanted not in seen:
+        assert clock.stopwatch() < deadline, seen
+        if select.select([terminal], [], [], 0.1)[0]:
+            seen += os.read(terminal, 4096)
+
+
+def _count(argument: str) -> int:
+    found = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    return sum(line.endswith(f"sleep {argument}") for line in found.splitlines())

@@ -1,0 +1,160 @@
+"""The blocking face of sandboxes, with real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import envkit
+from envkit import clock
+from envkit.errors import MissingFileError, SandboxLostError, SandboxStartError, UsageError
+from envkit.wiring.boxes import BlockingSandbox, kind_of
+
+pytestmark = pytest.mark.bwrap
+
+
+@pytest.fixture
+def box() -> Iterator[BlockingSandbox]:
+    with envkit.open_sandbox(backend="local") as opened:
+        yield opened
+
+
+def test_a_program_gives_its_exit_code_and_exactly_its_bytes(box: BlockingSandbox) -> None:
+    done = box.exec(["sh", "-c", r"printf '\377\000a'; echo wrong >&2; exit 3"], timeout_s=10)
+    assert (done.exit_code, done.stdout_bytes, done.stderr, done.timed_out) == (3, b"\xff\x00a", "wrong\n", False)
+    assert done.stdout == "\N{REPLACEMENT CHARACTER}\0a"
+
+
+def test_a_program_reads_text_or_bytes(box: BlockingSandbox) -> None:
+    assert box.exec(["cat"], timeout_s=10, stdin="é").stdout == "é"
+    assert box.exec(["cat"], timeout_s=10, stdin=b"\xff").stdout_bytes == b"\xff"
+
+
+def test_a_shell_keeps_its_state_and_has_a_name(box: BlockingSandbox) -> None:
+    box.shell().run("cd /tmp; x=1", timeout_s=10)
+    assert box.shell().run("echo $PWD $x", timeout_s=10).stdout == "/tmp 1\n"
+    assert box.shell("other").run("echo $PWD $x", timeout_s=10).stdout == "/workspace\n"
+    box.shell().close()
+    assert box.shell().run("echo $PWD $x", timeout_s=10).stdout == "/workspace\n"
+
+
+def test_files_and_folders_go_in_and_out(box: BlockingSandbox, tmp_path: Path) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "in" / "deep" / "one").write_text("1")
+    box.upload(tmp_path / "in", "there")
+    box.write("there/two", "2")
+    box.download("there", tmp_path / "out")
+    assert {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")} == {
+        "deep",
+        "deep/one",
+        "two",
+    }
+    assert (box.read("there/deep/one"), (tmp_path / "out" / "two").read_text()) == (b"1", "2")
+    with pytest.raises(MissingFileError):
+        box.read("nowhere")
+
+
+def test_an_episode_branches_at_a_snapshot(box: BlockingSandbox) -> None:
+    box.write("state", "before")
+    kept = box.snapshot()
+    box.write("state", "after")
+    with box.restore(kept) as branch, box.restore(kept) as another:
+        branch.write("state", "elsewhere")
+        assert [one.read("state") for one in (box, branch, another)] == [b"after", b"elsewhere", b"before"]
+    assert box.read("state") == b"after"
+    with pytest.raises(SandboxStartError, match="no snapshot"):
+        box.restore("snapshot-99")
+
+
+def test_a_port_inside_is_reached(box: BlockingSandbox) -> None:
+    box.shell().run("cd /usr; python3 -m http.server --bind 127.0.0.1 8123 >/dev/null 2>&1 &", timeout_s=10)
+    up = "until python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8123))' 2>/dev/null; do :; done"
+    box.exec(["sh", "-c", up], timeout_s=20)
+    with box.connect(8123) as stream:
+        stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert stream.recv(15).startswith(b"HTTP/1.0 200")
+
+
+def test_threads_share_a_box(box: BlockingSandbox) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        said = list(threads.map(lambda number: box.exec(["echo", str(number)], timeout_s=20).stdout, range(40)))
+    assert said == [f"{number}\n" for number in range(40)]
+
+
+def test_a_box_that_was_stopped_says_so_and_stops_again_quietly(box: BlockingSandbox) -> None:
+    box.stop()
+    box.stop()
+    with pytest.raises(SandboxLostError, match="stopped"):
+        box.exec(["true"], timeout_s=5)
+
+
+def test_what_is_unknown_is_named_with_the_nearest_that_is_known() -> None:
+    with pytest.raises(UsageError, match="no option 'memory'; did you mean 'memory_mib'"):
+        envkit.open_sandbox(backend="local", memory=3)
+    with pytest.raises(UsageError, match="backend: must be one of 'auto', 'local', 'docker', 'process', got 'podman'"):
+        envkit.open_sandbox(backend="podman")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no id of a sandbox"):
+        kind_of("box-1")
+
+
+def test_a_spec_that_cannot_be_held_is_refused_and_leaves_nothing_open() -> None:
+    threads = threading.active_count()
+    with pytest.raises(SandboxStartError, match="profile"):
+        envkit.open_sandbox(backend="local", profile="system")
+    assert threading.active_count() == threads
+
+
+INTERRUPTED = """
+import envkit, signal, threading, os, time
+with envkit.open_sandbox(backend="local") as box:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        box.exec(["sleep", "{marker}"], timeout_s=100)
+    except KeyboardInterrupt:
+        left = box.exec(["sh", "-c", "ps ax | grep -c '[s]leep {marker}'"], timeout_s=20).stdout
+        print("interrupted", left)
+"""
+
+
+def test_an_interrupt_ends_the_program_that_is_waited_for_and_not_the_box() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(marker=8641)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("interrupted 0\n\n", "")
+
+
+FORGOTTEN = """
+import envkit, os, signal
+box = envkit.open_sandbox(backend="local", command=["sleep", "{marker}"])
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["forgotten", "killed"])
+def test_nothing_runs_on_when_the_program_ends(end: str) -> None:
+    marker = str(70_000_000 + os.getpid())
+    code = FORGOTTEN.format(marker=marker, end=end)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL if end else 0, "")
+    deadline = clock.stopwatch() + 5
+    while _runs(marker):
+        assert clock.stopwatch() < deadline
+
+
+def _runs(argument: str) -> bool:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            try:
+                if argument.encode() in Path(entry.path, "cmdline").read_bytes().split(b"\0"):
+                    return True
+            except OSError:
+                continue
+    return False
