@@ -35,8 +35,8 @@ _PROBE_TIMEOUT_S = 10.0
 _LARGEST_SHM_MIB = 64
 _SOCKETS_BYTES = 1 << 20
 _DOOR_BYTES = 1 << 16
-_ETC = ("alternatives", "ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "ssl/openssl.cnf")
-_CERTIFICATES = "/etc/ssl/certs"
+_ETC = ("ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "ssl/openssl.cnf")
+_ETC_FOLDERS = ("alternatives", "ssl/certs")
 _TELLS_OF_THE_HOST = ("kcore", "keys", "latency_stats", "sched_debug", "timer_list")
 _OWN = ("dev", "proc", "run", "sys", "tmp", "workspace")
 """What a box has of its own, whatever the image holds there."""
@@ -97,17 +97,15 @@ def write_etc(folder: Path) -> None:
     if os.geteuid() != 0:
         users = {"agent": (os.geteuid(), os.getegid())}
     lines = [f"{name}:x:{uid}:{gid}::{WORK}:/bin/sh\n" for name, (uid, gid) in users.items()]
-    (folder / "ssl" / "certs").mkdir(parents=True)
+    for name in _ETC_FOLDERS:
+        (folder / name).mkdir(parents=True)
     (folder / "passwd").write_text("".join(lines))
     (folder / "group").write_text("".join(f"{name}:x:{gid}:\n" for name, (_, gid) in users.items()))
     (folder / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
     (folder / "resolv.conf").touch()
     for name in _ETC:
-        source = Path("/etc", name)
-        if source.is_dir():
-            shutil.copytree(source, folder / name, symlinks=True)
-        elif source.exists():
-            shutil.copyfile(source, folder / name)
+        if Path("/etc", name).exists():
+            shutil.copyfile(Path("/etc", name), folder / name)
 
 
 def options(look: Look) -> list[str]:
@@ -115,7 +113,7 @@ def options(look: Look) -> list[str]:
     parts = [*_namespaces(look)]
     if look.image is None:
         parts += [*_host_system(), "--ro-bind", str(look.etc), "/etc"]
-        parts += ["--ro-bind-try", _CERTIFICATES, _CERTIFICATES]
+        parts += [part for name in _ETC_FOLDERS for part in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
     else:
         parts += _image_system(look.image)
         for name in ("passwd", "group"):
