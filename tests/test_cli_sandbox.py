@@ -106,7 +106,7 @@ def test_without_a_program_there_is_a_shell_on_the_terminal() -> None:
     if pid == 0:
         os.execv(SCRIPT, [SCRIPT, "sandbox", "run", "--backend", "local"])
     _until(terminal, b"$ ")
-    os.write(terminal, b"tty; sleep 86416\n")
+    os.write(terminal, b"sh -c 'tty; exec sleep 86416'\n")
     _until(terminal, b"/dev/pts/0")
     os.write(terminal, b"\x03")
     _until(terminal, b"$ ")
