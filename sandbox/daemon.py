@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import IO, Any, TypeVar, cast
@@ -237,11 +238,12 @@ def _connect() -> Daemon:
     try:
         settings = docker.utils.kwargs_from_env()
         address = _address(settings.get("base_url"), is_secured="tls" in settings)
+        _require_listener(address)  # the package leaves its sockets open when nobody does
         api = docker.APIClient(**settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE)
         quick = docker.APIClient(
             **settings, version=api.api_version, timeout=_QUICK_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE
         )
-    except docker.errors.DockerException as error:
+    except (docker.errors.DockerException, OSError) as error:
         raise DaemonError(f"no Docker daemon answers: {_innermost(error)}") from None
     return Daemon(api, quick, address, _translated(api.info, (), {}))
 
@@ -258,6 +260,15 @@ def _address(url: str | None, *, is_secured: bool) -> Address:
             " forward the daemon's socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and name that"
         )
     return parts.hostname, parts.port
+
+
+def _require_listener(address: Address) -> None:
+    if isinstance(address, str):
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.settimeout(_QUICK_TIMEOUT_S)
+            stream.connect(address)
+    else:
+        socket.create_connection(address, _QUICK_TIMEOUT_S).close()
 
 
 def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
