@@ -25,8 +25,6 @@ SOCKETS = "/run/envkit"
 """Where a box finds its folder for sockets."""
 DOOR = "/run/envkit-door"
 """Where, for its root alone, the socket lies by which a box that stays is reached again."""
-PROXY = "/run/envkit-proxy"
-"""Where a box finds the proxy that lets it reach some hosts."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPCAP")
