@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from envkit import __version__
-from envkit.cli import sandbox
+from envkit.cli import image, sandbox
 from envkit.cli.check import check
+from envkit.cli.doctor import doctor
 from envkit.cli.evaluate import evaluate
 from envkit.cli.exits import as_exit_code
 from envkit.cli.listing import list_envs
@@ -30,7 +31,9 @@ app.command("eval")(evaluate)
 app.command("play")(play)
 app.command("serve")(serve)
 app.command("list")(list_envs)
+app.command("doctor")(doctor)
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(image.app, name="image")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

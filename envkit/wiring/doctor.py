@@ -1,0 +1,193 @@
+"""What this machine can run and enforce, found out by trying."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from envkit import __version__, clock
+from envkit.errors import EnvkitError
+from envkit.sandbox import docker, local
+from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.process import ProcessBackend
+from envkit.types import SandboxSpec
+from envkit.wiring.boxes import Backend
+
+CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
+_PROBE_S = 20.0
+_ROUNDS = 5
+_PACKAGES = ("torch", "transformers", "vllm", "ray", "docker", "fastapi")
+_INSTALL = {
+    "bubblewrap": "apt install bubblewrap",
+    "docker": "apt install docker.io, and as root: dockerd &",
+    "docker (python)": "pip install 'envkit[docker]'",
+    "image": "envkit image build games",
+    "groups": "run as root, or give this user a control group of its own (systemd-run --user --scope -p Delegate=yes)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFound:
+    """What one backend can do here.
+
+    Attributes:
+        name: ``"local"``, ``"docker"`` or ``"process"``.
+        problem: Why it does not work, in one line; None where it does.
+        capabilities: What it enforces.
+        start_ms: Median of five starts, until a program can be run.
+        exec_ms: Median of five runs of ``true``.
+        remedies: What to type for what is missing.
+    """
+
+    name: str
+    problem: str | None
+    capabilities: Mapping[str, bool] = field(default_factory=dict)
+    start_ms: float | None = None
+    exec_ms: float | None = None
+    remedies: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What `examine` found.
+
+    Attributes:
+        backends: The kinds of sandboxes.
+        machine: What else there is, by name.
+    """
+
+    backends: Sequence[BackendFound]
+    machine: Mapping[str, str]
+
+    @property
+    def works(self) -> bool:
+        """Whether there is anything to run sandboxes with."""
+        return any(backend.problem is None for backend in self.backends)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "works": self.works,
+            "backends": [asdict(found) for found in self.backends],
+            "machine": dict(self.machine),
+        }
+
+
+async def examine(image: str | None, say: Callable[[str], None]) -> Found:
+    """Start a box of every kind, run a program in it, and look around; takes a few seconds and leaves nothing.
+
+    Args:
+        image: Image of the docker boxes; None takes the backend's default.
+        say: Told what is tried.
+    """
+    say("bubblewrap")
+    backends = [await _local()]
+    say("docker")
+    backends.append(await _docker(image))
+    say("plain processes")
+    backends.append(await _measure("process", ProcessBackend(), None))
+    say("the machine")
+    return Found(backends, await clock.to_thread(_machine))
+
+
+async def _local() -> BackendFound:
+    why = await clock.to_thread(local.why_unavailable)
+    if why is not None:
+        return BackendFound("local", why, remedies=[] if shutil.which("bwrap") else [_INSTALL["bubblewrap"]])
+    return await _measure("local", LocalBackend(), None)
+
+
+async def _docker(image: str | None) -> BackendFound:
+    try:
+        importlib.metadata.version("docker")
+    except importlib.metadata.PackageNotFoundError:
+        return BackendFound("docker", "the package docker is not installed", remedies=[_INSTALL["docker (python)"]])
+    why = await docker.why_unavailable()
+    if why is not None:
+        return BackendFound("docker", why, remedies=[_INSTALL["docker"]])
+    found = await _measure("docker", DockerBackend(), image)
+    if found.problem is not None and "image" in found.problem:
+        return BackendFound("docker", found.problem, found.capabilities, remedies=[_INSTALL["image"]])
+    return found
+
+
+async def _measure(name: str, backend: Backend, image: str | None) -> BackendFound:
+    starts, execs = [], []
+    capabilities: Mapping[str, bool] = {}
+    problem = None
+    try:
+        with anyio.fail_after(_PROBE_S):
+            async with backend:
+                capabilities = backend.capabilities()
+                for _ in range(_ROUNDS):
+                    began = clock.now()
+                    box = await backend.start(SandboxSpec(image=image))
+                    try:
+                        await box.probe(_PROBE_S)
+                        starts.append(clock.now() - began)
+                        began = clock.now()
+                        done = await box.exec(["true"], timeout_s=_PROBE_S)
+                        execs.append(clock.now() - began)
+                        if done.exit_code != 0:
+                            problem = f"'true' ended with code {done.exit_code}: {done.stderr.strip()[-200:]}"
+                    finally:
+                        await box.stop()
+    except (EnvkitError, OSError) as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
+    except TimeoutError:
+        problem = f"no answer within {_PROBE_S:g} s"
+    if problem is not None:
+        return BackendFound(name, problem, capabilities)
+    remedies = [_INSTALL["groups"]] if name == "local" and not capabilities["memory"] else []
+    start_ms, exec_ms = (round(1000 * statistics.median(times), 1) for times in (starts, execs))
+    return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies)
+
+
+def _machine() -> dict[str, str]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    free_mib = shutil.disk_usage("/tmp").free >> 20
+    found = {
+        "envkit": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "user": "root" if os.geteuid() == 0 else f"uid {os.geteuid()}",
+        "processors": str(os.cpu_count()),
+        "memory": f"{memory:,} MiB",
+        "free in /tmp": f"{free_mib:,} MiB",
+        "bubblewrap": _said("bwrap", "--version"),
+        "control groups": _groups(),
+        "runsc": "yes" if shutil.which("runsc") else "no (only for runtime: runsc)",
+        "gpu": _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"),
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "no"
+    return found
+
+
+def _groups() -> str:
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return "version 2"
+    return "version 1" if Path("/sys/fs/cgroup/memory").exists() else "no"
+
+
+def _said(*command: str) -> str:
+    """Return the first line that a program says; ``no`` where there is none."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "no"
+    return (done.stdout.strip().splitlines() or ["no"])[0]

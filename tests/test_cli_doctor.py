@@ -1,0 +1,53 @@
+"""``envkit doctor`` and ``envkit image``, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = str(Path(sys.executable).with_name("envkit"))
+
+
+def envkit(*words: str, **env: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [SCRIPT, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **env},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.bwrap
+def test_the_doctor_tells_programs_what_each_kind_of_box_enforces_and_takes() -> None:
+    code, said, errors = envkit("doctor", "--json")
+    found = json.loads(said)
+    local, docker, process = found["backends"]
+    assert (code, errors, found["works"]) == (0, "", True)
+    assert [backend["name"] for backend in (local, docker, process)] == ["local", "docker", "process"]
+    assert local["problem"] is None
+    assert local["capabilities"]["isolation"]
+    assert not any(process["capabilities"].values())
+    assert 0 < local["exec_ms"] < local["start_ms"]
+    assert found["machine"]["bubblewrap"].startswith("bubblewrap ")
+
+
+def test_the_doctor_says_what_to_type_for_what_is_missing(tmp_path: Path) -> None:
+    code, said, _ = envkit("doctor", PATH=str(tmp_path), DOCKER_HOST=f"unix://{tmp_path}/none", COLUMNS="200")
+    assert code == 0  # plain processes are left
+    assert "local: bubblewrap is not installed (apt install bubblewrap)" in said
+    assert "  local: apt install bubblewrap" in said
+    assert "docker: apt install docker.io" in said
+
+
+def test_an_image_that_is_not_there_is_refused_with_the_nearest_name() -> None:
+    assert envkit("image", "ls") == (0, "games\npython\n", "")
+    assert envkit("image", "build", "gams") == (2, "", "no image is called 'gams'; did you mean 'games'?\n")
