@@ -146,6 +146,12 @@ class Agent:
         self.lanes.give_back(self.lanes.take(self.users["agent"]))
 
     def _run_command(self, argv: list[str]) -> None:
+        if "/" not in argv[0] or argv[0].startswith("/"):
+            try:
+                self.find(argv[0])
+            except CallError:  # known before the first answer, so that the box counts as one that never started
+                self._say_last(b"%s: No such file or directory\n" % encoded(argv[0]))
+                self.leave(127)
         ours, theirs = self.users["agent"].pipe()
         nothing = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)]
         self._stderr = Output(self.loop, ours, self._log.add, self)
