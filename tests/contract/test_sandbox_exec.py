@@ -246,7 +246,9 @@ def test_sixteen_programs_at_once_each_get_their_own_output(kind: Kind) -> None:
 
             async def one(number: int) -> None:
                 for _ in range(4):
-                    result = await box.exec(["sh", "-c", "cat; sleep 0.05; echo $$"], stdin=b"%d " % number, timeout_s=60)
+                    result = await box.exec(
+                        ["sh", "-c", "cat; sleep 0.05; echo $$"], stdin=b"%d " % number, timeout_s=60
+                    )
                     outputs[number].append(result.stdout.split()[0])
 
             async with anyio.create_task_group() as tasks:

@@ -1,0 +1,378 @@
+"""One promise for every kind of sandbox: files and folders go in and out as they are, and never further than that."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit.errors import MissingFileError, RefusedFileError, TooLargeError, UnsupportedError, UsageError
+from envkit.sandbox.box import Box
+from tests.contract.boxes import Kind, run
+
+ALL_BYTES = bytes(range(256))
+
+
+async def sh(box: Box, command: str, user: str = "agent") -> str:
+    result = await box.exec(["sh", "-c", command], user=user, timeout_s=60)  # type: ignore[arg-type]
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def described(folder: Path) -> dict[str, object]:
+    """Say what is below `folder`: modes, contents, and where links lead."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = str(path.readlink())
+        else:
+            found[name] = (stat.S_IMODE(path.lstat().st_mode), None if path.is_dir() else path.read_bytes())
+    return found
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    top = tmp_path / "tree"
+    (top / "deep" / "deeper").mkdir(parents=True)
+    (top / "empty").mkdir(mode=0o750)
+    (top / "bytes").write_bytes(ALL_BYTES * 5000)
+    (top / "nothing").touch(mode=0o600)
+    (top / "deep" / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (top / "deep" / "run.sh").chmod(0o755)
+    (top / "deep" / ("long name " * 25)).write_text("x")
+    (top / "deep" / "deeper" / "up").symlink_to("../run.sh")
+    (top / "\N{SNOWMAN} two words\n").write_text("unicode")
+    (top / os.fsdecode(b"not \xff utf-8")).write_text("bytes")
+    (top / "dangling").symlink_to("nowhere")
+    return top
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0", ALL_BYTES * 5000, b"line\r\n", b"x" * (10 << 20)],
+    ids=["empty", "NUL", "all", "CRLF", "10 MiB"],
+)
+def test_what_is_written_is_read_again(kind: Kind, content: bytes) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.write("file", content)
+            assert await box.read("file") == content
+            assert await sh(box, "wc -c < file") == f"{len(content)}\n"
+
+    run(main)
+
+
+def test_names_are_relative_to_the_boxs_folder_or_absolute_and_folders_are_made(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            for name in ("a", "deep/deeper/a", f"{box.work}/other/a", "two words/\N{SNOWMAN}\n", "\udcff/a"):
+                await box.write(name, name.encode(errors="surrogateescape"))
+                assert await box.read(name) == name.encode(errors="surrogateescape")
+            assert await sh(box, f"cat {box.work}/deep/deeper/a other/a") == f"deep/deeper/a{box.work}/other/a"
+
+    run(main)
+
+
+def test_a_file_has_the_mode_that_was_asked_for_and_belongs_to_the_agent(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.write("run", b"#!/bin/sh\necho ran\n", mode=0o755)
+            await box.write("plain", b"")
+            await box.write("secret", b"x", mode=0o600)
+            assert await sh(box, "stat -c %a run plain secret; ./run") == "755\n644\n600\nran\n"
+            assert await sh(box, "[ $(stat -c %u run) = $(id -u) ] && [ -O run ] && echo mine") == "mine\n"
+
+    run(main)
+
+
+def test_a_file_is_replaced_as_a_whole(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.write("file", b"old" * 1000)
+            await sh(box, "ln file second")
+            await box.write("file", b"new")
+            assert (await box.read("file"), await box.read("second")) == (b"new", b"old" * 1000)
+            assert await sh(box, "ls -A") == "file\nsecond\n"
+
+    run(main)
+
+
+def test_a_write_that_is_cancelled_leaves_the_old_file_and_nothing_else(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.write("file", b"old")
+            for moment_s in (0.001, 0.005, 0.02):
+                with anyio.move_on_after(moment_s) as limit:
+                    await box.write("file", b"x" * (60 << 20))
+                assert limit.cancelled_caught
+            assert await box.read("file") == b"old"
+            assert await sh(box, "ls -A") == "file\n"
+
+    run(main)
+
+
+def test_what_cannot_be_read_is_missing(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await sh(box, "mkdir folder; mkfifo pipe; ln -s loop loop; ln -s nowhere dangling; echo x > file")
+            for name in ("nothing", "folder", "pipe", "loop", "dangling", "file/x", "/dev/zero", ""):
+                with pytest.raises(MissingFileError, match=f"^{box.id}: "):
+                    await box.read(name)
+            with pytest.raises(MissingFileError):
+                await box.read("x" * 5000)
+
+    run(main)
+
+
+def test_what_is_too_large_is_not_read(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.write("file", b"x" * 1000)
+            assert len(await box.read("file", max_bytes=1000)) == 1000
+            with pytest.raises(TooLargeError):
+                await box.read("file", max_bytes=999)
+            with pytest.raises(TooLargeError):  # the kernel says that it has no size
+                await box.read("/proc/cpuinfo", max_bytes=10)
+            assert await box.read("/proc/self/comm", max_bytes=100)
+
+    run(main)
+
+
+def test_what_cannot_be_written_is_refused(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.write("file", b"x")
+            await sh(box, "mkdir folder")
+            for name in ("folder", "file/inner", "/proc/x", ""):
+                with pytest.raises(RefusedFileError, match=f"^{box.id}: "):
+                    await box.write(name, b"y")
+            assert await sh(box, "ls -A; cat file") == "file\nfolder\nx"
+
+    run(main)
+
+
+def test_files_are_reached_with_the_agents_rights_alone(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            if not backend.capabilities()["uid"]:
+                pytest.skip("one user is all that there is")
+            box = await backend.start(kind.spec())
+            await sh(box, "umask 077; mkdir /tmp/g; echo secret > /tmp/g/x; echo secret > /tmp/gx", user="grader")
+            await sh(box, "ln -s /tmp/gx link; ln -s /tmp/g folder")
+            for name in ("/tmp/gx", "link", "folder/x", "/etc/shadow", "/proc/1/environ"):
+                with pytest.raises(MissingFileError):
+                    await box.read(name)
+            for name in ("/tmp/gx", "folder/y", "/etc/x", "/usr/x", "/run/x", "/proc/sys/kernel/hostname"):
+                with pytest.raises(RefusedFileError):
+                    await box.write(name, b"x")
+            assert await sh(box, "cat /tmp/gx; ls /tmp/g", user="grader") == "secret\nx\n"
+
+    run(main)
+
+
+def test_files_are_read_and_written_side_by_side(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+
+            async def one(number: int) -> None:
+                content = bytes([number]) * (1 << 20)
+                await box.write(f"file-{number}", content)
+                assert await box.read(f"file-{number}") == content
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(16):
+                    tasks.start_soon(one, number)
+                assert await box.probe(10) < 10
+
+    run(main)
+
+
+def test_a_folder_goes_in_and_out_as_it_is(kind: Kind, tree: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.upload(tree, "new/place")
+            assert await sh(box, "cd new/place && ./deep/deeper/up && find . -printf x") == f"ran\n{'x' * 12}"
+            assert await sh(box, "find new -not -user $(id -u) | wc -l") == "0\n"
+            await sh(box, "echo more > new/place/more; mkdir new/place/inner; rm new/place/nothing")
+            await box.download("new/place", tmp_path / "copy")
+            (tree / "more").write_text("more\n")
+            (tree / "inner").mkdir()
+            (tree / "nothing").unlink()
+            assert described(tmp_path / "copy") == described(tree)
+
+    run(main)
+
+
+def test_a_file_goes_in_and_out_under_a_new_name(kind: Kind, tree: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.upload(tree / "bytes", "deep/new")
+            await box.upload(tree / "deep" / "run.sh", "run")
+            assert await box.read("deep/new") == ALL_BYTES * 5000
+            assert await sh(box, "./run") == "ran\n"
+            await box.download("deep/new", tmp_path / "copy")
+            assert (tmp_path / "copy").read_bytes() == ALL_BYTES * 5000
+
+    run(main)
+
+
+def test_links_go_in_as_links(kind: Kind, tmp_path: Path) -> None:
+    async def main() -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("secret")
+        (tmp_path / "tree").mkdir()
+        (tmp_path / "tree" / "link").symlink_to("../secret-of-the-host")
+        (tmp_path / "tree" / "absolute").symlink_to("/usr/bin/env")
+        (tmp_path / "alone").symlink_to("/usr")
+        async with kind.box() as box:
+            await box.upload(tmp_path / "tree", "tree")
+            await box.upload(tmp_path / "alone", "alone")
+            assert await sh(box, "readlink tree/link tree/absolute alone") == (
+                "../secret-of-the-host\n/usr/bin/env\n/usr\n"
+            )
+
+    run(main)
+
+
+def test_a_thousand_files_go_in_and_out(kind: Kind, tmp_path: Path) -> None:
+    async def main() -> None:
+        source = tmp_path / "many"
+        source.mkdir()
+        for number in range(1000):
+            (source / str(number)).write_text(str(number))
+        async with kind.box() as box:
+            await box.upload(source, "many")
+            assert await sh(box, "ls many | wc -l; cat many/777") == "1000\n777"
+            await box.download("many", tmp_path / "copy")
+        assert described(tmp_path / "copy") == described(source)
+
+    run(main)
+
+
+def test_a_source_that_is_missing_or_special_does_not_go_in(kind: Kind, tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "tree").mkdir()
+        os.mkfifo(tmp_path / "tree" / "pipe")
+        async with kind.box() as box:
+            with pytest.raises(UsageError, match="nothing: No such file"):
+                await box.upload(tmp_path / "nothing", "x")
+            with pytest.raises(UsageError, match="pipe is neither file, folder nor link"):
+                await box.upload(tmp_path / "tree", "x")
+            assert await sh(box, "echo on") == "on\n"
+
+    run(main)
+
+
+def test_a_folder_does_not_go_where_nothing_can_be_written(kind: Kind, tree: Path) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.write("file", b"x")
+            for target in ("file", "file/inner", "/proc/x"):
+                with pytest.raises(RefusedFileError, match=f"^{box.id}: "):
+                    await box.upload(tree, target)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        ("ln -s /etc/passwd tree/bad", "'bad' is a link to '/etc/passwd'"),
+        ("ln -s ../x tree/bad", "'bad' is a link to '../x'"),
+        ("mkdir tree/d; ln -s d/../../x tree/bad", "'bad' is a link to 'd/../../x'"),
+    ],
+)
+def test_a_link_that_leads_out_does_not_come_out_and_leaves_nothing(
+    kind: Kind, make: str, said: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await sh(box, f"mkdir tree; echo x > tree/good; {make}")
+            with pytest.raises(RefusedFileError) as caught:
+                await box.download("tree", tmp_path / "copy")
+            assert said in str(caught.value)
+            assert list(tmp_path.iterdir()) == []
+            assert await sh(box, "echo on") == "on\n"
+
+    run(main)
+
+
+def test_rights_that_a_file_gives_away_stay_inside(kind: Kind, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await sh(box, "mkdir tree; touch tree/x; chmod 6777 tree/x; mkfifo tree/pipe")
+            await box.download("tree", tmp_path / "copy")
+        assert described(tmp_path / "copy") == {"x": (0o777, b"")}
+
+    run(main)
+
+
+def test_a_folder_that_is_too_large_does_not_come_out_and_leaves_nothing(kind: Kind, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await sh(box, "mkdir tree; head -c 600 /dev/zero > tree/a; cp tree/a tree/b")
+            with pytest.raises(TooLargeError):
+                await box.download("tree", tmp_path / "copy", max_bytes=1199)
+            assert list(tmp_path.iterdir()) == []
+            await box.download("tree", tmp_path / "copy", max_bytes=1200)
+            await sh(box, "truncate -s 100G tree/huge")
+            with pytest.raises(TooLargeError):
+                await box.download("tree", tmp_path / "other")
+            assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+    run(main)
+
+
+def test_what_is_missing_does_not_come_out(kind: Kind, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            with pytest.raises(MissingFileError):
+                await box.download("nothing", tmp_path / "copy")
+            assert list(tmp_path.iterdir()) == []
+            await box.write("file", b"x")
+            (tmp_path / "copy").touch()
+            with pytest.raises(UsageError, match="copy exists already"):
+                await box.download("file", tmp_path / "copy")
+            with pytest.raises(UsageError, match="missing: No such file"):
+                await box.download("file", tmp_path / "missing" / "copy")
+
+    run(main)
+
+
+def test_a_copy_that_is_cancelled_leaves_nothing_and_the_box_goes_on(kind: Kind, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await sh(box, "mkdir tree; head -c 60000000 /dev/zero > tree/a")
+            with anyio.move_on_after(0.02) as limit:
+                await box.download("tree", tmp_path / "copy")
+            assert limit.cancelled_caught
+            assert list(tmp_path.iterdir()) == []
+            assert await sh(box, "echo on") == "on\n"
+
+    run(main)
+
+
+def test_a_box_has_its_files_again_or_says_that_it_cannot(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            box = await backend.start(kind.spec())
+            await sh(box, "mkdir -p deep; echo x > deep/file; chmod 700 deep/file; ln -s /usr/bin/env deep/link")
+            try:
+                name = await box.snapshot()
+            except UnsupportedError:
+                assert kind.name == "process"
+                return
+            await sh(box, "echo later > deep/file; rm deep/link")
+            await box.stop()
+            again = await backend.restore(name, kind.spec("sh", "-c", "cat deep/file > found; sleep 1000"))
+            assert isinstance(again, Box)
+            assert (
+                await sh(again, "stat -c %a deep/file; cat deep/file; readlink deep/link") == "700\nx\n/usr/bin/env\n"
+            )
+            assert await sh(again, "until [ -s found ]; do sleep 0.01; done; cat found") == "x\n"
+
+    run(main)
