@@ -53,17 +53,22 @@ class Exec(Call):
         env = agent.environment(header.get("env"))
         folder = encoded(header.get("cwd") or agent.work)
         timeout_s = float(header["timeout_s"])
-        terminal = header.get("pty")
-        targets = () if terminal else (0, 1, 2)
+        size = [int(length) for length in header.get("pty") or ()]
         try:
             self._lane = agent.lanes.take(user)
         except OSError as error:
             self._refuse(error)
             return
-        name = self._open_terminal(user, *terminal) if terminal else b""
-        files = [] if terminal else self._open_pipes(user, bool(header.get("stdin")))
+        try:
+            name = self._open_terminal(user, *size) if size else b""
+            order = keeper.order(argv, env, folder, () if size else (0, 1, 2), name)
+            files = [] if size else self._open_pipes(user, bool(header.get("stdin")))
+        except Exception:
+            agent.lanes.give_back(self._lane)
+            self._close_and(lambda: None)
+            raise
         self._timer = agent.loop.after(timeout_s, self._on_timeout, self)
-        self._lane.run(keeper.order(argv, env, folder, targets, name), files, self._on_ended)
+        self._lane.run(order, files, self._on_ended)
 
     def more(self, piece: bytes) -> None:
         if self._input is not None and not self._ends:
@@ -110,7 +115,6 @@ class Exec(Call):
         try:
             ours, self._held = user.act(os.openpty)  # held until the end, or reading could find nobody there yet
         except OSError as error:
-            self._agent.lanes.give_back(self._lane)
             raise CallError("unsupported", "no terminals in this box: %s" % error.strerror) from None
         name = os.ttyname(self._held)
         fcntl.ioctl(ours, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

@@ -95,7 +95,7 @@ class Write(Call):
     def eof(self) -> None:
         try:
             self._user.act(self._place)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._drop()
             self.fail("refused", _reason(error))
         else:

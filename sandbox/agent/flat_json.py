@@ -18,15 +18,19 @@ _SPACE = " \t\n\r"
 _NUMBER = "+-.0123456789eE"
 
 
-def loads(text: str) -> Json:
+def loads(text: str, scan: Callable[[str, int], tuple[Json, int]] | None = None) -> Json:
     """Return what `text` says.
+
+    Args:
+        text: One value.
+        scan: Returns the value that begins at a place, and where it ends; None takes C's where there is one.
 
     Raises:
         ValueError: It is not JSON.
     """
     text = text.strip(_SPACE)
     try:
-        value, end = _scan(text, 0)
+        value, end = (scan or _scan)(text, 0)
     except (StopIteration, IndexError):
         raise ValueError("not JSON") from None
     if end != len(text):
@@ -73,7 +77,7 @@ class _Rules:
         raise ValueError(word)
 
 
-def _scan_plainly(text: str, at: int) -> tuple[Json, int]:
+def scan_plainly(text: str, at: int) -> tuple[Json, int]:
     """Return the value that begins at `at`, and where it ends."""
     first = text[at : at + 1]
     if first == '"':
@@ -133,7 +137,7 @@ def _members(text: str, at: int) -> tuple[dict[str, Json], int]:
         at = _past_space(text, at)
         if text[at : at + 1] != ":":
             raise ValueError("a colon is missing")
-        found[name], at = _scan_plainly(text, _past_space(text, at + 1))
+        found[name], at = scan_plainly(text, _past_space(text, at + 1))
         at = _past_space(text, at)
         if text[at : at + 1] == "}":
             return found, at + 1
@@ -148,7 +152,7 @@ def _items(text: str, at: int) -> tuple[list[Json], int]:
     if text[at : at + 1] == "]":
         return found, at + 1
     while True:
-        value, at = _scan_plainly(text, at)
+        value, at = scan_plainly(text, at)
         found.append(value)
         at = _past_space(text, at)
         if text[at : at + 1] == "]":
@@ -164,7 +168,7 @@ def _past_space(text: str, at: int) -> int:
     return at
 
 
-def _quote_plainly(text: str) -> str:
+def quote_plainly(text: str) -> str:
     parts = []
     for character in text:
         if character in '"\\':
@@ -183,5 +187,5 @@ try:
     _quoted: Callable[[str], str] = _json.encode_basestring_ascii
     _scan: Callable[[str, int], tuple[Json, int]] = _json.make_scanner(_Rules)  # type: ignore[arg-type]
 except ImportError:
-    _quoted = _quote_plainly
-    _scan = _scan_plainly
+    _quoted = quote_plainly
+    _scan = scan_plainly

@@ -85,14 +85,17 @@ class Watch:
 class Timer:
     """Something that is due later; `cancel` is safe to repeat."""
 
-    __slots__ = ("callback", "owner")
+    __slots__ = ("_loop", "callback", "owner")
 
-    def __init__(self, callback: Callable[[], None] | None, owner: object) -> None:
+    def __init__(self, loop: Loop, callback: Callable[[], None] | None, owner: object) -> None:
+        self._loop = loop
         self.callback = callback
         self.owner = owner
 
     def cancel(self) -> None:
-        self.callback = None
+        if self.callback is not None:
+            self.callback = None
+            self._loop.forget_timer()
 
 
 class Loop:
@@ -116,6 +119,7 @@ class Loop:
         self._soon: list[tuple[Callable[[], None], object]] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._made = 0
+        self._cancelled = 0
         self._signals, waker = os.pipe()
         os.set_blocking(self._signals, False)
         os.set_blocking(waker, False)
@@ -140,10 +144,18 @@ class Loop:
 
     def after(self, delay_s: float, callback: Callable[[], None], owner: object = None) -> Timer:
         """Call in `delay_s` seconds."""
-        timer = Timer(callback, owner)
+        timer = Timer(self, callback, owner)
         self._made += 1
         heapq.heappush(self._timers, (time.monotonic() + delay_s, self._made, timer))
         return timer
+
+    def forget_timer(self) -> None:
+        """Take note that one was cancelled: those whose time is far away would pile up."""
+        self._cancelled += 1
+        if self._cancelled > 100 and self._cancelled * 2 > len(self._timers):
+            self._timers = [entry for entry in self._timers if entry[2].callback is not None]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
 
     def run(self) -> None:
         """Run for ever; what ends it is a callback that ends the process."""
@@ -165,6 +177,7 @@ class Loop:
             return 0
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
+            self._cancelled -= 1
         if not self._timers:
             return 3600
         return min(max(0.0, self._timers[0][0] - time.monotonic()), 3600)
@@ -175,8 +188,11 @@ class Loop:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
-            if timer.callback is not None:
-                self._guard(timer.callback, timer.owner)
+            callback, timer.callback = timer.callback, None
+            if callback is None:
+                self._cancelled -= 1
+            else:
+                self._guard(callback, timer.owner)
 
     def _guard(self, callback: Callable[..., None], owner: object, watch: Watch | None = None, *arguments: int) -> None:
         try:

@@ -149,15 +149,6 @@ class Shell:
     def _start(self) -> None:
         agent = self._agent
         bash = agent.find("bash")
-        lane = agent.lanes.take(self._user)
-        theirs = [os.open(os.devnull, os.O_RDONLY)]
-        for take in (self._tails["out"].add, self._tails["err"].add, self._on_code):
-            ours, other = self._user.pipe()
-            self._outputs.append(Output(agent.loop, ours, take, self))
-            theirs.append(other)
-        script, ours = os.pipe()
-        self._scripts = Input(agent.loop, ours, self)
-        theirs.append(script)
         order = keeper.order(
             [bash, b"--norc", b"--noprofile", b"-c", _LOOP, b"bash"],
             agent.environment(None),
@@ -165,6 +156,23 @@ class Shell:
             (0, 1, 2, _CODES, _SCRIPTS),
             wants_pid=True,
         )
+        lane = agent.lanes.take(self._user)
+        theirs: list[int] = []
+        try:
+            theirs.append(os.open(os.devnull, os.O_RDONLY))
+            for take in (self._tails["out"].add, self._tails["err"].add, self._on_code):
+                ours, other = self._user.pipe()
+                theirs.append(other)
+                self._outputs.append(Output(agent.loop, ours, take, self))
+            script, ours = os.pipe()
+            theirs.append(script)
+            self._scripts = Input(agent.loop, ours, self)
+        except OSError:
+            agent.lanes.give_back(lane)
+            for fd in theirs:
+                os.close(fd)
+            self._close_files()
+            raise
         self._lane = lane
         lane.run(order, theirs, self._on_ended, self._on_started)
 
@@ -227,12 +235,7 @@ class Shell:
         lane, self._lane, self._pid = self._lane, None, 0
 
         def stopped() -> None:
-            for output in self._outputs:
-                output.take_waiting()
-                output.close()
-            self._outputs = []
-            if self._scripts is not None:
-                self._scripts.close()
+            self._close_files()
             then()
 
         if lane is None:
@@ -242,6 +245,14 @@ class Shell:
             stopped()
         else:
             lane.kill(stopped, self)
+
+    def _close_files(self) -> None:
+        for output in self._outputs:
+            output.take_waiting()
+            output.close()
+        self._outputs = []
+        if self._scripts is not None:
+            self._scripts.close()
 
     def _answer_interrupted(self, lost: bool) -> None:
         is_late = self._interrupted == "timed out"
