@@ -1,0 +1,101 @@
+"""What a container is made of, and what the daemon's record of its end means."""
+
+from __future__ import annotations
+
+import pytest
+
+from envkit.sandbox import container
+from envkit.sandbox.container import Bounds, Image
+from envkit.types import JSON, SandboxSpec
+
+IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
+
+
+def host(spec: SandboxSpec, **how: bool) -> dict[str, JSON]:
+    found = container.options(spec, IMAGE, ["python3"], {"envkit.box": "docker-1"}, **how)["HostConfig"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_strict_container_is_closed_on_every_side() -> None:
+    found = host(SandboxSpec())
+    assert found["CapDrop"] == ["ALL"]
+    assert found["CapAdd"] == ["SETUID", "SETGID", "KILL", "CHOWN"]
+    assert found["SecurityOpt"] == ["no-new-privileges"]
+    assert found["NetworkMode"] == "none"
+    assert found["ReadonlyRootfs"] is True
+    assert found["LogConfig"] == {"Type": "none"}
+    assert (found["Memory"], found["MemorySwap"], found["PidsLimit"]) == (1 << 30, 1 << 30, 256)
+
+
+def test_every_place_that_can_be_written_is_in_memory_and_bounded_also_those_that_the_image_declares() -> None:
+    places = host(SandboxSpec(disk_mib=32))["Tmpfs"]
+    assert isinstance(places, dict)
+    assert sorted(places) == ["/data", "/tmp", "/workspace"]
+    assert all("size=32m" in str(options) for options in places.values())
+
+
+def test_bounds_are_those_of_the_spec() -> None:
+    found = host(SandboxSpec(cpus=0.5, memory_mib=300, pids=40, runtime="runsc"))
+    assert (found["NanoCpus"], found["Memory"], found["PidsLimit"]) == (500_000_000, 300 << 20, 40)
+    assert found["Runtime"] == "runsc"
+
+
+@pytest.mark.parametrize(("memory_mib", "disk_mib"), [(None, 256), (512, 128), (64, 16), (8192, 256)])
+def test_places_to_write_to_leave_half_of_the_memory(memory_mib: int | None, disk_mib: int) -> None:
+    assert Bounds.of(SandboxSpec(memory_mib=memory_mib)).disk_mib == disk_mib
+
+
+def test_a_system_container_may_do_what_package_managers_need_and_no_more() -> None:
+    found = host(SandboxSpec(profile="system"))
+    assert found["ReadonlyRootfs"] is False
+    assert "StorageOpt" not in found
+    for dangerous in ("NET_RAW", "MKNOD", "AUDIT_WRITE", "SETFCAP", "SYS_ADMIN"):
+        assert dangerous not in str(found["CapAdd"])
+    assert found["SecurityOpt"] == ["no-new-privileges"]
+    bounded = host(SandboxSpec(profile="system", disk_mib=500), bounds_disk=True)
+    assert bounded["StorageOpt"] == {"size": "500m"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "bounds_disk", "lost"),
+    [
+        (SandboxSpec(), False, ()),
+        (SandboxSpec(network="open"), False, ("network",)),
+        (SandboxSpec(profile="system"), False, ("disk", "uid")),
+        (SandboxSpec(profile="system", network="open"), True, ("network", "uid")),
+    ],
+)
+def test_what_is_given_up_is_named(spec: SandboxSpec, bounds_disk: bool, lost: tuple[str, ...]) -> None:
+    assert container.gives_up(spec, bounds_disk=bounds_disk) == lost
+
+
+def test_the_spec_s_environment_goes_over_ours_and_ours_over_the_image_s() -> None:
+    found = container.environment(SandboxSpec(env={"KEY": "spec"}), IMAGE)
+    assert found == {
+        "PATH": "/opt/bin",
+        "LANG": "C.UTF-8",
+        "KEY": "spec",
+        "HOME": "/workspace",
+        "ENVKIT_SOCKETS": "/run/envkit",
+    }
+
+
+def test_nothing_of_the_environment_is_in_what_the_daemon_shows_to_others() -> None:
+    assert "open-sesame" not in str(container.options(SandboxSpec(env={"KEY": "open-sesame"}), IMAGE, ["python3"], {}))
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        ({"Running": True, "Status": "running"}, None),
+        ({"Status": "created", "ExitCode": 0}, None),
+        ({"Status": "exited", "ExitCode": 0}, "exited with code 0"),
+        ({"Status": "exited", "ExitCode": 3}, "exited with code 3: no luck"),
+        ({"Status": "exited", "ExitCode": 137}, "killed by signal 9 (SIGKILL)"),
+        ({"Status": "exited", "ExitCode": 139}, "killed by signal 11 (SIGSEGV)"),
+        ({"Status": "exited", "ExitCode": 137, "OOMKilled": True}, "out of memory"),
+    ],
+)
+def test_the_daemon_s_record_of_an_end_is_a_cause_in_one_line(state: dict[str, JSON], cause: str | None) -> None:
+    assert container.cause(state, "no luck") == cause

@@ -1,0 +1,182 @@
+"""A container's streams: frames torn anywhere, refusals, the end, and that whoever is slow is waited for."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import pytest
+
+from envkit import clock
+from envkit.sandbox.stream import AttachStream, attach
+
+GRANTED = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+
+
+def frame(kind: int, content: bytes) -> bytes:
+    return struct.pack(">BxxxL", kind, len(content)) + content
+
+
+def meet(
+    daemon: Callable[[anyio.abc.SocketStream], Awaitable[None]],
+    client: Callable[[AttachStream], Awaitable[None]],
+    folder: Path,
+    refusal: str | None = None,
+) -> None:
+    """Let `client` talk to a daemon of one connection, which has taken the request already and may refuse it."""
+
+    async def main() -> None:
+        path = str(folder / "docker.sock")
+
+        async def serve(connection: anyio.abc.SocketStream) -> None:
+            async with connection:
+                assert (await connection.receive()).startswith(b"POST /attach HTTP/1.1\r\n")
+                await daemon(connection)
+
+        with anyio.fail_after(20):
+            listener = await anyio.create_unix_listener(path)
+            async with listener, anyio.create_task_group() as tasks:
+                tasks.start_soon(listener.serve, serve)
+                if refusal is None:
+                    stream = await attach(path, "/attach", keep_stderr_bytes=8)
+                    await client(stream)
+                    stream.close()
+                else:
+                    with pytest.raises(ConnectionError, match=refusal):
+                        await attach(path, "/attach")
+                tasks.cancel_scope.cancel()
+
+    clock.run(main)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 8, 9, 1000])
+def test_output_is_put_together_however_it_is_torn(size: int, tmp_path: Path) -> None:
+    said = GRANTED + frame(1, b"one ") + frame(2, b"no") + frame(1, b"") + frame(1, b"two " * 20) + frame(2, b"pe")
+
+    async def daemon(connection: anyio.abc.SocketStream) -> None:
+        for start in range(0, len(said), size):
+            await connection.send(said[start : start + size])
+            await anyio.lowlevel.checkpoint()
+
+    async def client(stream: AttachStream) -> None:
+        output = b""
+        while piece := await stream.receive():
+            output += piece
+        assert (output, stream.stderr) == (b"one " + b"two " * 20, b"nope")
+        assert stream.is_over
+        await stream.ended()
+        with pytest.raises(ConnectionError):
+            await stream.send(b"more")
+
+    meet(daemon, client, tmp_path)
+
+
+def test_of_standard_error_the_end_is_kept_and_the_rest_counted(tmp_path: Path) -> None:
+    async def daemon(connection: anyio.abc.SocketStream) -> None:
+        await connection.send(GRANTED + frame(2, b"0123456789") + frame(2, b"abc"))
+
+    async def client(stream: AttachStream) -> None:
+        assert await stream.receive() == b""
+        assert (stream.stderr, stream.stderr_cut) == (b"56789abc", 5)
+
+    meet(daemon, client, tmp_path)
+
+
+def test_input_arrives_with_its_end_and_answers_come_back(tmp_path: Path) -> None:
+    async def daemon(connection: anyio.abc.SocketStream) -> None:
+        await connection.send(GRANTED)
+        taken = b""
+        async for piece in connection:
+            taken += piece
+        await connection.send(frame(1, b"%d" % len(taken)))
+
+    async def client(stream: AttachStream) -> None:
+        for _ in range(100):
+            await stream.send(b"x" * 65536)
+        stream.send_eof()
+        assert await stream.receive() == b"6553600"
+
+    meet(daemon, client, tmp_path)
+
+
+def test_a_reader_that_is_slow_stops_the_daemon(tmp_path: Path) -> None:
+    sent = 0
+
+    async def daemon(connection: anyio.abc.SocketStream) -> None:
+        nonlocal sent
+        await connection.send(GRANTED)
+        piece = frame(1, b"y" * 32768)
+        for _ in range(512):
+            await connection.send(piece)
+            sent += 32768
+
+    async def client(stream: AttachStream) -> None:
+        before = -1
+        while before != sent:  # until nothing more is taken
+            before = sent
+            await anyio.sleep(0.1)
+        assert sent < 4 << 20
+        received = 0
+        while piece := await stream.receive():
+            received += len(piece)
+        assert received == 16 << 20
+
+    meet(daemon, client, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            b"HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\n\r\nNo such container: x\r\n",
+            "^No such container: x$",
+        ),
+        (b'HTTP/1.1 409 Conflict\r\nContent-Length: 20\r\n\r\n{"message":"paused"}', "^paused$"),
+        (b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n", "^HTTP/1.1 500 Internal Server Error$"),
+        (b"", "^the Docker daemon hung up$"),
+    ],
+)
+def test_a_refusal_says_why(answer: bytes, why: str, tmp_path: Path) -> None:
+    async def daemon(connection: anyio.abc.SocketStream) -> None:
+        for start in range(len(answer)):
+            await connection.send(answer[start : start + 1])
+
+    async def client(stream: AttachStream) -> None:
+        raise AssertionError("it was granted")
+
+    meet(daemon, client, tmp_path, refusal=why)
+
+
+def test_closing_lets_whoever_receives_return(tmp_path: Path) -> None:
+    async def daemon(connection: anyio.abc.SocketStream) -> None:
+        await connection.send(GRANTED)
+        await anyio.sleep_forever()
+
+    async def client(stream: AttachStream) -> None:
+        async def close() -> None:
+            await anyio.sleep(0.01)
+            stream.close()
+            stream.close()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(close)
+            assert await stream.receive() == b""
+
+    meet(daemon, client, tmp_path)
+
+
+def test_nobody_who_listens_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(ConnectionError, match="the Docker daemon does not answer: No such file"):
+            await attach(str(tmp_path / "none.sock"), "/attach")
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = server.getsockname()
+        with pytest.raises(ConnectionError, match="the Docker daemon does not answer"):
+            await attach(address, "/attach")
+
+    clock.run(main)
