@@ -41,7 +41,7 @@ def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_sho
     assert told == ""  # doctest is silent when all is as shown
 
 
-@pytest.mark.parametrize("page", ["games.md", "wrappers.md"])
+@pytest.mark.parametrize("page", ["games.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap)])
 def test_what_a_page_shows_is_what_happens(page: str, tmp_path: Path) -> None:
     assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / page, cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
 
