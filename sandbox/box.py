@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import anyio
 
@@ -96,6 +97,7 @@ class Box:
         self._forget = forget
         self._shells: dict[tuple[str, SandboxUser], BoxShell] = {}
         self._pumps: set[asyncio.Task[None]] = set()
+        self._companions: set[asyncio.Task[None]] = set()
         self._cause: str | None = None
         self._failure: str | None = None
         self._is_released = False
@@ -287,6 +289,12 @@ class Box:
         if self._failure is not None:
             raise SandboxError(self._failure)
 
+    def while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have `work` done beside everything else; it is cancelled when the box is gone."""
+        task = self._channel.loop.create_task(work)
+        self._companions.add(task)
+        task.add_done_callback(self._companions.discard)
+
     async def release(self) -> None:
         """Let go of it and leave it running; what is asked of it from now on fails as after `stop`."""
         self._is_released = True
@@ -367,6 +375,8 @@ class Box:
                     cause = await self._hold.cause()
             self._cause = cause
         self._is_lost.set()
+        for companion in self._companions:
+            companion.cancel()
         try:
             with anyio.move_on_after(_KILL_S) as limit:
                 if not self._is_released:

@@ -22,7 +22,7 @@ from typing import Self
 import anyio
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
-from envkit.sandbox import agent, attached, container, folders, leftovers, snapshots
+from envkit.sandbox import agent, allowlist, attached, container, folders, leftovers, proxy, snapshots
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError
 from envkit.sandbox.box import Box, Boxes, Hold
 from envkit.sandbox.boxes import refuse
@@ -190,8 +190,8 @@ class DockerBackend:
         if spec.untrusted and lost:
             what = "an open network" if "network" in lost else f"profile {spec.profile!r}"
             raise SandboxStartError(box_id, f"untrusted programs are refused: {what} does not hold {', '.join(lost)}")
-        if isinstance(spec.network, tuple) or spec.network not in ("none", "open"):
-            raise SandboxStartError(box_id, f"network={spec.network!r} is refused: a container has 'none' or 'open'")
+        if (why := allowlist.why_refused(spec)) is not None:
+            raise SandboxStartError(box_id, why)
         runtimes = sorted(self._daemon.info.get("Runtimes") or ())
         if spec.runtime is not None and spec.runtime not in runtimes:
             raise SandboxStartError(
@@ -265,18 +265,20 @@ class DockerBackend:
             raise
         box = self._box(plan.box_id, held, volumes.get(SOCKETS), spec, held.stream)
         is_root = spec.profile == "system"
+        command = snapshots.waiting(spec.command) if plan.files else spec.command
         config: dict[str, JSON] = {
             "agent_uid": None if is_root else AGENT_UID,
             "grader_uid": None if is_root else GRADER_UID,
             "root": True,
-            "env": dict(container.environment(spec, plan.image)),
+            "env": {**proxy.variables(spec), **container.environment(spec, plan.image)},
             "work": WORK,
-            "command": list(snapshots.waiting(spec.command) if plan.files else spec.command) or None,
+            "command": list(proxy.waiting(spec, command)) or None,
             "ttl_s": spec.ttl_s,
             "stay": spec.stay,
             "door": f"{DOOR}/{_DOOR_SOCKET}" if spec.stay else None,
         }
         await box.started(config, spec.start_timeout_s)
+        await proxy.open_for(box, spec, python)
         if plan.files is not None:
             await snapshots.put_back(box, plan.files, spec)
         return box
@@ -286,6 +288,7 @@ class DockerBackend:
         wanted = {
             "a command": spec.command,
             "a snapshot": plan.files,
+            "a network of some hosts": not isinstance(spec.network, str),
             "profile system": spec.profile == "system",
             "stay": spec.stay,
             "ttl_s": spec.ttl_s,

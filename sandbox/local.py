@@ -190,15 +190,7 @@ class LocalBackend:
             await held.kill()
             raise
         await box.started(self._config(spec, command), spec.start_timeout_s - (clock.now() - began))
-        if isinstance(spec.network, tuple):
-            try:
-                await proxy.open_for(box, spec.network, python, timeout_s=spec.start_timeout_s)
-            except SandboxError as error:
-                await box.stop()
-                raise SandboxStartError(box_id, str(error)) from None
-            except BaseException:
-                await box.stop()
-                raise
+        await proxy.open_for(box, spec, python)
         return box
 
     async def _send_agent(self, stream: socket.socket) -> None:
@@ -254,17 +246,13 @@ class LocalBackend:
 
     def _config(self, spec: SandboxSpec, command: Sequence[str]) -> dict[str, JSON]:
         is_root = os.geteuid() == 0
-        env = _ENV
-        if isinstance(spec.network, tuple):
-            env = {**_ENV, **proxy.VARIABLES}
-            command = proxy.waiting(command)
         return {
             "agent_uid": _AGENT_UID if is_root else None,
             "grader_uid": _GRADER_UID if is_root else None,
             "root": is_root,
-            "env": {**env, **spec.env},
+            "env": {**_ENV, **proxy.variables(spec), **spec.env},
             "work": WORK,
-            "command": list(command) or None,
+            "command": list(proxy.waiting(spec, command)) or None,
             "ttl_s": spec.ttl_s,
             "stay": spec.stay,
             "door": f"{DOOR}/{_DOOR_SOCKET}" if spec.stay else None,
@@ -311,12 +299,8 @@ class LocalBackend:
             return f"runtime {spec.runtime!r} is for docker"
         if spec.image is not None and not Path(spec.image).is_dir():
             return f"image {spec.image!r} is not a folder with a root file system, as debootstrap makes; or use docker"
-        if isinstance(spec.network, tuple) and (why := allowlist.why_refused(spec.network)) is not None:
-            return f"network: {why}"
-        if isinstance(spec.network, str) and spec.network not in ("none", "open"):
-            return f"network {spec.network!r} is neither 'none' nor 'open' nor a tuple of host names"
-        if spec.stay and isinstance(spec.network, tuple):
-            return "a box that stays would lose its proxy, which is in this process"
+        if (why := allowlist.why_refused(spec)) is not None:
+            return why
         if spec.untrusted and spec.network == "open":
             return "untrusted programs are refused: network 'open' is the host's own, with all that listens in it"
         if spec.stay and os.geteuid() != 0:
