@@ -84,6 +84,10 @@ class Client:
             header, body = self.frame()
             self._waiting.setdefault(header["id"], []).append((header, body))
 
+    def waiting(self, number: int) -> int:
+        """Return how many frames of a call have come that nobody took."""
+        return len(self._waiting.get(number, ()))
+
     def answer(self, number: int) -> Answer:
         """Return all of the answer to a call."""
         found = Answer()
@@ -150,7 +154,11 @@ def started(
     ours, theirs = socket.socketpair()
     with ours:
         process = subprocess.Popen(
-            [*prefix, *agent.command(python)], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={}
+            [*prefix, *agent.command(python)],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.PIPE,
+            env={},
         )
         with process, theirs:
             try:

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_what_is_no_frame_ends_the_agent(box: Client, name: str, marker: str, sl
 
 
 def test_calls_of_the_wrong_form_are_bad_and_nothing_more(box: Client) -> None:
-    wrong = [
+    wrong: list[dict[str, Any]] = [
         {"do": "exec"},
         {"do": "exec", "argv": "ls", "timeout_s": 1},
         {"do": "exec", "argv": [1], "timeout_s": 1},
