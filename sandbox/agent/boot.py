@@ -80,4 +80,5 @@ def boot(content: bytes) -> None:
     main(reader, writer, hello())
 
 
-boot(rest)
+if __name__ == "__main__":  # as `BOOT` runs it
+    boot(rest)
