@@ -237,6 +237,16 @@ def test_a_small_terminal_gets_what_fits(width: int, height: int) -> None:
         assert all(len(line) <= width + 1 for line in lines[1:])
 
 
+def test_a_terminal_that_is_too_low_is_told_how_many_lines_the_board_needs() -> None:
+    options: Options = {"size": 16, "max_moves": 100}
+    low = played("q", options, height=12)[-1].splitlines()
+    assert low[1] == "… 9 lines do not fit; 20 are needed"
+    assert len(low) == 11
+    just = played("q", options, height=20)[-1]
+    assert "do not fit" not in just
+    assert len(just.splitlines()) == 19
+
+
 class Terminal:
     """A program on a real terminal of 80 by 24."""
 
