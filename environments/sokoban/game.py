@@ -13,7 +13,7 @@ from envkit.environments.boards.env import BoardEnv
 from envkit.environments.boards.game import BoardGame, BoardOptions, Level
 from envkit.environments.boards.terms import Rewards
 from envkit.environments.boards.vector import BoardVectorEnv
-from envkit.environments.options import check_choice, check_integer, check_range
+from envkit.environments.options import check_choice, check_integer, check_path, check_range
 from envkit.environments.sokoban.files import read_levels
 from envkit.environments.sokoban.levels import draw_level
 from envkit.environments.sokoban.pictures import STYLES, draw_tiles
@@ -93,8 +93,7 @@ class SokobanOptions(BoardOptions):
         """The rooms of `level_file`; empty without one."""
         if self.level_file is None:
             return ()
-        if not isinstance(self.level_file, str):
-            raise OptionError("level_file", f"must be a path, got {self.level_file!r}")
+        check_path("level_file", self.level_file)
         return read_levels(self.level_file)
 
     @property

@@ -294,7 +294,7 @@ def test_next_to_a_hole_the_safe_way_is_away_from_it() -> None:
 def _wins(env_id: str, expert: FrozenLakeExpert, *, episodes: int) -> int:
     env, wins = envkit.make(env_id), 0
     for seed in range(episodes):
-        text, ended, info = env.reset(seed=seed)[0], False, {}
+        (text, info), ended = env.reset(seed=seed), False
         while not ended:
             text, _, terminated, truncated, info = env.step(expert.answer(expert.moves(Observation(text))[0]))
             ended = terminated or truncated

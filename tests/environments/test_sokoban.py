@@ -293,6 +293,6 @@ def test_a_file_is_chosen_where_the_world_is_made_and_nowhere_else(tmp_path: Pat
     assert told == Sokoban(level_file=path).reset(seed=0)[0]
     with pytest.raises(OptionError, match=r"^level_file: "):
         envkit.make_vec("Sokoban-v0", 2).reset(options={"level_file": path})
-    for other in (3, [path], str(tmp_path / "none.txt")):
+    for other in (3, "", Path(path), [path], str(tmp_path / "none.txt")):
         with pytest.raises(OptionError, match=r"^level_file: "):
             Sokoban(level_file=other)  # type: ignore[arg-type]
