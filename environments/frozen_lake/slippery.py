@@ -1,4 +1,11 @@
-"""The best moves on slippery ice, by policy iteration (Howard, "Dynamic Programming and Markov Processes", 1960)."""
+"""The best moves on slippery ice, by value iteration (Bellman, "Dynamic Programming", 1957).
+
+A player does not see how many moves it has left. So the plan is for an episode that may end after every move, with a
+chance of one in twice the move limit. Without that, plans would dawdle where it is safe until the moves run out. Of the
+multiples of the limit that were tried, twice comes nearest to the best play that counts its moves.
+
+Axes: A moves in the order of `MOVES`, S cells row by row.
+"""
 
 from __future__ import annotations
 
@@ -11,44 +18,41 @@ from numpy.typing import NDArray
 from envkit.environments.board import MOVES
 from envkit.environments.boards.terms import SIDES
 
-DISCOUNT = 0.999
-"""Worth of the goal a move later, so that of ways that are equally safe the shortest is best."""
-
+_CHANGE = 1e-12
 _SAME = 1e-9
+"""Shares by which a worth still grows when planning ends, and by which two may differ and count as equal. Shares, since
+every step through a long narrow way makes the worth smaller."""
 
 
 @lru_cache(maxsize=256)
-def best_moves(board: str, slip: float) -> Sequence[Sequence[str]]:
-    """Return, for each cell row by row, every move with the best chance of the goal; none in holes and on the goal.
+def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[str]]:
+    """Return, for each cell row by row, every best move; none in holes, on the goal and where there is no way to it.
 
     Args:
         board: A lake in its own symbols; where the player stands changes nothing.
         slip: Chance in [0, 1] that a move goes to one of its two sides instead.
+        move_limit: Moves of an episode.
     """
-    ice_S = np.array([symbol in "_P" for symbol in board.replace("\n", "")])
-    goal_S = np.array([symbol == "G" for symbol in board.replace("\n", "")])
-    cells = np.arange(len(ice_S))
+    cells = board.replace("\n", "")
+    is_ice_S = np.array([symbol in "_P" for symbol in cells])
+    goal_S = np.array([float(symbol == "G") for symbol in cells])
     ahead_AS = _ahead(board.find("\n"))
-    chance_ASS = np.zeros((len(MOVES), len(cells), len(cells)))
-    for number, move in enumerate(MOVES):
-        for way, chance in ((move, 1 - slip), *((side, slip / 2) for side in SIDES[move])):
-            np.add.at(chance_ASS[number], (cells, ahead_AS[MOVES.index(way)]), chance)
-    chance_ASS *= ice_S[:, None]
-    won_AS = chance_ASS @ goal_S
-    chosen_S = np.zeros(len(cells), np.int64)
+    chance_AA = np.eye(len(MOVES)) * (1 - slip)  # of going the second way when the first is chosen
+    for move, sides in SIDES.items():
+        chance_AA[MOVES.index(move), [MOVES.index(side) for side in sides]] = slip / 2
+    chance_AA *= 1 - 0.5 / move_limit
+    worth_S = goal_S
     while True:
-        value_S = np.linalg.solve(np.eye(len(cells)) - DISCOUNT * chance_ASS[chosen_S, cells], won_AS[chosen_S, cells])
-        worth_AS = won_AS + DISCOUNT * (chance_ASS @ value_S)
-        is_worse_S = worth_AS[chosen_S, cells] < worth_AS.max(axis=0) - _SAME
-        if not is_worse_S.any():
+        worth_AS = chance_AA @ worth_S[ahead_AS]
+        last_S, worth_S = worth_S, np.where(is_ice_S, worth_AS.max(axis=0), goal_S)
+        if (worth_S - last_S <= _CHANGE * worth_S).all():
             break
-        chosen_S = np.where(is_worse_S, worth_AS.argmax(axis=0), chosen_S)
-    is_best_AS = (worth_AS > worth_AS.max(axis=0) - _SAME) & (worth_AS > _SAME) & ice_S
-    return [[move for move, is_best_S in zip(MOVES, is_best_AS, strict=True) if is_best_S[cell]] for cell in cells]
+    is_best_AS = (worth_AS >= (1 - _SAME) * worth_S) & (worth_AS > 0) & is_ice_S
+    return [[move for move, is_best in zip(MOVES, column, strict=True) if is_best] for column in is_best_AS.T.tolist()]
 
 
 def _ahead(side: int) -> NDArray[np.int64]:
-    """Return the cell that each move leads to from each cell [4, S]; the edge stops."""
+    """Return the cell that each move leads to from each cell, of shape [A, S]; the edge stops."""
     row_S, column_S = np.divmod(np.arange(side * side), side)
     step = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
     return np.array(

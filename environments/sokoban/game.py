@@ -73,8 +73,12 @@ class SokobanOptions(BoardOptions):
         if self.moves is not None:
             check_range("moves", self.moves, low=1, high=500)
             if self.max_moves is not None and self.moves[1] > self.max_moves:
-                reason = f"go up to {self.moves[1]}, but max_moves is {self.max_moves}: change one of them"
-                raise OptionError("moves", reason)
+                fitting = [min(self.moves[0], self.max_moves), self.max_moves]
+                raise OptionError(
+                    "moves",
+                    f"go up to {self.moves[1]}, but max_moves is {self.max_moves}: "
+                    f"ask for moves={fitting} too, or for max_moves={self.moves[1]} at least",
+                )
         if self.pushes is not None:
             check_range("pushes", self.pushes, low=1, high=self.solution[1])
 
