@@ -12,7 +12,7 @@ from envkit.types import JSON, Observation
 
 
 class FrozenLakeExpert:
-    """Knows the shortest ways over a lake that it sees, and on slippery ice those that win most often in time.
+    """Knows the shortest ways over a lake that it sees, and on slippery ice a plan that reckons with slips.
 
     Args:
         symbols: Like the others, an option of the episodes that it plays; see `LakeOptions`.
