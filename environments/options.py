@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
+from os import PathLike
 from typing import TYPE_CHECKING, TypeVar
 
 from envkit.errors import OptionError, did_you_mean
@@ -55,6 +56,13 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
     """Raise `OptionError` unless `value` is one of `known`; the message gives the nearest one."""
     if not isinstance(value, str) or value not in known:
         raise OptionError(name, f"{value!r} is not one of them{did_you_mean(str(value), known)}")
+
+
+def check_path(name: str, value: object) -> None:
+    """Raise `OptionError` unless `value` is a path as text, which is the only kind that travels in JSON."""
+    if not isinstance(value, str) or not value.strip():
+        hint = f"; take {str(value)!r}" if isinstance(value, PathLike) else ""
+        raise OptionError(name, f"must be the path of a file or folder, as text, got {value!r}{hint}")
 
 
 def check_symbols(name: str, value: object, *, instead_of: str) -> None:

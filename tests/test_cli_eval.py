@@ -17,6 +17,8 @@ SCRIPT = Path(sys.executable).with_name("envkit")
 LAKE = ("eval", "FrozenLake-v0", "--policy", "random", "--option", "size=4")
 
 PLAIN = """
+from pathlib import Path
+
 import gymnasium
 import envkit
 from envkit.spaces import Utf8Text
@@ -25,6 +27,7 @@ class Plain(gymnasium.Env):
     observation_space = action_space = Utf8Text(100)
 
     def reset(self, *, seed=None, options=None):
+        Path("begun").touch()
         return "go", {"legal_moves": ["on"]}
 
     def step(self, action):
@@ -144,8 +147,15 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
     [
         (["--attempts", "2", "--greedy"], "--greedy plays every attempt at a task alike; leave it out, or take "),
         (["--force"], "--force needs --output: it replaces what a folder holds"),
-        (["--output", "file"], "file: File exists; choose a folder that can be written"),
-        (["--output", "file/x"], "file/x: Not a directory; choose a folder that can be written"),
+        (["--output", "file"], "file: Not a directory; choose a folder that can be written"),
+        (["--output", "file/x/y"], "file/x/y: Not a directory; choose a folder that can be written"),
+        (["--output", "x" * 300], f"{'x' * 300}: File name too long; choose a folder that can be written"),
+        (["--output", "new/er", "--policy", "exprt"], "--policy: there is no 'exprt'; did you mean 'expert'?"),
+        (["--output", "new/er", "--option", "size=1"], "size: must be an integer from "),
+        (
+            ["--output", "new/er", "--option", "map=4x4"],
+            "--split eval: goes with random lakes, not with a map; take --",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line_before_anything_is_played(tmp_path: Path, words: list[str], line: str) -> None:
@@ -153,6 +163,7 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_played(tmp_path: Pat
     code, out, err = envkit([*LAKE, *words], tmp_path)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(line)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
@@ -165,15 +176,17 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_control_c_ends_it_without_a_word_and_without_a_result(tmp_path: Path) -> None:
-    words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "100000", "--output", "found"]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def test_control_c_ends_it_without_a_word_and_without_a_result(tmp_path: Path, plain: Path) -> None:
+    words: list[str | Path] = [SCRIPT, "eval", "Plain-v0", "--policy", "random", "--episodes", "100000"]
+    env = {**os.environ, "PYTHONPATH": str(plain)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*words, "--output", "found"], cwd=tmp_path, stdout=pipe, stderr=pipe, env=env) as process:
         try:
-            until = "until test -d found; do sleep 0.1; done; sleep 0.5"
+            until = "until test -e begun; do sleep 0.1; done"
             subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=60, check=True)
             process.send_signal(signal.SIGINT)
             out, _ = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert (process.returncode, out) == (130, "")
-    assert list((tmp_path / "found").iterdir()) == []
+    assert (process.returncode, out) == (130, b"")
+    assert not (tmp_path / "found").exists()

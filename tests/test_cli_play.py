@@ -115,6 +115,9 @@ def test_a_world_that_breaks_is_one_line(frail: Path) -> None:
         (["FrozenLake-v0", "--option", "slop=1"], 2, "slop: no such option; did you mean 'slip'?"),
         (["FrozenLake-v0", "--option", "slip"], 2, "--option slip: must read key=value, such as size=6"),
         (["FrozenLake-v0", "--split", "evil"], 2, "--split: there is no 'evil'; did you mean 'eval'?"),
+        (["FrozenLake-v0", "--option", "url=http://127.0.0.1:1"], 2, "url: no such option"),
+        (["FrozenLake-v0", "--option", "render_mode=text"], 2, "render_mode: no such option"),
+        (["Frail-v0", "--option", "env_id=3"], 2, "env_id: no such option"),
         (["Frail-v0", "--split", "eval"], 2, "--split: Frail-v0 has no splits; leave it out"),
         (["X-v0", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1 does not answer"),
     ],
@@ -232,6 +235,16 @@ def test_a_small_terminal_gets_what_fits(width: int, height: int) -> None:
         lines = picture.splitlines()
         assert len(lines) <= max(1, height - 1) + 1
         assert all(len(line) <= width + 1 for line in lines[1:])
+
+
+def test_a_terminal_that_is_too_low_is_told_how_many_lines_the_board_needs() -> None:
+    options: Options = {"size": 16, "max_moves": 100}
+    low = played("q", options, height=12)[-1].splitlines()
+    assert low[1] == "… 9 lines do not fit; 20 are needed"
+    assert len(low) == 11
+    just = played("q", options, height=20)[-1]
+    assert "do not fit" not in just
+    assert len(just.splitlines()) == 19
 
 
 class Terminal:

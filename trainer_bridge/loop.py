@@ -245,7 +245,11 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
     return {
         "success": success_of(played),
         "pass_at_group": pass_at_group(
-            [[_success(one) > 0 for one in valid(group.trajectories)] for group in result.groups]
+            [
+                [_success(one) > 0 for one in group.trajectories]
+                for group in result.groups
+                if not any(one.stop.is_void for one in group.trajectories)  # fewer attempts succeed more rarely
+            ]
         ),
         **folded,
         "return": _mean([one.reward for one in played]),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envkit.environments.boards.physics import Physics
-from envkit.environments.boards.terms import Rewards, Terms
+from envkit.environments.boards.terms import EpisodeTerms, Rewards
 from envkit.environments.options import check_boolean, check_choice, check_integer, check_number, check_symbols
 from envkit.environments.split import SPLITS, Split
 
@@ -141,9 +141,9 @@ class BoardGame(ABC, Generic[OptionsT]):
         """Return how many levels there are; None when every seed has its own. `draw` then takes their numbers."""
         return options.num_levels
 
-    def terms(self, options: OptionsT) -> Terms:
+    def terms(self, options: OptionsT) -> EpisodeTerms:
         """Return the numbers that an episode with these options is played by."""
-        return Terms(
+        return EpisodeTerms(
             options.move_limit,
             float(self.slip(options)),
             float(options.format_penalty),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 
-class Terms(NamedTuple):
-    """The numbers that an episode is played by: one each, or in `vector` arrays [1], or [N] for boards that differ.
+class EpisodeTerms(NamedTuple):
+    """The numbers that an episode is played by.
 
     Attributes:
         limit: Moves until it is truncated.
@@ -22,19 +23,33 @@ class Terms(NamedTuple):
         notices: Whether an answer that cannot be read is told so.
     """
 
-    limit: Any
-    slip: Any
-    penalty: Any
-    move: Any
-    progress: Any
-    won: Any
-    unfinished: Any
-    turn: Any
-    notices: Any
+    limit: int
+    slip: float
+    penalty: float
+    move: float
+    progress: float
+    won: float
+    unfinished: float
+    turn: int
+    notices: bool
+
+
+class Terms(NamedTuple):
+    """The same for many boards, see `EpisodeTerms`: of shape [1], or [N] for boards that differ."""
+
+    limit: NDArray[Any]
+    slip: NDArray[Any]
+    penalty: NDArray[Any]
+    move: NDArray[Any]
+    progress: NDArray[Any]
+    won: NDArray[Any]
+    unfinished: NDArray[Any]
+    turn: NDArray[Any]
+    notices: NDArray[Any]
 
 
 class Rewards(NamedTuple):
-    """See `Terms`."""
+    """See `EpisodeTerms`."""
 
     move: float = 0.0
     progress: float = 0.0
@@ -57,7 +72,7 @@ def matters_of(terms: Terms) -> Matters:
     return Matters(rewards, slip, penalty, unfinished)
 
 
-def as_arrays(terms: Terms) -> Terms:
+def as_arrays(terms: EpisodeTerms) -> Terms:
     """Return the terms as arrays of one each: NumPy is quicker with them than with numbers."""
     return Terms(*(np.array([term]) for term in terms))
 

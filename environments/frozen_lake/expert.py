@@ -5,28 +5,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envkit.environments.board import MOVES, find_board
-from envkit.environments.frozen_lake.lakes import layers_of
+from envkit.environments.frozen_lake.game import LakeOptions
+from envkit.environments.frozen_lake.lakes import SYMBOLS, layers_of
+from envkit.environments.frozen_lake.slippery import best_moves
 from envkit.types import JSON, Observation
-
-SYMBOLS = "_OGPX√"
 
 
 class FrozenLakeExpert:
-    """Knows the shortest ways over a lake that it sees; plays as if nothing were slippery.
+    """Knows the shortest ways over a lake that it sees, and on slippery ice a plan that reckons with slips.
 
     Args:
-        symbols: The option of the episodes that it plays; the others change nothing that it does.
+        symbols: Like the others, an option of the episodes that it plays; see `LakeOptions`.
+        slip: Above 0 it plays the plan of `best_moves`.
+        size: Says with `map` and `max_moves` how many moves that plan is for.
+        map: See `size`.
+        max_moves: See `size`.
+        options: Those that change nothing that it does.
+
+    Raises:
+        OptionError: There are no episodes with such options.
     """
 
-    def __init__(self, *, symbols: str | None = None, **options: JSON) -> None:
-        self._meaning = None if symbols is None else str.maketrans(symbols, SYMBOLS)
+    def __init__(
+        self,
+        *,
+        symbols: str | None = None,
+        slip: float = 0.0,
+        size: int | None = None,
+        map: str | Sequence[str] | None = None,
+        max_moves: int | None = None,
+        **options: JSON,
+    ) -> None:
+        chosen = LakeOptions(symbols=symbols, slip=slip, size=size, map=map, max_moves=max_moves)
+        # What is ours and not among theirs means nothing.
+        self._meaning = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
+        self._slip = slip
+        self._move_limit = chosen.move_limit
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return every first move of a shortest path; empty after the end or when there is no path."""
+        """Return every first move of a shortest path; on slippery ice every one that `best_moves` gives.
+
+        Empty after the end, and when there is no path.
+        """
         board = self._read(observation)
         layers = layers_of(board)
         if not layers:
             return ()
+        if self._slip:
+            plan = best_moves(board.replace("P", "_"), self._slip, self._move_limit)
+            return plan[board.replace("\n", "").find("P")]
         width = board.find("\n") + 1
         here = 1 << (len(board) - 1 - board.find("P"))
         around = (here << width, here >> width, here << 1, here >> 1)

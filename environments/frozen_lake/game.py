@@ -14,8 +14,7 @@ from envkit.environments.boards.game import BoardGame, BoardOptions, Level
 from envkit.environments.boards.physics import Physics
 from envkit.environments.boards.terms import Rewards
 from envkit.environments.boards.vector import BoardVectorEnv
-from envkit.environments.frozen_lake.expert import SYMBOLS
-from envkit.environments.frozen_lake.lakes import MAPS, Lake, draw_lake, read_map
+from envkit.environments.frozen_lake.lakes import MAPS, SYMBOLS, Lake, draw_lake, read_map
 from envkit.environments.frozen_lake.pictures import STYLES, draw_tiles
 from envkit.environments.options import check_choice, check_integer, check_number
 from envkit.errors import OptionError

@@ -11,6 +11,9 @@ from envkit.environments.split import Split, split_of
 from envkit.errors import OptionError
 from envkit.types import stable_hash
 
+SYMBOLS = "_OGPX√"
+"""Ice, hole, goal, player, player in a hole, player on the goal; their places here are their codes in grids."""
+
 MAPS = {
     "4x4": ("SFFF", "FHFH", "FFFH", "HFFG"),
     "8x8": ("SFFFFFFF", "FFFFFFFF", "FFFHFFFF", "FFFFFHFF", "FFFHFFFF", "FHHFFFHF", "FHFFHFHF", "FFFHFFFG"),

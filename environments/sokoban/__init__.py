@@ -22,12 +22,12 @@ from __future__ import annotations
 from envkit.environments.sokoban.expert import SokobanExpert
 from envkit.environments.sokoban.files import read_levels
 from envkit.environments.sokoban.game import Sokoban, SokobanGame, SokobanOptions, SokobanVector
-from envkit.environments.sokoban.levels import Level, draw_level
+from envkit.environments.sokoban.levels import Puzzle, draw_level
 from envkit.environments.sokoban.rules import play
 from envkit.environments.sokoban.solver import solve
 
 __all__ = [
-    "Level",
+    "Puzzle",
     "Sokoban",
     "SokobanExpert",
     "SokobanGame",

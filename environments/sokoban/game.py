@@ -13,7 +13,7 @@ from envkit.environments.boards.env import BoardEnv
 from envkit.environments.boards.game import BoardGame, BoardOptions, Level
 from envkit.environments.boards.terms import Rewards
 from envkit.environments.boards.vector import BoardVectorEnv
-from envkit.environments.options import check_choice, check_integer, check_range
+from envkit.environments.options import check_choice, check_integer, check_path, check_range
 from envkit.environments.sokoban.files import read_levels
 from envkit.environments.sokoban.levels import draw_level
 from envkit.environments.sokoban.pictures import STYLES, draw_tiles
@@ -71,7 +71,14 @@ class SokobanOptions(BoardOptions):
             self._check_file()
             return
         if self.moves is not None:
-            check_range("moves", self.moves, low=1, high=500 if self.max_moves is None else self.max_moves)
+            check_range("moves", self.moves, low=1, high=500)
+            if self.max_moves is not None and self.moves[1] > self.max_moves:
+                fitting = [min(self.moves[0], self.max_moves), self.max_moves]
+                raise OptionError(
+                    "moves",
+                    f"go up to {self.moves[1]}, but max_moves is {self.max_moves}: "
+                    f"ask for moves={fitting} too, or for max_moves={self.moves[1]} at least",
+                )
         if self.pushes is not None:
             check_range("pushes", self.pushes, low=1, high=self.solution[1])
 
@@ -88,8 +95,7 @@ class SokobanOptions(BoardOptions):
         """The rooms of `level_file`; empty without one."""
         if self.level_file is None:
             return ()
-        if not isinstance(self.level_file, str):
-            raise OptionError("level_file", f"must be a path, got {self.level_file!r}")
+        check_path("level_file", self.level_file)
         return read_levels(self.level_file)
 
     @property

@@ -30,8 +30,8 @@ _Start: TypeAlias = tuple[int, int, int]  # state, moves and pushes
 _MemberT = TypeVar("_MemberT")
 
 
-class Level(NamedTuple):
-    """A level.
+class Puzzle(NamedTuple):
+    """A room to start in, and what its shortest solution takes.
 
     Attributes:
         board: The room at the start.
@@ -52,7 +52,7 @@ def draw_level(
     moves: tuple[int, int],
     pushes: tuple[int, int] | None = None,
     split: Split | None = None,
-) -> Level:
+) -> Puzzle:
     """Return the level of `seed`: the same in every process.
 
     With one box, every start in range is as likely as any other of its room. With more, the moves are drawn first, so
@@ -63,7 +63,7 @@ def draw_level(
         size: Cells along one side, walls included, from 5.
         boxes: Number of boxes.
         moves: Fewest and most moves of a shortest solution.
-        pushes: Fewest and most pushes, as `Level` counts them; None takes any.
+        pushes: Fewest and most pushes, as `Puzzle` counts them; None takes any.
         split: Split that it must belong to; None takes any.
 
     Raises:
@@ -86,7 +86,7 @@ def draw_level(
                 [(state, depth, count)] = _take(chance, starts, 1)
                 board = _draw(room, size, state)
                 if split is None or split_of(board) == split:
-                    return Level(board, depth, count)
+                    return Puzzle(board, depth, count)
         if searched > _STATES:
             break
         wanted = max(low, wanted - 1 - (wanted - low) // 8)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envkit.cli.options import EnvOptions, read_options
-from envkit.errors import UsageError
+from envkit.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
+    from envkit.types import Options
     from envkit.wiring.estimates import Estimate, Stratum
     from envkit.wiring.evaluation import Evaluation
 
@@ -60,8 +61,8 @@ def evaluate(
     if output is not None:
         from envkit.wiring import evaluation_files
 
-        evaluation_files.prepare(output, force=force)
-    with closing(display_on(sys.stderr)) as display:
+        evaluation_files.check(output, force=force)
+    with closing(display_on(sys.stderr)) as display, _advice(split, options):
         found = clock.run(
             partial(
                 evaluate,
@@ -83,6 +84,17 @@ def evaluate(
         typer.echo(f"written: {', '.join(map(str, files))}", err=as_json)
         if not found.levels:
             typer.echo(f"no plot: {env_id} does not tell how hard its levels are, or what success is", err=as_json)
+
+
+@contextmanager
+def _advice(split: str, options: Options) -> Iterator[None]:
+    """Say what to do about levels that belong to no split, of which nobody who leaves out --split has to know."""
+    try:
+        yield
+    except OptionError as error:
+        if error.option != "split" or "split" in options:
+            raise
+        raise UsageError(f"--split {split}: {error.reason}; take --split any") from None
 
 
 def _print(found: Evaluation, *, as_json: bool) -> None:

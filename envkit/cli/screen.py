@@ -132,7 +132,8 @@ class _Screen:
             board = [Text(), *board, Text()]
         elif room < len(board):
             hidden = len(board) - max(0, room - 1)
-            board = [Text(f"… {hidden} lines do not fit", style="dim"), *board[hidden:]] if room > 0 else []
+            told = f"… {hidden} lines do not fit; {height + len(board) - room} are needed"
+            board = [Text(told, style="bold yellow"), *board[hidden:]] if room > 0 else []
         lines = [*head, *board, *foot][-max(1, height - 1) :]
         for line in lines:
             line.no_wrap = True

@@ -70,10 +70,11 @@ def task_of(run: RunConfig, spec: EnvSpec, split: str, seed: int, number: int) -
 
 def _check_env(run: RunConfig) -> None:
     try:
-        world = envs.open_world(run.env.id, **run.env.options)
-        if not isinstance(world, AsyncEnv):
-            world.reset(seed=0, options={**run.env.options})  # the way in which tasks bring them
-            world.close()
+        made = envs.open_world(run.env.id, **run.env.options)
+        if not isinstance(made, AsyncEnv):
+            made.close()
+            with envs.make(run.env.id) as world:
+                world.reset(seed=0, options={**run.env.options})  # the way in which tasks bring them
     except UnknownEnvError as error:
         raise ConfigError([f"env.id: {error}"]) from None
     except OptionError as error:

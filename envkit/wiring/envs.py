@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal
 
 import gymnasium
@@ -12,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envkit import registry
 from envkit.env import AsyncEnv, BlockingEnv
-from envkit.errors import ConfigError
+from envkit.errors import ConfigError, EnvError, EnvkitError, OptionError, did_you_mean
 from envkit.protocols import EnvHost, Expert
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
@@ -52,6 +54,11 @@ def make(env_id: str, *, url: str | None = None, **options: Any) -> gymnasium.En
         from envkit.http.client import EnvClient
 
         return BlockingEnv(env_id, partial(EnvClient, url), options)
+    return make_here(env_id, options)
+
+
+def make_here(env_id: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Make an environment in this process, with options of whatever names; otherwise as `make`."""
     world = open_world(env_id, **options)
     if isinstance(world, AsyncEnv):
         return BlockingEnv(env_id, partial(_one_slot, world), options)
@@ -64,6 +71,7 @@ def make_vec(
     *,
     mode: VectorMode | None = None,
     autoreset: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    url: str | None = None,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
     """Make `num_envs` copies that step together. All modes play the same episodes from the same seeds.
@@ -74,6 +82,7 @@ def make_vec(
         mode: ``"native"`` steps them all at once in NumPy, where the world can; ``"sync"`` one after another in this
             process; ``"async"`` each in a process of its own. None takes native where there is one, otherwise sync.
         autoreset: When a finished copy starts again: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
+        url: As in `make`; there is no native mode for served worlds.
         options: As in `make`.
 
     Raises:
@@ -81,20 +90,20 @@ def make_vec(
         ConfigError: `num_envs`, `mode` or `autoreset` is refused.
         OptionError: The environment refuses an option.
     """
-    if num_envs < 1:
-        raise ConfigError([f"num_envs: must be at least 1, got {num_envs}"])
+    if not _is_count(num_envs):
+        raise ConfigError([f"num_envs: must be an integer from 1, got {num_envs!r}"])
     spec = find(env_id)
     when = _autoreset(autoreset)
     if mode is None:
-        mode = "sync" if spec.vector_entry_point is None or "url" in options else "native"
+        mode = "sync" if spec.vector_entry_point is None or url is not None else "native"
     if mode == "native":
-        if spec.vector_entry_point is None or "url" in options:
+        if spec.vector_entry_point is None or url is not None:
             raise ConfigError([f"mode: {env_id} cannot be stepped natively here; take 'sync' or 'async'"])
         envs: VectorEnv[Any, Any, Any] = registry.load(spec.vector_entry_point)(
             num_envs=num_envs, autoreset=when, **registry.defaults(spec, options)
         )
         return envs
-    copies: list[Callable[[], gymnasium.Env[Any, Any]]] = [partial(make, env_id, **options)] * num_envs
+    copies: list[Callable[[], gymnasium.Env[Any, Any]]] = [partial(make, env_id, url=url, **options)] * num_envs
     if mode == "sync":
         return SyncVectorEnv(copies, autoreset_mode=when)
     if mode == "async":
@@ -111,37 +120,72 @@ def _processes(
     (as text cannot): the next step then starts yet another episode, and the action is lost. So the copies start again
     by themselves in its place.
     """
-    if autoreset is not AutoresetMode.NEXT_STEP:
-        return AsyncVectorEnv(copies, shared_memory=False, autoreset_mode=autoreset)
+    starts_again = autoreset is AutoresetMode.NEXT_STEP
     envs: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
-        [partial(_StartsAgain.around, copy) for copy in copies],
+        [partial(_Copy.of, copy, starts_again=starts_again) for copy in copies],
         shared_memory=False,
-        autoreset_mode=AutoresetMode.DISABLED,
+        autoreset_mode=AutoresetMode.DISABLED if starts_again else autoreset,
     )
     envs.autoreset_mode = envs.metadata["autoreset_mode"] = autoreset
     return envs
 
 
-class _StartsAgain(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The step after the end of an episode begins the next one, whatever its action is."""
+class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """What plays in a process of its own.
 
-    _is_over = False
+    Args:
+        env: The world.
+        starts_again: Whether the step after the end of an episode begins the next one, whatever its action is.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], *, starts_again: bool) -> None:
+        super().__init__(env)
+        self._starts_again = starts_again
+        self._is_over = False
 
     @classmethod
-    def around(cls, make_copy: Callable[[], gymnasium.Env[Any, Any]]) -> _StartsAgain:
-        return cls(make_copy())
+    def of(cls, make_copy: Callable[[], gymnasium.Env[Any, Any]], *, starts_again: bool) -> _Copy:
+        return cls(make_copy(), starts_again=starts_again)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._is_over = False
-        return self.env.reset(seed=seed, options=options)
+        with _carried():
+            return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        if self._is_over:
+        if self._is_over and self._starts_again:
             observation, info = self.reset()
             return observation, 0.0, False, False, info
-        step = self.env.step(action)
+        with _carried():
+            step = self.env.step(action)
         self._is_over = bool(step[2] or step[3])
         return step
+
+
+class _CarriedError(Exception):
+    """Brings an error of envkit out of a process.
+
+    Gymnasium raises ``type(error)(error)`` in place of an error there, which few of ours survive: they are not made
+    from one argument. Made from one of its own kind, this gives the error that it carries.
+    """
+
+    def __new__(cls, carried: Exception) -> Any:
+        return carried.args[0] if isinstance(carried, cls) else super().__new__(cls, carried)
+
+    def __str__(self) -> str:
+        return super().__str__().replace("%", "%%")  # Gymnasium also shows it, as a template without arguments
+
+
+@contextmanager
+def _carried() -> Iterator[None]:
+    try:
+        yield
+    except EnvkitError as error:
+        raise _CarriedError(error) from None
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, Integral) and int(number) >= 1
 
 
 def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
@@ -152,11 +196,30 @@ def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
         raise ConfigError([f"autoreset: must be one of {known}, got {autoreset!r}"]) from None
 
 
-def open_world(env_id: str, **options: JSON) -> World:
-    """Make the world itself, without any face."""
+def open_world(env_id: str, /, **options: JSON) -> World:
+    """Make the world itself, without any face.
+
+    Raises:
+        UnknownEnvError: No such id; the message names the nearest one.
+        OptionError: The world refuses an option, or does not know it.
+    """
     spec = find(env_id)
-    world: World = registry.load(spec.entry_point)(**registry.defaults(spec, options))
+    entry_point, chosen = registry.load(spec.entry_point), registry.defaults(spec, options)
+    try:
+        world: World = entry_point(**chosen)
+    except TypeError:
+        _check_known(chosen, entry_point)
+        raise
     return world
+
+
+def _check_known(options: Mapping[str, Any], entry_point: Callable[..., Any]) -> None:
+    """Raise `OptionError` if there is an option that `entry_point` does not take by name."""
+    parameters = inspect.signature(entry_point).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        for name in options:
+            if name not in parameters:
+                raise OptionError(name, f"no such option{did_you_mean(name, parameters)}") from None
 
 
 def open_expert(env_id: str, options: Options | None = None) -> Expert:
@@ -172,9 +235,31 @@ def open_expert(env_id: str, options: Options | None = None) -> Expert:
     return expert
 
 
-def slots(capacity: int) -> SlotHost:
-    """A host that plays any registered environment in this process."""
-    return SlotHost(open_world, capacity)
+def slots(capacity: int, options: Options | None = None) -> SlotHost:
+    """Return a host that plays any registered environment in this process.
+
+    Args:
+        capacity: Number of episodes at once.
+        options: What every world is made with. Tasks bring options by themselves; these are for worlds that take some
+            nowhere else than where they are made.
+    """
+
+    def open_attributed(env_id: str) -> World:
+        with attributed(env_id):
+            return open_world(env_id, **(options or {}))
+
+    return SlotHost(open_attributed, capacity)
+
+
+@contextmanager
+def attributed(env_id: str) -> Iterator[None]:
+    """Say that the world raised, of whatever is neither envkit's own error nor a module that is not installed."""
+    try:
+        yield
+    except (EnvkitError, ImportError):
+        raise
+    except Exception as error:
+        raise EnvError(env_id, f"{type(error).__name__}: {error}") from error
 
 
 @asynccontextmanager

@@ -142,7 +142,7 @@ async def evaluate(
 
     async with (
         _opened(policy, env_id, spec, draw, seed=seed, greedy=greedy) as (tasks, play_all),
-        _host(url, episodes * attempts) as lender,
+        _host(url, episodes * attempts, tasks[0].options) as lender,
     ):
         host = NotingHost(lender)
         display.phase(policy, episodes * attempts)
@@ -235,9 +235,9 @@ async def _play_checkpoint(
 
 
 @asynccontextmanager
-async def _host(url: str | None, episodes: int) -> AsyncIterator[EnvHost]:
+async def _host(url: str | None, episodes: int, options: Options) -> AsyncIterator[EnvHost]:
     if url is None:
-        async with slots(max(1, min(SLOTS, episodes))) as host:
+        async with slots(max(1, min(SLOTS, episodes)), options) as host:
             yield host
     else:
         from envkit.http.client import EnvClient

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +18,8 @@ EVALUATION = "evaluation.json"
 PLOT = "success_by_difficulty.png"
 
 
-def prepare(folder: Path, *, force: bool) -> None:
-    """Make the folder, and find out before anything is played whether an evaluation can be written there.
+def check(folder: Path, *, force: bool) -> None:
+    """Find out, before anything is played, whether an evaluation can be written into `folder`; nothing is made yet.
 
     Raises:
         UsageError: It holds one and `force` is false, or it cannot be written.
@@ -25,20 +27,22 @@ def prepare(folder: Path, *, force: bool) -> None:
     with _writing(folder):
         if not force and (folder / EVALUATION).exists():
             raise UsageError(f"{folder}: already holds an evaluation; replace it with --force or choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f".{EVALUATION}.part"
-        part.touch()
-        part.unlink()
+        there = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def write(found: Evaluation, folder: Path) -> list[Path]:
-    """Write an evaluation in place of any that is there, and return the files.
+    """Write an evaluation in place of any that is there, make the folder if it is missing, and return the files.
 
     Raises:
         UsageError: The folder cannot be written.
     """
     written = [folder / EVALUATION]
     with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         part = folder / f".{EVALUATION}.part"
         part.write_bytes(orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2) + b"\n")
         part.replace(folder / EVALUATION)

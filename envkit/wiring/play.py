@@ -10,11 +10,11 @@ from typing import Any
 
 import gymnasium
 
-from envkit.errors import EnvError, EnvkitError, UsageError
+from envkit.errors import UsageError
 from envkit.protocols import Expert
 from envkit.types import Info, Observation, Options
 from envkit.wiring.difficulty import shortest_of
-from envkit.wiring.envs import make, open_expert
+from envkit.wiring.envs import attributed, make, make_here, open_expert
 from envkit.wiring.players import ANY_SPLIT, spec_of, with_split
 
 SOLVED = "solved"
@@ -95,7 +95,7 @@ class Game:
             OptionError: The world refuses an option.
             EnvError: The world raised.
         """
-        with self._attributed():
+        with attributed(self.env_id):
             text, info = self._env.reset(seed=seed, options=dict(self._options))
             drawing, notes = self._drawn(text)
         self._scene = Scene(seed, text, drawing, notes, _moves(info), shortest=shortest_of(info))
@@ -108,7 +108,7 @@ class Game:
             EnvError: The world raised.
         """
         before = self.scene
-        with self._attributed():
+        with attributed(self.env_id):
             text, reward, terminated, truncated, info = self._env.step(action)
             drawing, notes = self._drawn(text)
         self._scene = replace(
@@ -146,16 +146,6 @@ class Game:
             return None, ""
         return drawing, text.rstrip().removesuffix(_COLOURS.sub("", drawing).rstrip()).strip()
 
-    @contextmanager
-    def _attributed(self) -> Iterator[None]:
-        """Say that the world raised, of whatever is not envkit's own error."""
-        try:
-            yield
-        except EnvkitError:
-            raise
-        except Exception as error:
-            raise EnvError(self.env_id, f"{type(error).__name__}: {error}") from error
-
 
 @contextmanager
 def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str | None = None) -> Iterator[Game]:
@@ -169,7 +159,8 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
 
     Raises:
         UnknownEnvError: No such environment.
-        OptionError: The expert refuses an option; the world itself does so when a level begins.
+        OptionError: The world or its expert refuses an option; a served world does so when a level begins.
+        EnvError: The world raised.
         UsageError: The world has no such split.
         UnreachableError: The server does not answer.
     """
@@ -179,16 +170,20 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
         raise UsageError(f"--split: {env_id} has no splits; leave it out")
     chosen = with_split(options, split, splits)
     expert = None if spec is None or spec.expert is None else open_expert(env_id, chosen)
-    with closing(_open_env(env_id, url)) as env:
+    with closing(_open_env(env_id, chosen, url)) as env:
         yield Game(env, env_id, expert=expert, options=chosen)
 
 
-def _open_env(env_id: str, url: str | None) -> gymnasium.Env[Any, Any]:
-    env = make(env_id, url=url)
-    if "ansi" not in env.metadata.get("render_modes", ()):
-        return env
-    env.close()
-    return make(env_id, render_mode="ansi")
+def _open_env(env_id: str, options: Options, url: str | None) -> gymnasium.Env[Any, Any]:
+    if url is not None:
+        return make(env_id, url=url)
+    # Every reset is told the options, too; yet a world may take some only here.
+    with attributed(env_id):
+        env = make_here(env_id, options)
+        if "ansi" not in env.metadata.get("render_modes", ()):
+            return env
+        env.close()
+        return make_here(env_id, {**options, "render_mode": "ansi"})
 
 
 def _moves(info: Info) -> tuple[str, ...]:

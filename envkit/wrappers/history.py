@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -77,18 +78,23 @@ class History(TextWrapper):
         limit: Turns that are shown, at least 1; None shows all.
 
     Raises:
-        UsageError: `limit` is below 1; or, at a step, `style` writes too much even about one turn.
+        UsageError: `limit` is below 1, or `style` is no style; or, at a reset or step, it writes no text, or too much
+            even about one turn.
     """
 
     def __init__(self, env: TextEnv, style: Style = observations, *, limit: int | None = None) -> None:
         super().__init__(env, style=style, limit=limit)
+        given: object = style
+        if isinstance(given, type) or not callable(given):
+            hint = "chat(render)" if given is chat else "transcript"
+            raise UsageError(f"style: must be a function of a Past, such as {hint}, got {style!r}")
         if limit is not None and limit < 1:
             raise UsageError(f"limit: must be at least 1, got {limit}")
         self._style = style
         self._first = ""
         self._count = 0
         self._turns: deque[tuple[str, str]] = deque(maxlen=limit)
-        self._longest = max(_LONGEST, 4 * longest_text(env.observation_space))
+        self._longest = max(_LONGEST, 4 * longest_text(env))
         self.observation_space = Utf8Text(self._longest)
 
     def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -109,7 +115,9 @@ class History(TextWrapper):
 
     def _write(self) -> str:
         while True:
-            text = self._style(Past(self._first, self._count - len(self._turns), tuple(self._turns)))
+            text: object = self._style(Past(self._first, self._count - len(self._turns), tuple(self._turns)))
+            if not isinstance(text, str):
+                raise UsageError(f"style: must write text, got {reprlib.repr(text)}")
             if len(text) <= self._longest:
                 return text
             if len(self._turns) <= 1:

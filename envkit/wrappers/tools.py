@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -61,7 +62,8 @@ class ToolUse(TextWrapper):
         max_output: Characters of an output after which it is cut.
 
     Raises:
-        UsageError: There is no tool, two have one name, or a bound is below 1.
+        UsageError: There is no tool, one lacks something, two have one name, or a bound is below 1; or, at a step, a
+            tool returns something else than a `ToolResult` of text.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class ToolUse(TextWrapper):
         instructions: bool = True,
         max_output: int = 4096,
     ) -> None:
+        for tool in tools:
+            _check_tool(tool)
         names = [f"tool_uses_{tool.name}" for tool in tools]
         super().__init__(
             env,
@@ -99,7 +103,7 @@ class ToolUse(TextWrapper):
         self._instructions = "\n\n" + "\n".join(told) if instructions else ""
         self._counts = dict.fromkeys(["tool_uses", "tool_errors", *names], 0)
         self._moves: Any = None
-        longest = longest_text(env.observation_space) + len(self._instructions)
+        longest = longest_text(env) + len(self._instructions)
         self.observation_space = Utf8Text(max(longest, max_output + _ROOM_FOR_NOTES))
 
     def _began(self, observation: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -134,6 +138,19 @@ class ToolUse(TextWrapper):
 
 def _run(tool: Tool, reply: str) -> ToolResult | None:
     try:
-        return tool.run(reply)
+        result: object = tool.run(reply)
     except Exception as error:  # whatever a stranger's tool raises, the episode goes on
         return ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", reply, is_error=True)
+    if result is None:
+        return None
+    if not isinstance(result, ToolResult) or not all(isinstance(text, str) for text in result[:2]):
+        raise UsageError(f"tool {tool.name}: must return a ToolResult of text, or None, got {reprlib.repr(result)}")
+    return result
+
+
+def _check_tool(tool: object) -> None:
+    name, instructions = getattr(tool, "name", None), getattr(tool, "instructions", None)
+    is_tool = isinstance(name, str) and isinstance(instructions, str) and callable(getattr(tool, "run", None))
+    if not is_tool or isinstance(tool, type):
+        hint = f"; make one: {tool.__name__}()" if isinstance(tool, type) else ""
+        raise UsageError(f"tools: a tool has a name, instructions and run, got {tool!r}{hint}")

@@ -23,11 +23,17 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         env: The world, or what is wrapped around it.
         metrics: What this wrapper adds to ``info``, and how each is folded over an episode.
         arguments: The wrapper's own arguments, so that Gymnasium can make it again from a spec.
+
+    Raises:
+        TypeError: The world is not read and answered in text.
     """
 
     def __init__(self, env: TextEnv, *, metrics: Mapping[str, Fold] | None = None, **arguments: Any) -> None:
         RecordConstructorArgs.__init__(self, **arguments)
         gymnasium.Wrapper.__init__(self, env)
+        for space, way in ((env.observation_space, "observed"), (env.action_space, "answered")):
+            if not isinstance(space, (Utf8Text, gymnasium.spaces.Text)):
+                raise TypeError(f"{type(self).__name__} goes around worlds of text; this one is {way} in {space}")
         if metrics:
             self.metadata = {**env.metadata, "metrics": {**env.metadata.get("metrics", {}), **metrics}}
         self._is_running = False
@@ -55,12 +61,7 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return observation, float(reward), terminated, truncated, info
 
 
-def longest_text(space: gymnasium.Space[Any]) -> int:
-    """Return the characters of the longest text in `space`.
-
-    Raises:
-        TypeError: It is not a space of text.
-    """
-    if isinstance(space, (Utf8Text, gymnasium.spaces.Text)):
-        return space.max_length
-    raise TypeError(f"this wrapper goes around worlds that are read and answered in text, got {space}")
+def longest_text(env: TextEnv) -> int:
+    """Return the characters of the longest observation of `env`, which a `TextWrapper` goes around."""
+    assert isinstance(env.observation_space, (Utf8Text, gymnasium.spaces.Text))
+    return env.observation_space.max_length

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from functools import cache
+from typing import Any
 
 import pytest
 
+import envkit
 from envkit.environments.board import MOVES, UNREADABLE, find_board
 from envkit.environments.boards.terms import SIDES, slipped
 from envkit.environments.chance import chance
 from envkit.environments.frozen_lake import FrozenLake, FrozenLakeExpert, LakeGame, LakeOptions, draw_lake
+from envkit.errors import OptionError
 from envkit.types import JSON, Observation
+from envkit.wiring.envs import open_expert
 
 PHYSICS = LakeGame.physics
 ICE = "__O_\n____\nOO__\n___G"
@@ -267,6 +272,87 @@ def test_the_expert_has_no_move_where_there_is_nothing_to_play(text: str) -> Non
 
 def test_the_expert_has_no_move_where_holes_close_every_way() -> None:
     assert list(FrozenLakeExpert().moves(Observation("OG\nPO\n"))) == []
+
+
+def test_a_sign_of_ours_that_is_not_among_the_episodes_means_nothing() -> None:
+    assert list(FrozenLakeExpert(symbols="abcdef").moves(Observation("dG\naa"))) == []
+    assert list(FrozenLakeExpert(symbols="abcdef").moves(Observation("dc\naa"))) == ["right"]
+
+
+def test_on_gymnasiums_slippery_map_the_expert_wins_three_of_four_where_the_shortest_way_hardly_ever_does() -> None:
+    wins = {}
+    for slip in (2 / 3, 0.0):
+        env, expert = envkit.make("GymnasiumFrozenLake-v0"), open_expert("GymnasiumFrozenLake-v0", {"slip": slip})
+        wins[slip] = 0
+        for seed in range(200):
+            (text, info), ended = env.reset(seed=seed), False
+            while not ended:
+                text, _, terminated, truncated, info = env.step(expert.answer(expert.moves(Observation(text))[0]))
+                ended = terminated or truncated
+            wins[slip] += info["success"]
+    assert wins[2 / 3] == pytest.approx(148, abs=18)  # three standard deviations around 74 of 100
+    assert wins[0.0] <= 18
+
+
+@pytest.mark.parametrize(
+    ("options", "seeds", "best", "expert", "shortest"),
+    [
+        ({"map": "4x4", "slip": 2 / 3}, 1, 0.744, 0.740, 0.041),
+        ({"slip": 2 / 3}, 40, 0.529, 0.527, 0.395),
+        ({"slip": 0.2, "size": 6}, 12, 0.930, 0.906, 0.836),  # a plan for 500 moves would come to 0.724
+    ],
+)
+def test_the_expert_comes_near_the_best_play_that_counts_its_moves(
+    options: dict[str, Any], seeds: int, best: float, expert: float, shortest: float
+) -> None:
+    env = FrozenLake(instructions=False, **options)
+    limit = LakeOptions(**options).move_limit
+    players = [None, FrozenLakeExpert(**options), FrozenLakeExpert()]
+    boards = [env.reset(seed=seed)[0] for seed in range(seeds)]
+    chances = [sum(_win_chance(board, options["slip"], limit, player) for board in boards) for player in players]
+    assert [chance / seeds for chance in chances] == pytest.approx([best, expert, shortest], abs=0.001)
+
+
+def _win_chance(board: str, slip: float, limit: int, player: FrozenLakeExpert | None) -> float:
+    """Return the chance of the goal within `limit` moves; a player that is None counts them and plays best."""
+
+    @cache
+    def after(board: str, move: str) -> list[tuple[float, str]]:
+        ways = [(1 - slip, move), *((slip / 2, side) for side in SIDES[move])]
+        return [(share, PHYSICS.play(board, way)) for share, way in ways]
+
+    @cache
+    def chosen(board: str) -> list[str]:
+        return list(MOVES if player is None else player.moves(Observation(board)))
+
+    @cache
+    def win(board: str, left: int) -> float:
+        if "P" not in board or left == 0:
+            return float("√" in board)
+        chances = [sum(share * win(then, left - 1) for share, then in after(board, move)) for move in chosen(board)]
+        return max(chances) if player is None else sum(chances) / len(chances)
+
+    return win(board, limit)
+
+
+def test_the_expert_has_a_move_where_the_goal_is_all_but_out_of_reach() -> None:
+    # A ridge between holes: going sideways on purpose falls once in three times, going straight twice.
+    ridge = "\n".join(["O" * 24] * 12 + ["P" + "_" * 22 + "G"] + ["O" * 24] * 11)
+    assert list(FrozenLakeExpert(size=24, slip=2 / 3).moves(Observation(ridge))) == ["up", "down"]
+
+
+def test_the_expert_refuses_options_that_no_episode_has() -> None:
+    with pytest.raises(OptionError, match=r"^slip: must be a number from 0 to 1, got 2$"):
+        FrozenLakeExpert(slip=2)
+
+
+def test_where_every_slip_is_harmless_the_slippery_way_is_the_shortest() -> None:
+    seen = Observation("P__\n___\n__G")
+    assert sorted(FrozenLakeExpert(slip=0.1).moves(seen)) == sorted(FrozenLakeExpert().moves(seen)) == ["down", "right"]
+
+
+def test_next_to_a_hole_the_safe_way_is_away_from_it() -> None:
+    assert list(FrozenLakeExpert(slip=0.5).moves(Observation("_O_\n_P_\nG__"))) == ["down"]
 
 
 @pytest.mark.parametrize(

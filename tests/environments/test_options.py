@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import envkit
 from envkit.environments.board import find_board
 from envkit.environments.boards.game import BoardOptions
 from envkit.environments.frozen_lake import FrozenLake, LakeOptions
-from envkit.environments.options import override
+from envkit.environments.options import check_path, override
 from envkit.environments.sokoban import Sokoban, SokobanOptions
 from envkit.environments.split import SPLITS, Split, split_of
 from envkit.errors import OptionError
@@ -226,6 +227,22 @@ def test_an_expert_that_knows_the_symbols_wins_and_one_that_does_not_has_no_move
             assert list(expert.moves(Observation(text))) == []
     text, _ = envkit.make(env_id, symbols="W.GCBA@"[: len(ours)]).reset(seed=0)
     assert list(open_expert(env_id).moves(Observation(text))) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("", "got ''"),
+        ("  ", "got '  '"),
+        (3, "got 3"),
+        (None, "got None"),
+        (Path("a/b"), r"got .*\('a/b'\); take 'a/b'"),
+    ],
+)
+def test_a_path_is_text(value: Any, told: str) -> None:
+    with pytest.raises(OptionError, match=f"^file: must be the path of a file or folder, as text, {told}$"):
+        check_path("file", value)
+    check_path("file", "a/b")
 
 
 @GAMES

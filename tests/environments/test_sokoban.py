@@ -11,7 +11,6 @@ import pytest
 import envkit
 from envkit.environments.board import UNREADABLE, find_board
 from envkit.environments.sokoban import Sokoban, SokobanExpert, SokobanOptions, play
-from envkit.environments.sokoban.rules import is_solved
 from envkit.errors import OptionError
 from envkit.types import Observation
 
@@ -122,12 +121,6 @@ def test_sparse_rewards_pay_the_share_of_boxes_at_home_when_the_moves_run_out(
     vector.reset(seed=0)
     paid = [vector.step((answer,) * 3)[1] for answer in answers]
     assert np.array_equal(paid, [[0.0] * 3] * len(moves) + [[share] * 3])
-
-
-def test_a_room_is_solved_when_no_box_is_away_from_a_target() -> None:
-    assert is_solved("#P√√#")
-    assert is_solved("#S√O#")
-    assert not is_solved("#P√X#")
 
 
 def test_an_episode_by_hand_is_paid_drawn_and_ended() -> None:
@@ -282,6 +275,12 @@ def test_options_of_drawn_levels_do_not_go_with_a_file(option: str, value: Any, 
         Sokoban(level_file=path).reset(options={option: value})
 
 
+def test_moves_that_do_not_fit_into_the_limit_say_which_two_options_disagree() -> None:
+    told = r"^moves: go up to 10, but max_moves is 4: ask for moves=\[1, 4\] too, or for max_moves=10 at least$"
+    with pytest.raises(OptionError, match=told):
+        envkit.make("SimpleSokoban-v0", max_moves=4)
+
+
 def test_a_file_is_chosen_where_the_world_is_made_and_nowhere_else(tmp_path: Path) -> None:
     path = _file(tmp_path, _room("#PXO__#", "#_____#"))
     refused = r"^level_file: is taken by make, and by register\(\.\.\., options=\.\.\.\), not by reset$"
@@ -293,6 +292,6 @@ def test_a_file_is_chosen_where_the_world_is_made_and_nowhere_else(tmp_path: Pat
     assert told == Sokoban(level_file=path).reset(seed=0)[0]
     with pytest.raises(OptionError, match=r"^level_file: "):
         envkit.make_vec("Sokoban-v0", 2).reset(options={"level_file": path})
-    for other in (3, [path], str(tmp_path / "none.txt")):
+    for other in (3, "", Path(path), [path], str(tmp_path / "none.txt")):
         with pytest.raises(OptionError, match=r"^level_file: "):
             Sokoban(level_file=other)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from envkit.environments.sokoban.levels import Level, draw_level
+from envkit.environments.sokoban.levels import Puzzle, draw_level
 from envkit.environments.split import SPLITS, split_of
 from envkit.errors import OptionError
 from tests.environments.slow_sokoban import slow_cost
@@ -172,4 +172,4 @@ def test_a_refusal_says_what_was_asked_for_and_what_to_do() -> None:
 
 def test_a_level_is_its_board_and_two_numbers() -> None:
     # Seed 0 is pinned: a change of this room is a change of every recorded result.
-    assert draw_level(0, 6, 1, (2, 10)) == Level("######\n##___#\n##_XP#\n###__#\n##O__#\n######", moves=7, pushes=3)
+    assert draw_level(0, 6, 1, (2, 10)) == Puzzle("######\n##___#\n##_XP#\n###__#\n##O__#\n######", moves=7, pushes=3)

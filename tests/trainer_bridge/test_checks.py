@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envkit import config
+from envkit import config, register
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
 from envkit.wiring import checks, envs
@@ -37,12 +37,16 @@ def test_the_shortest_file_has_no_problem() -> None:
         ({"env": {"id": "FrozenLake-v0", "options": {"size": 1}}}, "env.options.size: "),
         ({"env": {"id": "FrozenLake-v0", "options": {"size": "big"}}}, "env.options.size: "),
         ({"env": {"id": "FrozenLake-v0", "options": {"sise": 4}}}, "env.options.sise: "),
-        ({"env": {"id": "FrozenLake-v0", "options": {"env_id": 4}}}, "env.options: FrozenLake-v0 refuses them: "),
+        ({"env": {"id": "FrozenLake-v0", "options": {"env_id": 4}}}, "env.options.env_id: no such option; there are: "),
         (
             {"env": {"id": "FrozenLake-v0", "options": {"split": "train"}}},
             "env.options.split: is set by the run, which trains on one split and evaluates on another",
         ),
         ({"env": {"id": "Sokoban-v0", "options": {"boxes": 99}}}, "env.options."),
+        (
+            {"env": {"id": "FrozenLake-v0", "options": {"observation": "grid"}}},
+            "env.options.observation: no such option; there are: ",
+        ),
         (
             {"engine": {"hidden_size": 64, "heads": 3}},
             "engine.heads: twice 3 must divide engine.hidden_size, which is 64",
@@ -87,6 +91,18 @@ def test_a_sandbox_that_cannot_be_had_here_is_a_problem(monkeypatch: pytest.Monk
     (found,) = checks.check(run_of(sandbox={"kind": "local"}))
     assert found.startswith("sandbox.kind: local cannot work here: bubblewrap ")
     assert checks.check(run_of(sandbox={"kind": "auto"})) == []
+
+
+def test_what_only_make_takes_belongs_to_an_id_of_ones_own(tmp_path: Path) -> None:
+    rooms = tmp_path / "rooms.txt"
+    rooms.write_text("#####\n#@$.#\n#   #\n#   #\n#####\n")
+    (problem,) = checks.check(run_of(env={"id": "Sokoban-v0", "options": {"level_file": str(rooms)}}))
+    assert problem.startswith("env.options.level_file: is taken by make, and by register(..., options=...)")
+    world = "envkit.environments.sokoban:Sokoban"
+    own = register(
+        "Rooms-v0", world, options={"level_file": str(rooms)}, expert=f"{world}Expert", terse={"instructions": False}
+    )
+    assert checks.check(run_of(env={"id": own.id})) == []
 
 
 def test_a_gpu_that_is_not_there_is_a_problem() -> None:

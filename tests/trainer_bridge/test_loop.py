@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,9 +18,9 @@ from envkit.errors import EnvkitError, SandboxLostError
 from envkit.trainer_bridge import checkpoint
 from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import SilentDisplay
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
-from envkit.types import Info, Sample, Task, Trajectory, stable_hash
+from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop, step_metrics
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
+from envkit.types import Group, Info, Sample, StopReason, Task, Trajectory, stable_hash
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
 
 SETTINGS = LoopSettings(
@@ -221,6 +222,27 @@ def test_lost_episodes_are_counted_and_not_learned_from(tmp_path: Path) -> None:
     assert [len(samples) for _, samples in part.trainer.taught] == [4, 2]
     assert (part.loop.state.episodes, part.loop.state.lost_episodes) == (5 + 6, 5)
     assert part.notes.steps[2]["success"] == 1.0  # of the two that are left
+    assert part.notes.steps[2]["pass_at_group"] == 1.0  # of task 2
+
+
+def test_a_group_that_lost_a_member_does_not_count_for_pass_at_group() -> None:
+    def share(*groups: str) -> float:
+        """Groups of won (w), failed (f) and void (v) episodes."""
+        ends = {
+            "w": (StopReason.TERMINATED, 1.0),
+            "f": (StopReason.TRUNCATED, 0.0),
+            "v": (StopReason.SANDBOX_LOST, 0.0),
+        }
+        task = Task("World-v0", 0)
+        played = [
+            Group(task, tuple(Trajectory(task, member, (), *ends[end]) for member, end in enumerate(group)))
+            for group in groups
+        ]
+        return step_metrics(RolloutResult(tuple(played), ()), {}, {})["pass_at_group"]
+
+    assert share("fw", "ff") == 0.5
+    assert share("fw", "ff", "vw", "vf", "vv") == 0.5
+    assert math.isnan(share("vw"))
 
 
 class AllLost(Part):

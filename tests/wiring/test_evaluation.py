@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -89,6 +90,14 @@ def test_what_cannot_be_asked_for_is_refused_with_the_nearest_word() -> None:
         evaluated("FrozenLake-v0", "random", split="evil")
     with pytest.raises(OptionError, match="slop: no such option; did you mean 'slip'"):
         evaluated("FrozenLake-v0", "random", slop=0.5)
+
+
+def test_rooms_of_a_file_are_played(tmp_path: Path) -> None:
+    rooms = tmp_path / "rooms.txt"
+    rooms.write_text("#####\n#@$.#\n#   #\n#   #\n#####\n")
+    found = evaluated("Sokoban-v0", "expert", split="any", level_file=str(rooms))
+    assert (found.metrics["success"].mean, found.metrics["turns"].mean) == (1.0, 1.0)
+    assert found.options == {"level_file": str(rooms)}
 
 
 def test_greedy_attempts_are_refused_since_they_are_all_the_same() -> None:

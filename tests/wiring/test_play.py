@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -180,6 +181,15 @@ def test_an_open_game_plays_the_levels_of_one_split() -> None:
     assert len(texts) == 2
 
 
+def test_an_open_game_plays_the_rooms_of_a_file(tmp_path: Path) -> None:
+    rooms = tmp_path / "rooms.txt"
+    rooms.write_text("#####\n#@$.#\n#   #\n#   #\n#####\n")
+    with open_game("Sokoban-v0", options={"level_file": str(rooms), "instructions": False}) as game:
+        assert game.begin(0).text == "#####\n#PXO#\n#___#\n#___#\n#####"
+        assert list(game.hint()) == ["right"]
+        assert game.act(game.answer("right")).end == "solved"
+
+
 def test_what_cannot_be_opened_is_refused_with_the_nearest_word() -> None:
     with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"), open_game("FrozenLak-v0", options={}):
         pass
@@ -188,5 +198,5 @@ def test_what_cannot_be_opened_is_refused_with_the_nearest_word() -> None:
         open_game("FrozenLake-v0", options={}, split="evil"),
     ):
         pass
-    with open_game("FrozenLake-v0", options={"slop": 1}) as game, pytest.raises(OptionError, match="mean 'slip'"):
-        game.begin(0)
+    with pytest.raises(OptionError, match="mean 'slip'"), open_game("FrozenLake-v0", options={"slop": 1}):
+        pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from envkit.errors import StepOrderError, UsageError
@@ -102,6 +104,26 @@ def test_no_tool_runs_outside_an_episode() -> None:
     env.step("win")
     with pytest.raises(StepOrderError):
         env.step("add 1 1!")
+
+
+@pytest.mark.parametrize("result", ["5", 5, ("5", "add"), ToolResult(5, "add"), ToolResult("5", b"add")])  # type: ignore[arg-type]
+def test_a_tool_that_returns_something_else_is_a_mistake_of_its_maker(result: Any) -> None:
+    class Wrong(Adder):
+        def run(self, reply: str) -> ToolResult | None:
+            return result  # type: ignore[no-any-return]
+
+    env = ToolUse(Echo(), [Wrong()])
+    env.reset()
+    with pytest.raises(UsageError, match="tool adder: must return a ToolResult of text, or None, got "):
+        env.step("add 2 3!")
+
+
+@pytest.mark.parametrize(
+    ("tool", "told"), [(Adder, r"Adder'>; make one: Adder\(\)"), ("adder", "'adder'"), (len, "len")]
+)
+def test_what_is_no_tool_is_refused(tool: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=f"tools: a tool has a name, instructions and run, got .*{told}"):
+        ToolUse(Echo(), [tool])
 
 
 def test_senseless_tools_and_budgets_are_refused() -> None:

@@ -103,9 +103,12 @@ def test_gymnasium_makes_a_wrapped_world_again_from_its_spec() -> None:
     assert again.step("nothing")[1] == -0.5
 
 
-def test_worlds_that_are_not_text_are_refused() -> None:
-    with pytest.raises(TypeError, match="read and answered in text"):
-        History(envkit.make("FrozenLake-v0", observation="grid"))
+@EVERY
+def test_worlds_that_are_not_text_are_refused(wrap: Callable[[Any], gymnasium.Env[str, str]]) -> None:
+    with pytest.raises(TypeError, match=r"goes around worlds of text; this one is observed in Box\("):
+        wrap(envkit.make("FrozenLake-v0", observation="grid"))
+    with pytest.raises(TypeError, match=r"goes around worlds of text; this one is answered in Discrete\(4\)"):
+        wrap(envkit.make("FrozenLake-v0", action="index"))
 
 
 def test_memory_of_an_episode_ends_with_it() -> None:
