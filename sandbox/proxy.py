@@ -208,10 +208,10 @@ async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
     came = first
     with anyio.move_on_after(_HEAD_S):
         while _END not in came:
-            piece = await client.receive()
-            came += piece
-            if not piece or len(came) > _HEAD_BYTES:
+            piece = await client.receive() if len(came) <= _HEAD_BYTES else b""
+            if not piece:
                 raise RefusedError(400, "not a request")
+            came += piece
         head, _, rest = came.partition(_END)
         return head + _END, rest
     raise RefusedError(400, f"not a request within {_HEAD_S:g} s")

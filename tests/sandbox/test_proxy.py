@@ -1,0 +1,353 @@
+"""The proxy of boxes that may reach some hosts: who is let through, and that nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxStartError
+from envkit.sandbox import proxy, proxy_inside
+from envkit.sandbox.allowlist import Address, Allowlist, RefusedError, is_public, why_refused
+from envkit.sandbox.fake import FakeBackend, Fate
+from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.proxy import Proxy, Request
+from envkit.types import SandboxSpec
+
+PATIENCE_S = 20
+HOSTS = ("ok.example", "*.below.example")
+
+# Asks for what its arguments name, each over a connection of its own, and prints what came back.
+ASK = """
+import socket, sys
+for request in sys.argv[1:]:
+    with socket.create_connection(("127.0.0.1", 3128)) as stream:
+        stream.sendall(request.encode() + b"\\r\\n\\r\\n")
+        print(b"".join(iter(lambda: stream.recv(1 << 16), b"")).decode())
+"""
+
+
+@asynccontextmanager
+async def web_server() -> AsyncIterator[Callable[[str, int], Awaitable[Sequence[Address]]]]:
+    """A server of the internet: give what finds it under every name. It answers with what it was asked."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = 1 << 22 if b"/large" in head else len(head)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + head.ljust(length, b"."))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+
+    async def resolve(host: str, asked_port: int) -> Sequence[Address]:
+        return [("127.0.0.1", port)]
+
+    try:
+        yield resolve
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def asked(request: bytes, *, hosts: Sequence[str] = HOSTS) -> bytes:
+    """Return what a client of a box is answered by its proxy, whose internet is one server."""
+    waiting: list[socket.socket] = []
+    came = anyio.Event()
+
+    def take(theirs: socket.socket) -> None:
+        waiting.append(theirs)
+        came.set()
+
+    fate = Fate(listens={proxy.SOCKET: take})
+    async with (
+        web_server() as resolve,
+        FakeBackend(lambda number, rng: fate) as backend,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(Proxy(Allowlist(hosts, resolve)).serve, await backend.start(SandboxSpec()))
+        await came.wait()
+        loop = asyncio.get_running_loop()
+        client, answer = waiting.pop(), b""
+        with client:
+            await loop.sock_sendall(client, request)
+            while piece := await loop.sock_recv(client, 1 << 16):
+                answer += piece
+        tasks.cancel_scope.cancel()
+    for one in waiting:
+        one.close()
+    return answer
+
+
+@pytest.mark.parametrize("host", ["ok.example", "OK.Example", "ok.example.", "a.below.example", "a.b.below.example"])
+def test_a_request_for_a_host_on_the_list_is_let_through(host: str) -> None:
+    answer = clock.run(asked, b"GET http://%s/a?b=c HTTP/1.1\r\nAccept: x\r\n\r\n" % host.encode())
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n\r\nGET /a?b=c HTTP/1.1\r\n")
+    assert b"\r\nAccept: x\r\n" in answer
+
+
+@pytest.mark.parametrize(
+    ("request_line", "refusal"),
+    [
+        (b"GET http://no.example/", b"403 no.example is not among the hosts"),
+        (b"GET http://below.example/", b"403 below.example is not among the hosts"),
+        (b"GET http://evilbelow.example/", b"403 evilbelow.example is not among the hosts"),
+        (b"GET http://ok.example.no.example/", b"403 ok.example.no.example is not among the hosts"),
+        (b"GET http://127.0.0.1/", b"403 127.0.0.1 is not among the hosts"),
+        (b"GET http://ok.example:8080/", b"403 port 8080 is refused"),
+        (b"CONNECT ok.example:22", b"403 port 22 is refused"),
+        (b"CONNECT ok.example:0", b"403 port 0 is refused"),
+        (b"CONNECT no.example:443", b"403 no.example is not among the hosts"),
+        (b"GET http://ok.example@no.example/", b"400 not a request to a proxy"),
+        (b"GET ftp://ok.example/", b"400 ftp://ok.example/ is refused"),
+        (b"GET /etc/passwd", b"400 not a request to a proxy"),
+        (b"GET http://ok.example:x/", b"400 not a request"),
+        (b"nonsense", b"400 not a request"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_with_a_line_why(request_line: bytes, refusal: bytes) -> None:
+    answer = clock.run(asked, request_line + b" HTTP/1.1\r\n\r\n")
+    status, _, body = answer.partition(b"\r\n")
+    assert status.startswith(b"HTTP/1.1 " + refusal)
+    assert body.endswith(b"\r\n\r\n" + status.split(b" ", 2)[2] + b"\n")
+
+
+def test_a_tunnel_carries_what_it_is_given() -> None:
+    answer = clock.run(asked, b"CONNECT ok.example:443 HTTP/1.1\r\n\r\nanything\r\n\r\n")
+    assert answer == b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK\r\n\r\nanything\r\n\r\n"
+
+
+def test_all_of_a_large_answer_arrives() -> None:
+    answer = clock.run(asked, b"GET http://ok.example/large HTTP/1.1\r\n\r\n")
+    assert len(answer) == len(b"HTTP/1.1 200 OK\r\n\r\n") + (1 << 22)
+
+
+def test_a_head_without_end_is_refused() -> None:
+    answer = clock.run(asked, b"GET http://ok.example/ HTTP/1.1\r\nX: " + b"x" * (65 << 10))
+    assert answer.startswith(b"HTTP/1.1 400 not a request\r\n")
+
+
+def test_the_host_that_is_asked_is_the_host_that_was_allowed() -> None:
+    head = b"GET http://ok.example/ HTTP/1.1\r\nHost: no.example\r\nhost : no.example\r\nConnection: keep-alive\r\n\r\n"
+    request = Request.parse(head)
+    assert (request.host, request.port) == ("ok.example", 80)
+    assert request.head == b"GET / HTTP/1.1\r\nHost: ok.example\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("trick", [b"X: a\nHost: no.example", b"X: a\rHost: no.example", b"X: a\0b"])
+def test_headers_that_a_server_may_read_otherwise_are_refused(trick: bytes) -> None:
+    with pytest.raises(RefusedError, match="not a request"):
+        Request.parse(b"GET http://ok.example/ HTTP/1.1\r\n" + trick + b"\r\n\r\n")
+
+
+def test_credentials_for_the_proxy_stay_here() -> None:
+    request = Request.parse(b"GET http://ok.example/ HTTP/1.1\r\nProxy-Authorization: Basic eA==\r\n\r\n")
+    assert b"eA==" not in request.head
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.0.0.1",
+        "172.17.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fd00:ec2::254",
+        "::ffff:10.0.0.1",
+        "64:ff9b::a9fe:a9fe",
+        "2002:7f00:1::",
+        "2001:0:a9fe:a9fe::1",
+        "ff02::1",
+        "no address",
+    ],
+)
+def test_addresses_of_this_host_and_its_networks_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111"])
+def test_addresses_of_the_internet_are_public(address: str) -> None:
+    assert is_public(address)
+
+
+def test_a_name_of_this_host_has_no_public_address() -> None:
+    async def main() -> None:
+        with pytest.raises(RefusedError, match="localhost has no public address"):
+            await Allowlist(["localhost"]).connect("localhost", 80)
+
+    clock.run(main)
+
+
+def test_a_host_that_does_not_answer_is_an_error_of_the_gateway() -> None:
+    async def resolve(host: str, port: int) -> Sequence[Address]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            free: int = server.getsockname()[1]
+        return [("127.0.0.1", free)]
+
+    async def main() -> int:
+        with pytest.raises(RefusedError, match="does not answer on port 443") as refusal:
+            await Allowlist(["ok.example"], resolve).connect("ok.example", 443)
+        return refusal.value.status
+
+    assert clock.run(main) == 502
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (SandboxSpec(network="none"), None),
+        (SandboxSpec(network="open"), None),
+        (SandboxSpec(network=("example.org", "*.example.org", "10.0.0.1")), None),
+        (SandboxSpec(network="example.org"), "network='example.org' is refused"),
+        (SandboxSpec(network=("http://example.org",)), "'http://example.org' is no name of a host"),
+        (SandboxSpec(network=("*",)), "'*' is no name of a host"),
+        (SandboxSpec(network=("a*.example.org",)), "is no name of a host"),
+        (SandboxSpec(network=("example.org",), stay=True), "a box that stays has no proxy"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused_with_a_reason(spec: SandboxSpec, why: str | None) -> None:
+    found = why_refused(spec)
+    assert found == why if why is None or found is None else why in found
+
+
+@contextmanager
+def switch(folder: Path) -> Iterator[int]:
+    """Run what runs inside, here; give the port at which it takes clients."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    command = [sys.executable, "-I", "-S", proxy_inside.__file__, str(folder / "s"), str(port)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as running:
+        try:
+            yield port
+        finally:
+            running.kill()
+
+
+def connected(family: socket.AddressFamily, address: object) -> socket.socket:
+    """Connect as soon as there is something to connect to."""
+    deadline = clock.stopwatch() + PATIENCE_S
+    while True:
+        stream = socket.socket(family)
+        try:
+            stream.connect(address)  # type: ignore[arg-type]
+        except OSError:
+            stream.close()
+            if clock.stopwatch() > deadline:
+                raise
+        else:
+            stream.settimeout(PATIENCE_S)
+            return stream
+
+
+def test_inside_each_client_is_given_a_connection_of_the_host_even_if_that_comes_later(tmp_path: Path) -> None:
+    with (
+        switch(tmp_path) as port,
+        connected(socket.AF_INET, ("127.0.0.1", port)) as client,
+        connected(socket.AF_INET, ("127.0.0.1", port)) as other_client,
+    ):
+        client.sendall(b"one")
+        other_client.sendall(b"two")
+        with (
+            connected(socket.AF_UNIX, str(tmp_path / "s")) as ours,
+            connected(socket.AF_UNIX, str(tmp_path / "s")) as other,
+        ):
+            by_what_came = {ours.recv(9): ours, other.recv(9): other}
+            by_what_came[b"one"].sendall(b"answer")
+            assert client.recv(9) == b"answer"
+            client.shutdown(socket.SHUT_WR)
+            assert by_what_came[b"one"].recv(9) == b""
+            by_what_came[b"one"].sendall(b"still")
+            by_what_came[b"one"].close()
+            assert (client.recv(9), client.recv(9)) == (b"still", b"")
+
+
+def test_inside_a_connection_that_the_host_gave_up_is_not_handed_to_a_client(tmp_path: Path) -> None:
+    with switch(tmp_path) as port:
+        connected(socket.AF_UNIX, str(tmp_path / "s")).close()
+        with (
+            connected(socket.AF_UNIX, str(tmp_path / "s")) as ours,
+            connected(socket.AF_INET, ("127.0.0.1", port)) as client,
+        ):
+            client.sendall(b"one")
+            assert ours.recv(9) == b"one"
+
+
+def test_inside_a_slow_reader_gets_everything(tmp_path: Path) -> None:
+    content = bytes(range(256)) * (1 << 15)
+    with (
+        switch(tmp_path) as port,
+        connected(socket.AF_UNIX, str(tmp_path / "s")) as ours,
+        connected(socket.AF_INET, ("127.0.0.1", port)) as client,
+    ):
+        client.sendall(b"one")
+        assert ours.recv(9) == b"one"
+        ours.settimeout(0.05)  # until nothing fits in between any more
+        sent = 0
+        try:
+            while sent < len(content):
+                sent += ours.send(content[sent : sent + (1 << 16)])
+        except TimeoutError:
+            pass
+        ours.shutdown(socket.SHUT_WR)
+        came = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert came == content[:sent]
+
+
+@pytest.mark.bwrap
+def test_a_box_reaches_nothing_but_what_it_may() -> None:
+    spec = SandboxSpec(("sh", "-c", "echo $HTTPS_PROXY >&2; exec sleep 1000"), network=("ok.invalid",), untrusted=True)
+
+    async def main() -> Mapping[str, str]:
+        async with LocalBackend() as backend:
+            box = await backend.start(spec)
+            requests = ["GET http://ok.invalid/ HTTP/1.1", "CONNECT no.invalid:443 HTTP/1.1"]
+            result = await box.exec(["python3", "-c", ASK, *requests], timeout_s=PATIENCE_S)
+            outside = "import socket; socket.create_connection(('1.1.1.1', 80), 3)"
+            other = await box.exec(["python3", "-c", outside], timeout_s=PATIENCE_S)
+            return {"asked": result.stdout, "outside": other.stderr, "log": await box.log()}
+
+    found = clock.run(main)
+    assert "403 ok.invalid has no public address" in found["asked"]
+    assert "403 no.invalid is not among the hosts" in found["asked"]
+    assert "Network is unreachable" in found["outside"]
+    assert found["log"] == "http://127.0.0.1:3128\n"
+
+
+@pytest.mark.bwrap
+def test_a_box_that_kills_its_end_of_the_proxy_gets_it_back() -> None:
+    async def main() -> str:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(network=("ok.invalid",)))
+            await box.exec(["sh", "-c", "kill -9 -1"], timeout_s=PATIENCE_S)
+            ask = f"while ! python3 -c '{ASK}' 'GET http://no.invalid/ HTTP/1.1' 2>/dev/null; do sleep 0.05; done"
+            return (await box.exec(["sh", "-c", ask], timeout_s=PATIENCE_S)).stdout
+
+    assert "403 no.invalid is not among the hosts" in clock.run(main)
+
+
+@pytest.mark.bwrap
+def test_a_box_whose_network_cannot_be_does_not_start() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            await backend.start(SandboxSpec(network=("http://example.org",)))
+
+    with pytest.raises(SandboxStartError, match="is no name of a host"):
+        clock.run(main)
