@@ -75,7 +75,7 @@ async def build(
         SandboxError: A package cannot be had, a step of the build failed, or the daemon does not answer.
     """
     if name not in names():
-        where = "" if names() else f" (there is no folder {_DOCKERFILES}; build from a checkout of envkit)"
+        where = "" if names() else f" ({_DOCKERFILES} holds none; build from a checkout of envkit)"
         raise UsageError(f"no image is called {name!r}{where or did_you_mean(name, names())}")
     base = base or (OFFLINE_BASE if offline else ONLINE_BASE)
     tag = tag or f"envkit/{name}:1"
