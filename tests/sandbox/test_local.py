@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,9 +14,10 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.errors import SandboxError, SandboxStartError
 from envkit.sandbox import folders
 from envkit.sandbox.local import LocalBackend
-from envkit.types import SandboxSpec
+from envkit.types import SandboxSpec, SandboxUser
 
 pytestmark = pytest.mark.bwrap
 
@@ -97,8 +100,19 @@ def test_processes_of_the_host_are_not_there() -> None:
 
 
 def test_the_environment_of_ours_is_in_no_process_of_the_box() -> None:
-    (found,) = inside("cat /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d= -f1 | sort -u")
-    assert set(found.split()[:-1]) <= {"ENVKIT_SOCKETS", "HOME", "LANG", "PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+    found: list[str] = []
+
+    async def main() -> None:
+        users: tuple[SandboxUser, ...] = ("agent", "root") if os.geteuid() == 0 else ("agent",)
+        async with LocalBackend() as backend:
+            box = await backend.start(SLEEP)
+            for user in users:
+                look = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | cut -d= -f1 | sort -u"
+                found.extend((await box.exec(["sh", "-c", look], timeout_s=20, user=user)).stdout.split())
+
+    run(main)
+    assert "PATH" in found
+    assert set(found) <= {"ENVKIT_SOCKETS", "HOME", "LANG", "PATH", "PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
 
 
 @pytest.mark.parametrize(
@@ -116,18 +130,15 @@ def test_settings_of_the_kernel_cannot_be_changed(setting: str) -> None:
     assert "Read-only file system" in answer or "Permission denied" in answer
 
 
-def test_nobody_in_a_box_has_a_capability_or_can_gain_one() -> None:
-    look = "grep -E 'Cap(Inh|Prm|Eff|Amb)|NoNewPrivs' /proc/{}/status | cut -f2 | sort -u"
-    expected = f"{0:016x}\n1\n0"
-    assert inside(look.format("self"), look.format(1), look.format(2)) == [expected] * 3
-    (refused,) = inside("mount -t tmpfs tmpfs /tmp; mknod /tmp/disk b 8 0; chroot /tmp; echo $?")
-    assert "Operation not permitted" in refused or "permission denied" in refused
+def test_a_box_has_places_of_its_own_that_programs_can_use() -> None:
+    assert inside(
+        "pwd; echo $HOME; mktemp -p /tmp abc.XXX >/dev/null && touch ~/file && echo made; stat -f -c %T . /tmp"
+    ) == ["/workspace\n/workspace\nmade\ntmpfs\ntmpfs\n0"]
 
 
-def test_a_box_has_a_tmp_of_its_own_that_programs_can_use() -> None:
-    assert inside("pwd; mktemp -p /tmp abc.XXX >/dev/null && echo made; df /tmp | tail -1 | cut -d' ' -f1") == [
-        "/tmp\nmade\ntmpfs\n0"
-    ]
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root there is one user")
+def test_the_work_folder_is_the_agents_so_that_git_trusts_it() -> None:
+    assert inside("stat -c '%U %a' /workspace /run/envkit; id -un") == ["agent 755\nagent 755\nagent\n0"]
 
 
 def test_our_python_runs_with_what_is_importable_here() -> None:
@@ -152,3 +163,150 @@ def test_a_socket_that_is_exchanged_for_a_link_does_not_lead_to_the_hosts(tmp_pa
                     listener.accept()
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (SandboxSpec(profile="system"), "use docker"),
+        (SandboxSpec(image="debian:bookworm"), "not a folder with a root file system"),
+        (SandboxSpec(runtime="runsc"), "runtime 'runsc' is for docker"),
+        (SandboxSpec(network="open", untrusted=True), "the host's own"),
+        (SandboxSpec(network="closed"), "'none', 'open' or a tuple of hosts"),
+        (SandboxSpec(network=("not a host",)), "'not a host' is no name of a host"),
+    ],
+)
+def test_what_bubblewrap_cannot_do_is_refused(spec: SandboxSpec, reason: str) -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            with pytest.raises(SandboxStartError, match=reason):
+                await backend.start(spec)
+
+    run(main)
+
+
+@pytest.mark.skipif(not LocalBackend().capabilities()["pids"], reason="there are no control groups")
+def test_bounds_are_what_the_spec_says_and_otherwise_our_own() -> None:
+    async def main() -> None:
+        look = "cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null"
+        look += " || cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/memory.max; df -m --output=size /tmp /workspace"
+        async with LocalBackend() as backend:
+            own = await backend.start(SandboxSpec())
+            asked = await backend.start(SandboxSpec(memory_mib=100, pids=50, disk_mib=7))
+            seen = [(await box.exec(["sh", "-c", look], timeout_s=20)).stdout.split() for box in (own, asked)]
+        assert seen[0] == ["256", str(1024 << 20), "1M-blocks", "256", "256"]
+        assert seen[1] == ["50", str(100 << 20), "1M-blocks", "7", "7"]
+
+    run(main)
+
+
+def test_with_an_open_network_the_hosts_is_seen_and_the_box_says_so() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            dial = (
+                f"import socket; socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}), 2); print('in')"
+            )
+            async with LocalBackend() as backend:
+                box = await backend.start(SandboxSpec(network="open"))
+                assert box.gives_up == ("network",)
+                assert (await box.exec([sys.executable, "-c", dial], timeout_s=20)).stdout == "in\n"
+
+    run(main)
+
+
+def test_an_image_is_a_folder_whose_files_the_box_sees_read_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(image=str(image(tmp_path))))
+            look = "cat /etc/motd; ls /; id -un; echo x > /etc/motd"
+            result = await box.exec(["sh", "-c", look], timeout_s=20)
+            assert "Read-only file system" in result.stderr
+            first, *places, user = result.stdout.splitlines()
+            assert (first, user) == ("from the image", "agent" if os.geteuid() == 0 else user)
+            own = {"dev", "proc", "run", "sys", "tmp", "workspace"}
+            assert set(places) - own == {"bin", "etc", "lib", "lib64", "opt", "usr"}
+            assert (await box.exec(["cat", "/opt/tool"], timeout_s=20)).stdout == "1\n"
+
+    run(main)
+
+
+def test_an_image_without_python_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "etc").mkdir()
+        async with LocalBackend() as backend:
+            with pytest.raises(SandboxStartError, match="no Python 3"):
+                await backend.start(SandboxSpec(image=str(tmp_path)))
+
+    run(main)
+
+
+def test_a_box_is_restored_with_the_files_of_another_before_its_command_runs() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            first = await backend.start(SandboxSpec())
+            await first.write("/workspace/sub/tool", b"#!/bin/sh\necho ran > /tmp/seen; sleep 1000", mode=0o755)
+            await first.write("/tmp/note", b"also")
+            name = await first.snapshot()
+            await first.write("/tmp/note", b"later")
+            await first.stop()
+            second = await backend.restore(name, SandboxSpec(("/workspace/sub/tool",)))
+            assert await second.read("/tmp/note") == b"also"
+            look = "until [ -s /tmp/seen ]; do sleep 0.01; done; cat /tmp/seen; ls -A /run/envkit"
+            assert (await second.exec(["sh", "-c", look], timeout_s=20)).stdout == "ran\n"
+            with pytest.raises(SandboxStartError, match=r"there is no snapshot '\.\./x'"):
+                await backend.restore("../x", SandboxSpec())
+
+    run(main)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
+def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(stay=True, ttl_s=60))
+            await box.write("/workspace/note", b"still here")
+            await box.shell().run("cd /tmp; kept=1", timeout_s=20)
+        assert await box.wait() == "stopped"  # that is, for us
+        async with LocalBackend() as other:
+            found = await other.attach(box.id)
+            assert await found.read("/workspace/note") == b"still here"
+            assert (await found.shell().run("echo $PWD $kept", timeout_s=20)).stdout == "/tmp 1\n"
+            closed = await found.exec(["sh", "-c", "ls /run/envkit-door"], timeout_s=20)
+            assert "Permission denied" in closed.stderr
+            await found.stop()
+            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+                await other.attach(box.id)
+
+    run(main)
+
+
+def test_of_the_host_only_what_is_named_readable_is_shown(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalBackend(readable=[str(tmp_path)]) as backend:
+            box = await backend.start(SandboxSpec())
+            assert (await box.exec(["ls", str(tmp_path.parent)], timeout_s=20)).stdout.split() == [tmp_path.name]
+
+    run(main)
+
+
+def image(folder: Path) -> Path:
+    """Make a root file system of a few programs of this machine."""
+    if not Path("/usr/bin/python3").exists() or not Path("/bin").is_symlink():
+        pytest.skip("this machine's own Python, or a merged /usr, is missing")
+    for name in ("bin", "lib", "lib64"):
+        if Path("/", name).is_symlink():
+            (folder / name).symlink_to(Path("/", name).readlink())
+    programs = [f"/usr/bin/{name}" for name in ("python3", "sh", "cat", "ls", "id")]
+    linked = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+    named = {*programs, *(word for word in linked.replace(":", " ").split() if word.startswith("/"))}
+    for file in map(Path, named):
+        target = folder / str(file.parent.resolve()).lstrip("/") / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target)
+    library = Path("usr/lib", Path("/usr/bin/python3").resolve().name)
+    shutil.copytree(Path("/", library), folder / library, ignore=shutil.ignore_patterns("test", "*-packages", "*.pyc"))
+    files = {"etc/motd": "from the image\n", "opt/tool": "1\n", "etc/passwd": "root:x:0:0::/:/bin/sh\n"}
+    for place, content in files.items():
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_text(content)
+    return folder
