@@ -94,7 +94,9 @@ class Allowlist:
             RefusedError: It may not, or cannot, be reached.
         """
         host = host.lower().removesuffix(".")
-        if not any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in self._hosts):
+        # A name with a NUL in it would pass here by its end, and be looked up by its beginning.
+        is_named = any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in self._hosts)
+        if not is_named or not _HOST.fullmatch(host):
             raise RefusedError(403, f"{host} is not among the hosts that this sandbox may reach")
         if port not in _PORTS:
             raise RefusedError(403, f"port {port} is refused: only 80 and 443 are reached")
@@ -108,7 +110,10 @@ class Allowlist:
 
 
 async def _connected(address: Address) -> socket.socket | None:
-    target = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        target = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return None
     target.setblocking(False)
     try:
         with anyio.move_on_after(_CONNECT_S):

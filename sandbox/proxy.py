@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from envkit import clock
 from envkit.errors import SandboxLostError, SandboxStartError, UnreachableError
 from envkit.protocols import Sandbox
-from envkit.sandbox.allowlist import Allowlist, RefusedError
+from envkit.sandbox.allowlist import Allowlist, RefusedError, Resolve, public_addresses
 from envkit.sandbox.box import SOCKETS, Box
 from envkit.sandbox.channel import SocketStream
 from envkit.types import SandboxSpec
@@ -42,9 +43,12 @@ _SPARE = 4
 _AT_ONCE = 64
 _HEAD_BYTES = 64 << 10
 _HEAD_S = 10.0
+_IDLE_S = 300.0
 _LINGER_S = 30.0
 """What is left to send when an answer is complete may take as long."""
 _RETRY_S = 0.02
+"""Between attempts to come in; doubled each time, up to `_RESTART_S`."""
+_RESTART_S = 1.0
 _FOR_EVER_S = 1e9
 _END = b"\r\n\r\n"
 _OWN_HEADERS = (b"connection", b"host", b"keep-alive", b"proxy-authorization", b"proxy-connection")
@@ -61,13 +65,14 @@ def waiting(spec: SandboxSpec, command: Sequence[str]) -> tuple[str, ...]:
     return (*_WAIT, *command) if command and not isinstance(spec.network, str) else tuple(command)
 
 
-async def open_for(box: Box, spec: SandboxSpec, python: str) -> None:
+async def open_for(box: Box, spec: SandboxSpec, python: str, *, resolve: Resolve = public_addresses) -> None:
     """Let `box` reach the hosts that `spec` names, for as long as it lives; nothing to do if it names none.
 
     Args:
         box: Started as `spec`, with `VARIABLES` in its environment, and no network.
         spec: What it is to be.
         python: Its Python.
+        resolve: Says where a host is.
 
     Raises:
         SandboxStartError: It does not work inside; the box is stopped.
@@ -80,7 +85,7 @@ async def open_for(box: Box, spec: SandboxSpec, python: str) -> None:
     try:
         with anyio.move_on_after(spec.start_timeout_s):
             (await _connected(box)).close()
-            box.while_alive(Proxy(Allowlist(spec.network)).serve(box))
+            box.while_alive(Proxy(Allowlist(spec.network, resolve)).serve(box))
             return
     except SandboxLostError as error:
         cause = error.cause
@@ -113,8 +118,10 @@ class Request:
             RefusedError: It is no request to a proxy.
         """
         line, *headers = head.removesuffix(_END).split(b"\r\n")
-        if any(part in one for one in headers for part in (b"\r", b"\n", b"\0")):
+        if any(part in one for one in (line, *headers) for part in (b"\r", b"\n", b"\0")):
             raise RefusedError(400, "not a request")  # where we see one header, a server may see two
+        if any(one.startswith((b" ", b"\t")) for one in headers):
+            raise RefusedError(400, "not a request")  # goes on with the one before, which may be ours
         try:
             method, target, version = line.decode("ascii").split(" ")
             parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
@@ -157,6 +164,8 @@ class Proxy:
                         return
                     try:
                         first = await client.receive()
+                        if not first:  # hung up on, which must not set the pace
+                            await anyio.sleep(_RESTART_S)
                         tasks.start_soon(one)  # in its place, now that it does not wait any more
                         await self._answer(client, first)
                     finally:
@@ -178,8 +187,7 @@ class Proxy:
                 try:
                     if not request.head:
                         await client.send(b"HTTP/1.1 200 Connection established" + _END)
-                    await upstream.send(request.head + rest)
-                    await _join(client, upstream)
+                    await _join(client, upstream, request.head + rest)
                 finally:
                     upstream.close()
             client.end()
@@ -192,15 +200,17 @@ async def _keep_running(box: Box, command: Sequence[str]) -> None:
     with suppress(SandboxLostError):
         while True:  # a program of the box may kill what runs as the same user, to its own harm
             await box.exec(command, timeout_s=_FOR_EVER_S)
-            await anyio.sleep(1)
+            await anyio.sleep(_RESTART_S)
 
 
 async def _connected(box: Sandbox) -> socket.socket:
     """Connect to what runs inside, once it listens."""
+    pause_s = _RETRY_S
     while True:
-        with suppress(UnreachableError):
+        with suppress(UnreachableError, OSError):
             return await box.connect(SOCKET)
-        await anyio.sleep(_RETRY_S)
+        await anyio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _RESTART_S)
 
 
 async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
@@ -217,21 +227,26 @@ async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
     raise RefusedError(400, f"not a request within {_HEAD_S:g} s")
 
 
-async def _join(client: SocketStream, upstream: SocketStream) -> None:
-    """Carry bytes both ways until `upstream` has ended."""
+async def _join(client: SocketStream, upstream: SocketStream, first: bytes) -> None:
+    """Carry bytes both ways, `first` before all, until `upstream` has ended or nothing comes for too long."""
 
     async def carry_up() -> None:
         with suppress(ConnectionError):
+            await upstream.send(first)
             while data := await client.receive():
+                idle.deadline = clock.now() + _IDLE_S
                 await upstream.send(data)
             upstream.end()
 
     async with anyio.create_task_group() as tasks:
+        idle = tasks.cancel_scope
+        idle.deadline = clock.now() + _IDLE_S
         tasks.start_soon(carry_up)
         with suppress(ConnectionError):
             while data := await upstream.receive():
+                idle.deadline = clock.now() + _IDLE_S
                 await client.send(data)
-        tasks.cancel_scope.cancel()
+        idle.cancel()
 
 
 def _refusal(refusal: RefusedError) -> bytes:
