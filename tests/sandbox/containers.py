@@ -12,13 +12,18 @@ import pytest
 
 from envkit import clock
 
-_IMAGES = ("envkit/base:bookworm", "debian:bookworm-offline", "python:3.11-slim", "envkit/games:1")
+_WHOLE = ("envkit/base:bookworm", "python:3.11-slim", "envkit/games:1")
+_REDUCED = ("debian:bookworm-offline",)
 
 
 @cache
-def image() -> str:
-    """Return an image with Python; skip, or fail where Docker is required, if there is none."""
-    for name in _IMAGES:
+def image(*, whole: bool = False) -> str:
+    """Return an image with Python; skip, or fail where Docker is required, if there is none.
+
+    Args:
+        whole: Whether a Python without parts of its library, such as Debian's python3-minimal, will not do.
+    """
+    for name in _WHOLE if whole else _WHOLE + _REDUCED:
         if docker("image", "ls", "--quiet", name):
             return name
     reason = "no image with Python is here; docker/base-from-debootstrap makes one"
