@@ -38,6 +38,7 @@ class Exec(Call):
         self._agent = agent
         self._began = time.monotonic()
         self._streams = bool(header.get("stream"))
+        self._acknowledges = False
         keep_bytes = int(header.get("keep_bytes", _KEEP_BYTES))
         self._tails = {"out": Tail(keep_bytes), "err": Tail(keep_bytes)}
         self._outputs: list[Output] = []
@@ -72,6 +73,8 @@ class Exec(Call):
 
     def more(self, piece: bytes) -> None:
         if self._input is not None and not self._ends:
+            if self._acknowledges and not self._input.is_open:
+                self.say(ack=len(piece))  # nobody reads it any more
             self._input.add(piece)
             if self._input.waiting_bytes > MAX_WAITING_BYTES:
                 self._end_with(lambda: self.fail("too_large", "the program does not read what it is sent"))
@@ -100,7 +103,9 @@ class Exec(Call):
         loop = self._agent.loop
         if takes_input:
             stdin, ours = user.pipe()
-            self._input = Input(loop, ours, self)
+            self._acknowledges = self._streams
+            on_written = (lambda count: self.say(ack=count)) if self._acknowledges else None
+            self._input = Input(loop, ours, self, on_written)
         else:
             stdin = os.open(os.devnull, os.O_RDONLY)
         files = [stdin]

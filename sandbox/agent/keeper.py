@@ -89,6 +89,7 @@ def serve(fd: int, user: kernel.User, parent: int) -> None:
 
 def settle(user: kernel.User, parent: int, *kept: int) -> None:
     """Make a child that was just forked independent of the agent: other rights, no files but `kept`, ends with it."""
+    os.setpgid(0, 0)  # whoever kills the agent's group leaves us the time to end those below us
     kernel.close_others(*kept)
     kernel.be_killed_first()
     user.become()

@@ -24,7 +24,7 @@ class RefusedEntryError(Exception):
     """An archive holds what is not unpacked."""
 
 
-def pack(path: bytes, write: Callable[[bytes], None]) -> None:
+def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     """Write an archive of the file or folder `path`.
 
     The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name. What
@@ -42,7 +42,7 @@ def pack(path: bytes, write: Callable[[bytes], None]) -> None:
     write(bytes(2 * _BLOCK))
 
 
-def _pack_entries(top: bytes, device: int, write: Callable[[bytes], None]) -> None:
+def _pack_entries(top: bytes, device: int, write: Callable[[bytes], object]) -> None:
     folders = [b""]
     while folders:
         folder = folders.pop()
@@ -61,7 +61,7 @@ def _pack_entries(top: bytes, device: int, write: Callable[[bytes], None]) -> No
                 _pack_file(path, inner, write)
 
 
-def _pack_file(path: bytes, name: bytes, write: Callable[[bytes], None]) -> None:
+def _pack_file(path: bytes, name: bytes, write: Callable[[bytes], object]) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         about = os.fstat(fd)

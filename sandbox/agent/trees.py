@@ -11,7 +11,7 @@ from . import keeper, tar
 from .calls import Call
 from .flat_json import encoded
 from .inputs import Input
-from .outputs import Output, Tail
+from .outputs import PIECE_BYTES, Output, Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,13 +99,12 @@ class Pack(_Tree):
         self._left = int(header["max_bytes"])
         ours, theirs = os.pipe()
 
-        def write(piece: bytes) -> None:
-            view = memoryview(piece)
-            while view:
-                view = view[os.write(theirs, view) :]
+        def work() -> None:
+            with open(theirs, "wb", PIECE_BYTES) as archive:  # headers are small, and each write wakes the host
+                tar.pack(path, archive.write)
 
         self._archive = Output(agent.loop, ours, self._take, self, self._over_when_done)
-        self._fork(lambda: tar.pack(path, write), [theirs])
+        self._fork(work, [theirs])
 
     def _take(self, piece: bytes) -> None:
         self._left -= len(piece)

@@ -79,6 +79,7 @@ def test_no_more_is_sent_than_the_window_until_it_is_acknowledged(
     inside.setblocking(False)
     received, unsent = b"", write_some(inside, content)
     while len(received) < WINDOW:
+        unsent = write_some(inside, unsent)
         received += box.next(number)[1]
     for _ in range(3):
         unsent = write_some(inside, unsent)
