@@ -186,7 +186,7 @@ class Box:
         try:
             call = await self._channel.start("exec", **order, stdin=True, stream=True, pty=pty)
             try:
-                yield Program(self, call)
+                yield Program(self, call, has_terminal=terminal is not None)
             finally:
                 await call.leave()
         except ChannelEndedError:

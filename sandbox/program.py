@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from envkit.errors import SandboxLostError
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 class Program:
     """One program; made by `Box.program`."""
 
-    def __init__(self, box: Box, call: Call) -> None:
+    def __init__(self, box: Box, call: Call, *, has_terminal: bool) -> None:
         self._box = box
         self._call = call
+        self._has_terminal = has_terminal
 
     async def receive(self) -> tuple[str, bytes] | None:
         """Return the next piece of output and what it is of, ``"out"`` or ``"err"``; None once it has ended.
@@ -32,22 +34,20 @@ class Program:
             raise SandboxLostError(self._box.id, await self._box.wait()) from None
 
     async def send(self, content: bytes) -> None:
-        """Have it read `content`; silent once it or its box has ended."""
-        for start in range(0, len(content), MAX_BODY_BYTES):
-            if self._call.is_over:
+        """Have it read `content`, waiting while it reads nothing; silent once it or its box has ended."""
+        with suppress(ChannelEndedError):
+            if not self._has_terminal:
+                await self._call.send_within_window(content)
                 return
-            try:
-                await self._call.send({"more": True}, content[start : start + MAX_BODY_BYTES])
-            except ChannelEndedError:
-                return
+            for start in range(0, len(content), MAX_BODY_BYTES):
+                if not self._call.is_over:
+                    await self._call.send({"more": True}, content[start : start + MAX_BODY_BYTES])
 
     async def send_eof(self) -> None:
         """Have it see the end of its input; of a terminal, what Ctrl-D does."""
         if not self._call.is_over:
-            try:
+            with suppress(ChannelEndedError):
                 await self._call.send({"eof": True})
-            except ChannelEndedError:
-                return
 
     async def resize(self, rows: int, columns: int) -> None:
         """Give its terminal another size."""

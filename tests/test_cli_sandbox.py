@@ -64,6 +64,34 @@ def test_a_timeout_is_124_and_a_signal_128_more() -> None:
     assert sandbox("run", "--backend", "local", "--", "sh", "-c", "kill -9 $$")[0] == 137
 
 
+def test_a_lost_box_is_125_and_says_why() -> None:
+    code, _, said = sandbox("run", "--backend", "local", "--ttl-s", "1", "--", "sleep", "60")
+    assert (code, said) == (125, "sandbox bwrap-1 lost: exited with code 3: its time to live is over\n")
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly() -> None:
+    shell = f"{SCRIPT} sandbox run --backend local -- yes </dev/null | head -1"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("y\n", "")
+
+
+def test_a_program_that_reads_late_gets_all_of_its_input() -> None:
+    mib = 100  # more than is kept inside for a program that does not read
+    shell = f"head -c {mib << 20} /dev/zero | {SCRIPT} sandbox run --backend local -- sh -c 'sleep 1; wc -c'"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{mib << 20}\n", "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_standard_file_that_is_closed_is_empty(closed: str) -> None:
+    shell = f"{SCRIPT} sandbox run --backend local -- sh -c 'cat; echo out; echo err >&2' {closed}"
+    done = subprocess.run(
+        ["sh", "-c", shell], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    said = {"<&-": ("out\n", "err\n"), ">&-": ("", "err\n"), "2>&-": ("out\n", "")}
+    assert (done.returncode, done.stdout, done.stderr) == (0, *said[closed])
+
+
 def test_bounds_and_files_are_those_that_were_asked_for(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "one").write_text("1")

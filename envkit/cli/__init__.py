@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -42,8 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Words of the command line; None takes the process's own.
     """
+    _fill_standard_files()
     with as_exit_code():
         typer.main.get_command(app).main(args=arguments, prog_name="envkit")
+
+
+def _fill_standard_files() -> None:
+    """Open what was closed before we began (as by ``<&-``), or the next file that we open would be taken for it."""
+    while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(file)
 
 
 def _print_version(asked: bool) -> None:

@@ -6,8 +6,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from envkit.wiring.boxes import AnyBox, BackendKind, kind_of, opened, running, s
 
 TIMED_OUT = 124
 LOST = 125
+_IN, _OUT, _ERR = range(3)
 _FOR_EVER_S = 10 * 365 * 86400.0
 _SHELL = ("bash", "-i")
 _PLAIN_SHELL = ("sh",)
@@ -103,7 +105,7 @@ async def _attached(box_id: str) -> AsyncIterator[Box]:
 
 async def _attend(box: AnyBox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
     """Run a program with our standard input, output and terminal."""
-    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    on_terminal = os.isatty(_IN) and os.isatty(_OUT)
     if tty and not on_terminal:
         raise UsageError("--tty: standard input and output are no terminal")
     if not program:
@@ -112,36 +114,47 @@ async def _attend(box: AnyBox, program: Sequence[str], timeout_s: float | None, 
     bound_s = _FOR_EVER_S if timeout_s is None else timeout_s
     if not isinstance(box, Box):  # an image without Python: nothing is seen before the program ends
         result = await box.exec(program, timeout_s=bound_s)
-        sys.stdout.buffer.write(result.stdout_bytes)
-        sys.stderr.buffer.write(result.stderr_bytes)
+        _write(_OUT, result.stdout_bytes)
+        _write(_ERR, result.stderr_bytes)
         return _exit_code(result.exit_code)
     env = {"TERM": os.environ.get("TERM", "xterm")} if tty else {}
     async with box.program(program, timeout_s=bound_s, env=env, terminal=_size() if tty else None) as running_one:
+        beside = [partial(_feed, running_one), *([partial(_follow_size, running_one)] if tty else ())]
         with _raw_terminal() if tty else nullcontext():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_feed, running_one)
-                if tty:
-                    tasks.start_soon(_follow_size, running_one)
+            async with _beside(beside):
                 while (piece := await running_one.receive()) is not None:
                     kind, content = piece
-                    stream = sys.stderr if kind == "err" else sys.stdout
-                    await clock.to_thread(_write, stream.fileno(), content)
-                tasks.cancel_scope.cancel()
+                    await clock.to_thread(_write, _ERR if kind == "err" else _OUT, content)
         result = await running_one.result()
     if result.timed_out:
         print(f"stopped after {bound_s:g} s", file=sys.stderr)
     return _exit_code(result.exit_code)
 
 
+@asynccontextmanager
+async def _beside(tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> AsyncIterator[None]:
+    """Have `tasks` run during the block; an error of the block is raised as it is, not in a group."""
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+        for task in tasks:
+            group.start_soon(task)
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
 async def _feed(program: Program) -> None:
     """Send our standard input."""
-    stdin = sys.stdin.fileno()
     while True:
         try:
-            await anyio.wait_readable(stdin)
+            await anyio.wait_readable(_IN)
         except OSError:  # a file is always readable, which the loop does not know
             await anyio.lowlevel.checkpoint()
-        if not (content := os.read(stdin, 1 << 16)):
+        if not (content := os.read(_IN, 1 << 16)):
             break
         await program.send(content)
     await program.send_eof()
@@ -164,13 +177,12 @@ def _raw_terminal() -> Iterator[None]:
     import termios
     import tty
 
-    stdin = sys.stdin.fileno()
-    before = termios.tcgetattr(stdin)
-    tty.setraw(stdin)
+    before = termios.tcgetattr(_IN)
+    tty.setraw(_IN)
     try:
         yield
     finally:
-        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        termios.tcsetattr(_IN, termios.TCSADRAIN, before)
 
 
 def _write(file: int, content: bytes) -> None:

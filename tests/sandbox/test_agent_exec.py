@@ -157,12 +157,23 @@ def test_a_tree_of_programs_that_start_others_anew_ends_with_its_call(
 
 def test_streamed_output_comes_while_the_program_runs(box: Client) -> None:
     number = box.start("exec", argv=["cat"], timeout_s=20, stdin=True, stream=True)
-    box.feed(number, b"one", end=False)
-    assert box.next(number)[1] == b"one"
-    box.feed(number, b"two", end=False)
-    assert box.next(number)[1] == b"two"
+    for piece in (b"one", b"four"):
+        box.feed(number, piece, end=False)
+        assert box.next(number) == ({"id": number, "ack": len(piece)}, b"")
+        assert box.next(number) == ({"id": number, "of": "out"}, piece)
     box.send({"id": number, "eof": True})
     assert box.answer(number)["code"] == 0
+
+
+def test_what_a_program_reads_no_more_is_acknowledged_all_the_same(box: Client) -> None:
+    script = "exec <&-; echo closed; sleep 20"
+    number = box.start("exec", argv=["sh", "-c", script], timeout_s=20, stdin=True, stream=True)
+    assert box.next(number)[1] == b"closed\n"
+    for _ in range(3):  # the first finds out that nobody reads
+        box.feed(number, b"lost", end=False)
+    assert box.next(number) == ({"id": number, "ack": 4}, b"")
+    box.send({"id": number, "cancel": True})
+    assert box.answer(number)["end"] is True
 
 
 def test_a_reader_who_does_not_read_does_not_fill_the_agents_memory(box: Client) -> None:
