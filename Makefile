@@ -18,7 +18,7 @@ quickstart: install
 # All tests. Those that need Docker or bubblewrap are skipped, with the reason, where that is missing.
 test: .venv/dev
 	docker/install-missing
-	docker/with-daemon $(BIN)/pytest $(ARGS)
+	docker/with-daemon docker/with-base $(BIN)/pytest $(ARGS)
 
 # What tests/parity compares with; without it those tests are skipped.
 peers: .venv/peers/done
