@@ -141,6 +141,7 @@ class Call:
         """Send one more frame of it; `body` has at most `MAX_BODY_BYTES`."""
         if self._is_renewed:
             self._deadline = self._channel.loop.time() + self._allowance_s
+        self._unacknowledged += len(body)
         await self._channel.send({"id": self.id, **header}, body)
 
     async def feed(self, content: bytes | AsyncIterator[bytes]) -> None:
@@ -156,7 +157,7 @@ class Call:
             await self.send({"eof": True})
 
     async def send_within_window(self, data: bytes) -> None:
-        """Send input of a forwarded connection as its other side takes it."""
+        """Send input of a forwarded connection, or of a streamed program, as that takes it."""
         for start in range(0, len(data), MAX_BODY_BYTES):
             piece = data[start : start + MAX_BODY_BYTES]
             while self._unacknowledged + len(piece) > WINDOW_BYTES and not self.is_over:
@@ -164,7 +165,6 @@ class Call:
                 await self._acknowledged
             if self.is_over:
                 return
-            self._unacknowledged += len(piece)
             await self.send({"more": True}, piece)
 
     async def acknowledge(self, count: int) -> None:

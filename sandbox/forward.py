@@ -67,5 +67,5 @@ async def _carry_out(call: Call, stream: SocketStream) -> None:
             if taken >= WINDOW_BYTES // 4:
                 await call.acknowledge(taken)
                 taken = 0
-        stream.end()
+        await stream.end()
         await call.over()

@@ -30,7 +30,6 @@ class SocketStream:
         self._drained: asyncio.Future[None] | None = None
         self._is_reading = True
         self._is_at_end = False
-        self._is_ending = False
         self._is_closed = False
         self._loop.add_reader(connected, self._on_readable)
 
@@ -43,11 +42,7 @@ class SocketStream:
                 return
             self._loop.add_writer(self._socket, self._on_writable)
         self._output += data
-        while len(self._output) > _FULL_BYTES:
-            if self._drained is None:
-                self._drained = self._loop.create_future()
-            await asyncio.shield(self._drained)
-            self._require_open()
+        await self._wait_until_left(_FULL_BYTES)
 
     async def receive(self) -> bytes:
         """Return what has come, waiting for some; empty at the end."""
@@ -63,26 +58,38 @@ class SocketStream:
             self._loop.add_reader(self._socket, self._on_readable)
         return data
 
-    def end(self) -> None:
-        """Send no more: the other side reads an end once it has read all."""
-        self._is_ending = True
-        if not self._output and not self._is_closed:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
+    async def end(self) -> None:
+        """Send no more, and return once the other side can read all and the end.
+
+        Raises:
+            ConnectionError: It is gone.
+        """
+        await self._wait_until_left(0)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Let go at once; safe to repeat."""
         if self._is_closed:
             return
         self._is_closed = self._is_at_end = True
+        self._output.clear()
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
         self._wake(self._wanted)
         self._let_send()
 
+    async def _wait_until_left(self, count: int) -> None:
+        """Wait until no more than `count` bytes wait to be sent."""
+        while len(self._output) > count:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+        self._require_open()
+
     def _require_open(self) -> None:
-        if self._is_closed or self._is_ending:
+        if self._is_closed:
             raise ConnectionError("the stream is closed")
 
     def _write(self, data: bytes | bytearray) -> int:
@@ -112,15 +119,12 @@ class SocketStream:
         try:
             del self._output[: self._write(self._output)]
         except OSError:
-            self._output.clear()
             self.close()
             return
         if len(self._output) <= _FULL_BYTES // 2:
             self._let_send()
         if not self._output:
             self._loop.remove_writer(self._socket)
-            if self._is_ending:
-                self.end()
 
     def _let_send(self) -> None:
         self._wake(self._drained)

@@ -1,4 +1,4 @@
-"""What the tests of every kind of sandbox share: the kinds, a box of one, and what can be found of it on the machine."""
+"""What the tests of every kind of sandbox share: the kinds, a box of one, and what is found of it on the machine."""
 
 from __future__ import annotations
 
@@ -92,14 +92,15 @@ def new_marker() -> str:
 
 def sleepers(marker: str) -> list[int]:
     """The processes, anywhere on the machine, that sleep for `marker`."""
-    return [pid for pid in _processes() if _arguments(pid)[:2] == [b"sleep", marker.encode()]]
+    return [pid for pid in processes() if arguments(pid)[:2] == [b"sleep", marker.encode()]]
 
 
 def agent_above(pid: int) -> int:
-    """The first process of the box in which `pid` runs."""
+    """The agent of the box in which `pid` runs."""
     found = None
     while pid > 1:
-        if any(_BOOT in argument for argument in _arguments(pid)):
+        program, *rest = arguments(pid)
+        if any(_BOOT in argument for argument in rest) and not program.endswith(b"bwrap"):
             found = pid
         pid = _parent(pid)
     assert found is not None
@@ -143,11 +144,13 @@ def _groups(pid: int) -> set[Path]:
     return {folder for folder in found if folder.is_dir()}
 
 
-def _processes() -> Iterator[int]:
+def processes() -> Iterator[int]:
+    """Every process of the machine."""
     return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
 
 
-def _arguments(pid: int) -> list[bytes]:
+def arguments(pid: int) -> list[bytes]:
+    """Its program and arguments; none once it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")  # of a dead process: empty
     except OSError:

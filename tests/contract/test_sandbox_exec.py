@@ -9,14 +9,14 @@ import pytest
 
 from envkit import clock
 from envkit.errors import UnsupportedError
-from envkit.sandbox.box import Box
+from envkit.protocols import Sandbox
 from envkit.types import ExecResult
 from tests.contract.boxes import Kind, run, sleepers, until
 
 ALL_BYTES = bytes(range(256))
 
 
-async def sh(box: Box, command: str, *, timeout_s: float = 20) -> ExecResult:
+async def sh(box: Sandbox, command: str, *, timeout_s: float = 20) -> ExecResult:
     return await box.exec(["sh", "-c", command], timeout_s=timeout_s)
 
 
@@ -261,12 +261,9 @@ def test_sixteen_programs_at_once_each_get_their_own_output(kind: Kind) -> None:
 
 def test_programs_run_side_by_side(kind: Kind) -> None:
     async def main() -> None:
-        async with kind.box() as box:
-            # Each waits for the other's sign.
-            async with anyio.create_task_group() as tasks:
-                for mine, other in (("a", "b"), ("b", "a")):
-                    command = f"touch {mine}; until [ -e {other} ]; do sleep 0.01; done"
-                    tasks.start_soon(sh, box, command)
+        async with kind.box() as box, anyio.create_task_group() as tasks:
+            for mine, other in (("a", "b"), ("b", "a")):  # each waits for the other's sign
+                tasks.start_soon(sh, box, f"touch {mine}; until [ -e {other} ]; do sleep 0.01; done")
 
     run(main)
 

@@ -203,10 +203,14 @@ def test_callers_of_one_shell_wait_for_each_other_in_order(kind: Kind) -> None:
 def test_shells_of_different_names_have_nothing_in_common_and_run_side_by_side(kind: Kind) -> None:
     async def main() -> None:
         async with kind.box() as box:
+
+            async def one(mine: str, other: str) -> None:
+                command = f"name={mine}; touch {mine}; until [ -e {other} ]; do sleep 0.01; done"
+                await box.shell(mine).run(command, timeout_s=20)
+
             async with anyio.create_task_group() as tasks:
-                for mine, other in (("a", "b"), ("b", "a")):
-                    command = f"name={mine}; touch {mine}; until [ -e {other} ]; do sleep 0.01; done"
-                    tasks.start_soon(lambda mine=mine, command=command: box.shell(mine).run(command, timeout_s=20))
+                tasks.start_soon(one, "a", "b")
+                tasks.start_soon(one, "b", "a")
             for name in ("a", "b"):
                 assert (await box.shell(name).run("echo $name", timeout_s=20)).stdout == f"{name}\n"
             assert (await box.shell().run("echo ${name-none}", timeout_s=20)).stdout == "none\n"

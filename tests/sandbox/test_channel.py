@@ -577,7 +577,7 @@ def test_a_socket_carries_more_than_it_holds_in_both_directions_at_once() -> Non
         async def sends(stream: SocketStream) -> None:
             for start in range(0, len(content), 700_001):
                 await stream.send(content[start : start + 700_001])
-            stream.end()
+            await stream.end()
 
         async def receives(stream: SocketStream) -> None:
             taken = bytearray()

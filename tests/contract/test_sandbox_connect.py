@@ -1,0 +1,214 @@
+"""One promise for every kind of sandbox: a server inside is reached, and nothing but it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit.errors import SandboxLostError, UnreachableError
+from envkit.protocols import Sandbox
+from tests.contract.boxes import Kind, run
+
+# Listens on a socket of the name or the port that it is told, and sends each connection back what comes from it.
+SERVER = """
+import socket, sys, threading, os
+place = sys.argv[1]
+if place.isdecimal():
+    listener = socket.socket(socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", int(place)))
+else:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.environ["ENVKIT_SOCKETS"] + "/" + place)
+listener.listen(100)
+def echo(stream):
+    with stream:
+        while data := stream.recv(65536):
+            stream.sendall(data)
+        stream.sendall(b" and goodbye")
+while True:
+    threading.Thread(target=echo, args=(listener.accept()[0],)).start()
+"""
+
+
+def free_port() -> int:
+    """A port that nobody has: a box may have the host's network."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture(params=["socket", "port"])
+def place(request: pytest.FixtureRequest) -> str | int:
+    return "echo.sock" if request.param == "socket" else free_port()
+
+
+async def reached(box: Sandbox, place: str | int) -> socket.socket:
+    with anyio.fail_after(20):
+        while True:
+            try:
+                return await box.connect(place)
+            except UnreachableError:  # its server does not listen yet
+                await anyio.sleep(0.01)
+
+
+async def talk(stream: socket.socket, content: bytes) -> bytes:
+    """Send `content` and the end, and return all that comes until the other side has ended."""
+    loop = asyncio.get_running_loop()
+    taken = bytearray()
+
+    async def receive() -> None:
+        while data := await loop.sock_recv(stream, 1 << 16):
+            taken.extend(data)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receive)
+        await loop.sock_sendall(stream, content)
+        stream.shutdown(socket.SHUT_WR)
+    return bytes(taken)
+
+
+def test_a_server_inside_is_reached_again_and_again(kind: Kind, place: str | int) -> None:
+    async def main() -> None:
+        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
+            (await reached(box, place)).close()
+            for number in range(5):
+                with await box.connect(place) as stream:
+                    assert not stream.getblocking()
+                    assert await talk(stream, b"%d" % number) == b"%d and goodbye" % number
+
+    run(main)
+
+
+def test_every_byte_and_more_than_any_window_passes_both_ways_at_once(kind: Kind, place: str | int) -> None:
+    content = bytes(range(256)) * 20_000
+
+    async def main() -> None:
+        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
+            with await reached(box, place) as stream:
+                assert await talk(stream, content) == content + b" and goodbye"
+
+    run(main)
+
+
+def test_sixteen_connections_at_once_do_not_mix(kind: Kind, place: str | int) -> None:
+    async def main() -> None:
+        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
+            (await reached(box, place)).close()
+
+            async def one(number: int) -> None:
+                content = bytes([number]) * 300_000
+                with await box.connect(place) as stream:
+                    assert await talk(stream, content) == content + b" and goodbye"
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(16):
+                    tasks.start_soon(one, number)
+
+    run(main)
+
+
+def test_who_does_not_read_holds_nobody_else_up(kind: Kind, place: str | int) -> None:
+    async def main() -> None:
+        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
+            loop = asyncio.get_running_loop()
+            with await reached(box, place) as deaf:
+                with anyio.move_on_after(1) as limit:
+                    await loop.sock_sendall(deaf, b"x" * 50_000_000)
+                assert limit.cancelled_caught
+                assert await box.probe(5) < 5
+                assert (await box.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+                with await box.connect(place) as stream:
+                    assert await talk(stream, b"hello") == b"hello and goodbye"
+
+    run(main)
+
+
+def test_a_connection_that_is_dropped_disturbs_nobody(kind: Kind, place: str | int) -> None:
+    async def main() -> None:
+        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
+            (await reached(box, place)).close()
+            for _ in range(20):
+                stream = await box.connect(place)
+                stream.send(b"x" * 1000)
+                stream.close()
+            with await box.connect(place) as stream:
+                assert await talk(stream, b"hello") == b"hello and goodbye"
+
+    run(main)
+
+
+def test_a_connection_ends_with_its_box(kind: Kind, place: str | int) -> None:
+    async def main() -> None:
+        async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
+            with await reached(box, place) as stream:
+                await box.stop()
+                with anyio.fail_after(5):
+                    assert await asyncio.get_running_loop().sock_recv(stream, 100) == b""
+            with pytest.raises(SandboxLostError, match="lost: stopped"):
+                await box.connect(place)
+
+    run(main)
+
+
+def test_where_nobody_listens_is_unreachable(kind: Kind) -> None:
+    async def main() -> None:
+        leave = "import os, socket; socket.socket(socket.AF_UNIX).bind(os.environ['ENVKIT_SOCKETS'] + '/old.sock')"
+        async with kind.box() as box:
+            with pytest.raises(UnreachableError, match="No such file"):
+                await box.connect("new.sock")
+            assert (await box.exec([kind.python, "-c", leave], timeout_s=20)).exit_code == 0
+            with pytest.raises(UnreachableError, match="Connection refused"):
+                await box.connect("old.sock")
+            with pytest.raises(UnreachableError, match="Connection refused"):
+                await box.connect(free_port())
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../../etc/passwd", "/var/run/docker.sock", "a\0b"])
+def test_only_names_within_the_folder_of_sockets_are_connected_to(kind: Kind, name: str) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            with pytest.raises(UnreachableError, match="is not the name of a socket"):
+                await box.connect(name)
+
+    run(main)
+
+
+@pytest.fixture
+def host_socket(tmp_path: Path) -> Iterator[Path]:
+    """A socket of the host on which somebody listens."""
+    listener = socket.socket(socket.AF_UNIX)
+    before = Path.cwd()
+    os.chdir(tmp_path)  # the path of a socket must be short
+    try:
+        listener.bind("host.sock")
+        listener.listen()
+        yield tmp_path / "host.sock"
+    finally:
+        listener.close()
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("bait", ["link to a socket", "link to nowhere", "file", "folder"])
+def test_what_is_not_a_socket_itself_is_not_connected_to(kind: Kind, bait: str, host_socket: Path) -> None:
+    async def main() -> None:
+        make = {
+            "link to a socket": f"ln -s {host_socket} $ENVKIT_SOCKETS/bait",
+            "link to nowhere": "ln -s /nowhere $ENVKIT_SOCKETS/bait",
+            "file": "echo > $ENVKIT_SOCKETS/bait",
+            "folder": "mkdir $ENVKIT_SOCKETS/bait",
+        }[bait]
+        async with kind.box() as box:
+            assert (await box.exec(["sh", "-c", make], timeout_s=10)).exit_code == 0
+            with pytest.raises(UnreachableError, match="bait is not a socket"):
+                await box.connect("bait")
+
+    run(main)
