@@ -1,4 +1,4 @@
-"""One promise for every kind of sandbox: once started it runs, when it dies everybody hears why, nothing stays behind."""
+"""One promise for every kind of sandbox: once started it runs, everybody hears how it dies, nothing stays behind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from envkit import clock
 from envkit.errors import DeadlineError, SandboxLostError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.sandbox import folders
+from envkit.sandbox.local import LocalBackend, why_unavailable
+from envkit.types import SandboxSpec
 from tests.contract.boxes import (
     Kind,
     agent_above,
@@ -444,5 +446,18 @@ def test_the_next_owner_leaves_the_boxes_of_the_living_alone(
         async with kind.backend():
             assert len(sleepers(marker)) == 2
             assert len([path for root in folders.roots() for path in root.glob(f"envkit-*-{owner.pid}-*")]) == 1
+
+    run(main)
+
+
+def test_bubblewrap_is_available_exactly_where_its_boxes_start() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            try:
+                await backend.start(SandboxSpec())
+            except SandboxStartError:
+                assert why_unavailable() is not None
+            else:
+                assert why_unavailable() is None
 
     run(main)

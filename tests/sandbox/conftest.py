@@ -1,4 +1,4 @@
-"""What the tests of sandboxes share: the kinds, and processes that can be found again."""
+"""What the tests of sandboxes share: processes that can be found again."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from envkit.sandbox.local import LocalBackend
-from envkit.sandbox.process import ProcessBackend
-
-
-@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.bwrap), "process"])
-def backend_class(request: pytest.FixtureRequest) -> type[LocalBackend] | type[ProcessBackend]:
-    """Every kind of sandbox on this machine."""
-    return LocalBackend if request.param == "local" else ProcessBackend
 
 
 @pytest.fixture
