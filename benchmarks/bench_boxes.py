@@ -23,7 +23,6 @@ from waiting import Call, CallBy, Claim, Findings
 
 from envkit import clock
 from envkit.protocols import Sandbox, SandboxBackend
-from envkit.sandbox.container import BOX_LABEL
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
 from envkit.types import SandboxSpec
@@ -40,10 +39,11 @@ CLAIMS = (
     Claim("write 1 MiB", "envkit docker", at_most=10),
     Claim("read 1 MiB", "envkit docker", at_most=10),
     Claim("steps of 16 shells", "envkit docker", at_least=20, peers=["SWE-ReX"]),
-    Claim("bash -c true, 16 callers", "envkit docker", at_least=4, peers=["SWE-ReX"]),
+    Claim("true, 16 callers", "envkit docker", at_least=4, peers=["SWE-ReX"]),
 )
 
 CALLERS = 16
+BASH = ("bash", "-c", "true")
 MIB = b"0123456789abcde\n" * (1 << 16)
 
 
@@ -54,8 +54,8 @@ class Own:
         self._box = box
         self._shells = [box.shell(str(number)) for number in range(CALLERS)]
 
-    async def execute(self) -> None:
-        result = await self._box.exec(["bash", "-c", "true"], timeout_s=10)
+    async def execute(self, *argv: str) -> None:
+        result = await self._box.exec(argv, timeout_s=10)
         assert result.exit_code == 0, result
 
     async def open_shell(self, shell: int) -> None:
@@ -82,7 +82,7 @@ async def bubblewrap(findings: Findings, told: argparse.Namespace) -> None:
             await findings.latency("start, all processors busy", start, number=told.starts, rounds=1)
         own = Own(await backend.start(SandboxSpec()))
         await own.open_shell(0)
-        for what, call in (("bash -c true", own.execute), ("step of a shell", partial(own.step, 0))):
+        for what, call in (("bash -c true", partial(own.execute, *BASH)), ("step of a shell", partial(own.step, 0))):
             await findings.latency(f"{what} in bubblewrap", {name: call}, number=told.calls, rounds=1)
 
 
@@ -95,7 +95,7 @@ async def containers(findings: Findings, told: argparse.Namespace) -> None:
         backend = await stack.enter_async_context(DockerBackend())
         spec = SandboxSpec(image=told.image)
         box = await backend.start(spec)
-        plain = Plain(program, f"{BOX_LABEL}={box.id}")
+        plain = Plain(program, f"envkit.box={box.id}")
         starts: dict[str, Call] = {"envkit docker": partial(starting, backend, spec), "docker run -d": plain.starting}
         await findings.latency("start of a container", starts, number=told.starts, rounds=told.starts)
 
@@ -114,7 +114,7 @@ async def containers(findings: Findings, told: argparse.Namespace) -> None:
 
 async def calls(findings: Findings, places: dict[str, Place], told: argparse.Namespace) -> None:
     one: dict[str, Callable[[Place], Awaitable[object]]] = {
-        "bash -c true": lambda place: place.execute(),
+        "bash -c true": lambda place: place.execute(*BASH),
         "step of a shell": lambda place: place.step(0),
         "write 1 MiB": lambda place: place.write(MIB),
         "read 1 MiB": reading,
@@ -124,7 +124,8 @@ async def calls(findings: Findings, places: dict[str, Place], told: argparse.Nam
         await findings.latency(what, turns, number=told.calls, rounds=told.rounds)
     many: dict[str, Callable[[Place, int], Awaitable[object]]] = {
         "steps of 16 shells": lambda place, caller: place.step(caller),
-        "bash -c true, 16 callers": lambda place, _: place.execute(),
+        "true, 16 callers": lambda place, _: place.execute("true"),
+        "bash -c true, 16 callers": lambda place, _: place.execute(*BASH),
     }
     for what, call_by in many.items():
         sides: dict[str, CallBy] = {name: partial(call_by, place) for name, place in places.items()}

@@ -63,7 +63,10 @@ class Plain:
 
     def _settings(self, container: str) -> Any:
         command = [self._docker, "inspect", container]
-        return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]
+        for mount in found["HostConfig"].get("Mounts") or ():
+            mount["VolumeOptions"].pop("Labels", None)  # by which others find what is theirs
+        return found
 
 
 def _flags(host: Mapping[str, Any]) -> list[str]:

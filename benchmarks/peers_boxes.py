@@ -47,8 +47,8 @@ _ROUTES = "/apis/envs/sandbox/v1/"
 class Place(Protocol):
     """One box, used the way its project means it to be used."""
 
-    async def execute(self) -> None:
-        """Run ``bash -c true``."""
+    async def execute(self, *argv: str) -> None:
+        """Run a program that succeeds."""
         ...
 
     async def step(self, shell: int) -> None:
@@ -88,8 +88,8 @@ class SweRex:
         self._runtime = runtime
         self._words = import_module("swerex.runtime.abstract")
 
-    async def execute(self) -> None:
-        answer = await self._call("execute", "Command", command=["bash", "-c", "true"])
+    async def execute(self, *argv: str) -> None:
+        answer = await self._call("execute", "Command", command=list(argv))
         _expect(answer.exit_code == 0, answer)
 
     async def open_shell(self, shell: int) -> None:
@@ -145,8 +145,8 @@ class Rock:
         self._http = http
         self.id = sandbox_id
 
-    async def execute(self) -> None:
-        answer = await self.call("execute", command=["bash", "-c", "true"])
+    async def execute(self, *argv: str) -> None:
+        answer = await self.call("execute", command=list(argv))
         _expect(answer["exit_code"] == 0, answer)
 
     async def open_shell(self, shell: int) -> None:
