@@ -22,7 +22,7 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[Address]]]
 
 _PORTS = (80, 443)
 _CONNECT_S = 10.0
-_HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
+_HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _STAND_FOR_IPV4 = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
 
@@ -45,7 +45,7 @@ def why_refused(spec: SandboxSpec) -> str | None:
         known = spec.network in ("none", "open")
         return None if known else f"network={spec.network!r} is refused: it is 'none', 'open' or a tuple of hosts"
     for host in spec.network:
-        if not _HOST.fullmatch(host.lower()):
+        if not _HOST.fullmatch(host.lower().removeprefix("*.")):
             return f"{host!r} is no name of a host, such as example.org, nor of all below one, such as *.example.org"
     return "a box that stays has no proxy to reach hosts by: that is in this process" if spec.stay else None
 

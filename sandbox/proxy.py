@@ -190,8 +190,8 @@ class Proxy:
                     await _join(client, upstream, request.head + rest)
                 finally:
                     upstream.close()
-            client.end()
             with anyio.move_on_after(_LINGER_S):
+                await client.end()
                 while await client.receive():
                     pass
 
@@ -236,7 +236,7 @@ async def _join(client: SocketStream, upstream: SocketStream, first: bytes) -> N
             while data := await client.receive():
                 idle.deadline = clock.now() + _IDLE_S
                 await upstream.send(data)
-            upstream.end()
+            await upstream.end()
 
     async with anyio.create_task_group() as tasks:
         idle = tasks.cancel_scope

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -16,11 +16,13 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxStartError
 from envkit.sandbox import proxy, proxy_inside
-from envkit.sandbox.allowlist import Address, Allowlist, RefusedError, is_public, why_refused
+from envkit.sandbox.allowlist import Address, Allowlist, RefusedError, Resolve, is_public, why_refused
+from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.fake import FakeBackend, Fate
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.proxy import Proxy, Request
 from envkit.types import SandboxSpec
+from tests.sandbox import containers
 
 PATIENCE_S = 20
 HOSTS = ("ok.example", "*.below.example")
@@ -36,7 +38,13 @@ for request in sys.argv[1:]:
 
 
 @asynccontextmanager
-async def web_server() -> AsyncIterator[Callable[[str, int], Awaitable[Sequence[Address]]]]:
+async def bounded(seconds: float) -> AsyncIterator[None]:
+    with anyio.fail_after(seconds):
+        yield
+
+
+@asynccontextmanager
+async def web_server() -> AsyncIterator[Resolve]:
     """A server of the internet: give what finds it under every name. It answers with what it was asked."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,8 +67,8 @@ async def web_server() -> AsyncIterator[Callable[[str, int], Awaitable[Sequence[
         await server.wait_closed()
 
 
-async def asked(request: bytes, *, hosts: Sequence[str] = HOSTS) -> bytes:
-    """Return what a client of a box is answered by its proxy, whose internet is one server."""
+async def asked(request: bytes, *, resolve: Resolve | None = None, patience_s: float = PATIENCE_S) -> bytes:
+    """Return what a client of a box is answered by its proxy, whose internet is one server, or where `resolve` says."""
     waiting: list[socket.socket] = []
     came = anyio.Event()
 
@@ -70,11 +78,12 @@ async def asked(request: bytes, *, hosts: Sequence[str] = HOSTS) -> bytes:
 
     fate = Fate(listens={proxy.SOCKET: take})
     async with (
-        web_server() as resolve,
+        bounded(patience_s),
+        web_server() as everywhere,
         FakeBackend(lambda number, rng: fate) as backend,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(Proxy(Allowlist(hosts, resolve)).serve, await backend.start(SandboxSpec()))
+        tasks.start_soon(Proxy(Allowlist(HOSTS, resolve or everywhere)).serve, await backend.start(SandboxSpec()))
         await came.wait()
         loop = asyncio.get_running_loop()
         client, answer = waiting.pop(), b""
@@ -111,6 +120,8 @@ def test_a_request_for_a_host_on_the_list_is_let_through(host: str) -> None:
         (b"GET ftp://ok.example/", b"400 ftp://ok.example/ is refused"),
         (b"GET /etc/passwd", b"400 not a request to a proxy"),
         (b"GET http://ok.example:x/", b"400 not a request"),
+        (b"GET http://no.example\0.below.example/", b"400 not a request"),
+        (b"GET\nHost:no.example http://ok.example/", b"400 not a request"),
         (b"nonsense", b"400 not a request"),
     ],
 )
@@ -143,7 +154,9 @@ def test_the_host_that_is_asked_is_the_host_that_was_allowed() -> None:
     assert request.head == b"GET / HTTP/1.1\r\nHost: ok.example\r\nConnection: close\r\n\r\n"
 
 
-@pytest.mark.parametrize("trick", [b"X: a\nHost: no.example", b"X: a\rHost: no.example", b"X: a\0b"])
+@pytest.mark.parametrize(
+    "trick", [b"X: a\nHost: no.example", b"X: a\rHost: no.example", b"X: a\0b", b" goes on", b"X: a\r\n\tgoes on"]
+)
 def test_headers_that_a_server_may_read_otherwise_are_refused(trick: bytes) -> None:
     with pytest.raises(RefusedError, match="not a request"):
         Request.parse(b"GET http://ok.example/ HTTP/1.1\r\n" + trick + b"\r\n\r\n")
@@ -196,6 +209,37 @@ def test_a_name_of_this_host_has_no_public_address() -> None:
     clock.run(main)
 
 
+@pytest.mark.parametrize(
+    "host", ["localhost\0.below.example", "*.below.example", "a b.below.example", "\u0430.below.example"]
+)
+def test_what_is_no_name_of_a_host_is_never_looked_up(host: str) -> None:
+    async def resolve(host: str, port: int) -> Sequence[Address]:
+        raise AssertionError(host)
+
+    async def main() -> int:
+        with pytest.raises(RefusedError, match="is not among the hosts") as refusal:
+            await Allowlist(HOSTS, resolve).connect(host, 80)
+        return refusal.value.status
+
+    assert clock.run(main) == 403
+
+
+def test_a_connection_on_which_nothing_comes_is_ended_after_five_minutes() -> None:
+    async def main() -> tuple[bytes, float]:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port: int = silent.getsockname()[1]
+
+            async def resolve(host: str, asked_port: int) -> Sequence[Address]:
+                return [("127.0.0.1", port)]
+
+            answer = await asked(b"GET http://ok.example/ HTTP/1.1\r\n\r\n", resolve=resolve, patience_s=1000)
+        return answer, clock.now()
+
+    answer, ended = clock.run(main, virtual=True)
+    assert answer == b""
+    assert 300 <= ended < 301
+
+
 def test_a_host_that_does_not_answer_is_an_error_of_the_gateway() -> None:
     async def resolve(host: str, port: int) -> Sequence[Address]:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -226,6 +270,29 @@ def test_a_host_that_does_not_answer_is_an_error_of_the_gateway() -> None:
 def test_a_network_that_cannot_be_is_refused_with_a_reason(spec: SandboxSpec, why: str | None) -> None:
     found = why_refused(spec)
     assert found == why if why is None or found is None else why in found
+
+
+# Goes by the environment alone, as pip and git do.
+FETCH = """
+import sys, urllib.error, urllib.request
+for url in sys.argv[1:]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            print(answer.status, answer.read().split(b"\\r\\n")[1].decode())
+    except urllib.error.HTTPError as error:
+        print(error.code, error.read().decode().strip())
+    except OSError as error:
+        print(error)
+"""
+DIAL = """
+import socket, sys
+for place in sys.argv[1:]:
+    try:
+        socket.create_connection((place.split()[0], int(place.split()[1])), 3)
+        print("in")
+    except OSError as error:
+        print(error.strerror or type(error).__name__)
+"""
 
 
 @contextmanager
@@ -329,6 +396,50 @@ def test_a_box_reaches_nothing_but_what_it_may() -> None:
     assert "403 no.invalid is not among the hosts" in found["asked"]
     assert "Network is unreachable" in found["outside"]
     assert found["log"] == "http://127.0.0.1:3128\n"
+
+
+@pytest.mark.bwrap
+def test_in_a_box_python_fetches_from_allowed_hosts_by_its_environment_and_reaches_no_other_address() -> None:
+    spec = SandboxSpec(network=("ok.example",))
+
+    async def main() -> tuple[list[str], list[str]]:
+        async with LocalBackend() as backend, web_server() as resolve:
+            [(address, port)] = await resolve("", 0)
+            box = await backend.start(SandboxSpec(env=proxy.VARIABLES))
+            await proxy.open_for(box, spec, sys.executable, resolve=resolve)
+            urls = ["http://ok.example/a", "http://no.example/", "https://no.example/"]
+            fetched = await box.exec([sys.executable, "-c", FETCH, *urls], timeout_s=PATIENCE_S)
+            places = [f"{address} {port}", "172.17.0.1 22", "169.254.169.254 80", "1.1.1.1 443", "ok.example 80"]
+            dialled = await box.exec([sys.executable, "-c", DIAL, *places], timeout_s=PATIENCE_S)
+            return fetched.stdout.splitlines(), dialled.stdout.splitlines()
+
+    fetched, dialled = clock.run(main)
+    assert fetched[0] == "200 Host: ok.example"
+    assert fetched[1] == "403 no.example is not among the hosts that this sandbox may reach"
+    assert "Tunnel connection failed: 403" in fetched[2]
+    assert dialled[0] == "Connection refused"  # its own loopback, where nothing listens
+    assert dialled[1:4] == ["Network is unreachable"] * 3
+    assert dialled[4] != "in"
+
+
+@pytest.mark.docker
+def test_a_container_reaches_hosts_by_the_proxy_alone() -> None:
+    spec = SandboxSpec(image=containers.image(), network=("ok.invalid",), untrusted=True)
+
+    async def main() -> tuple[list[str], list[str]]:
+        async with DockerBackend() as backend:
+            box = await backend.start(spec)
+            urls = ["http://ok.invalid/", "http://no.invalid/"]
+            fetched = await box.exec(["python3", "-c", FETCH, *urls], timeout_s=PATIENCE_S)
+            dialled = await box.exec(["python3", "-c", DIAL, "172.17.0.1 22", "1.1.1.1 443"], timeout_s=PATIENCE_S)
+            return fetched.stdout.splitlines(), dialled.stdout.splitlines()
+
+    fetched, dialled = clock.run(main)
+    assert fetched == [
+        "403 ok.invalid has no public address",
+        "403 no.invalid is not among the hosts that this sandbox may reach",
+    ]
+    assert dialled == ["Network is unreachable"] * 2
 
 
 @pytest.mark.bwrap
