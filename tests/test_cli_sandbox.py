@@ -109,15 +109,21 @@ def test_wrong_words_are_refused_in_a_line() -> None:
     assert (code, said) == (1, "there is no box 'bwrap-nothere1' that stays on this machine\n")
 
 
-def test_an_interrupt_ends_the_program_and_leaves_nothing() -> None:
-    words = [SCRIPT, "sandbox", "run", "--backend", "local", "--", "sh", "-c", "echo up; sleep 86415"]
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
+def test_a_signal_ends_the_program_and_leaves_nothing(number: signal.Signals, code: int) -> None:
+    program = "trap '' INT TERM HUP; (setsid sleep 86415 &); echo up; sleep 86415; sleep 86415"
+    words = [SCRIPT, "sandbox", "run", "--backend", "local", "--", "sh", "-c", program]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=20)
-    assert (process.returncode, said) == (130, "")
-    assert _count("86415") == 0
+    assert (process.returncode, said) == (code, "")
+    deadline = clock.stopwatch() + 5
+    while _count("86415"):
+        assert clock.stopwatch() < deadline
 
 
 def test_a_detached_box_is_used_from_other_processes_until_it_is_removed(detached: str) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -41,14 +41,14 @@ async def run(
 ) -> int:
     """Run a program in a new box and return the exit code to end with; without a program, a shell."""
     spec = spec_of(options)
-    try:
+
+    async def run() -> int:
         async with opened(kind) as backend, running(backend, spec) as box:
             for source, name in uploads:
                 await box.upload(source, name)
             return await _attend(box, program, timeout_s, tty)
-    except SandboxLostError as error:
-        print(error, file=sys.stderr)
-        return LOST
+
+    return await _exit_code_of(run)
 
 
 async def detach(
@@ -75,12 +75,12 @@ async def detach(
 
 async def exec_in(box_id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
     """Run a program in a box that stays and return the exit code to end with; without a program, a shell."""
-    try:
+
+    async def run() -> int:
         async with _attached(box_id) as box:
             return await _attend(box, program, timeout_s, tty)
-    except SandboxLostError as error:
-        print(error, file=sys.stderr)
-        return LOST
+
+    return await _exit_code_of(run)
 
 
 async def log_of(box_id: str) -> str:
@@ -94,6 +94,26 @@ async def remove(box_ids: Sequence[str]) -> None:
     for box_id in box_ids:
         async with _attached(box_id) as box:
             await box.stop()
+
+
+async def _exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
+    """Return what `run` returns, or the exit code for a lost box, or for a signal that ended it, in order."""
+    caught: list[int] = []
+
+    async def listen() -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
+            async for number in signals:
+                caught.append(number)
+                scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        try:
+            async with _beside([listen]):
+                return await run()
+        except SandboxLostError as error:
+            print(error, file=sys.stderr)
+            return LOST
+    return 128 + caught[0]
 
 
 @asynccontextmanager
