@@ -67,7 +67,10 @@ class Switch:
         while self._idle and self._waiting:
             ours = self._idle.pop(0)
             self._selector.unregister(ours)
-            Pair(self._selector, ours, self._waiting.pop(0))
+            if _is_silent(ours):
+                Pair(self._selector, ours, self._waiting.pop(0))
+            else:  # given up, which `_on_idle` would have been told next
+                ours.close()
 
 
 class Pair:
@@ -120,6 +123,17 @@ class Pair:
             if end in self._selector.get_map():
                 self._selector.unregister(end)
             end.close()
+
+
+def _is_silent(stream: socket.socket) -> bool:
+    """Whether nothing has come, not even the end."""
+    try:
+        stream.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _accepted(listener: socket.socket) -> socket.socket | None:
