@@ -133,11 +133,17 @@ class LocalBackend:
         stay = stays.find(box_id)
         if stay is None:
             raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
-        first = FirstProcess(stay.first_pid)
+        try:
+            first = FirstProcess(stay.first_pid)
+        except OSError:
+            raise SandboxError(f"box {box_id!r} has just ended") from None
         held = Life(None, cgroups.Group(self._places, stay.group), first=first, folder=stay.folder)
         try:
             ours = folders.connect(first.folder(DOOR), _DOOR_SOCKET)
             sockets = first.folder(SOCKETS)
+        except OSError:
+            held.let_go()
+            raise SandboxError(f"box {box_id!r} has just ended") from None
         except BaseException:
             held.let_go()
             raise

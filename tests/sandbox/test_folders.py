@@ -57,6 +57,24 @@ def test_a_number_that_another_process_has_now_does_not_keep_a_folder(folder: Pa
     assert orphan in folders.reap()
 
 
+def test_a_name_says_whether_its_owner_is_gone(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        name = folders.owner_name(process.pid)
+        assert not folders.is_owner_gone(name)
+        assert not folders.is_owner_gone(f"{name}-more")
+    assert folders.is_owner_gone(name)
+    assert folders.is_owner_gone(f"{name}-more")
+    assert not folders.is_owner_gone("envkit-of-somebody-else")
+
+
+def test_a_folder_that_belongs_to_another_process_goes_with_that_one() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        made = folders.new_run_folder(process.pid)
+        assert made not in folders.reap()
+        assert list(folders.of_tail(made.name.rpartition("-")[2])) == [made]
+    assert made in folders.reap()
+
+
 def test_a_folder_of_another_pid_namespace_stays(folder: Path) -> None:
     foreign = renamed(folder, namespace="4026500000", start=1)
     try:
