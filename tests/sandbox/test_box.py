@@ -1,0 +1,571 @@
+"""A box over a scripted agent: how it starts, what it makes of answers, and that its hold is let go of once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from envkit import clock
+from envkit.errors import (
+    DeadlineError,
+    MissingFileError,
+    RefusedFileError,
+    SandboxError,
+    SandboxLostError,
+    SandboxStartError,
+    TooLargeError,
+    UnreachableError,
+    UnsupportedError,
+)
+from envkit.protocols import Sandbox
+from envkit.sandbox.box import Box, Hold
+from envkit.sandbox.boxes import Boxes, refuse
+from envkit.sandbox.channel import Channel
+from envkit.types import SandboxSpec
+from tests.sandbox.peer import HELLO, Peer
+
+RESULT: dict[str, Any] = {"code": 0, "timed_out": False, "cut": 0, "duration_s": 0.5}
+
+
+def run(main: Callable[[], Awaitable[object]], *, virtual: bool = True) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(1000 if virtual else 30):
+            await main()
+
+    clock.run(bounded, virtual=virtual)
+
+
+class Case:
+    """A box, the agent that the test plays, and what the box has done with its hold.
+
+    Attributes:
+        cause: What the hold says; an exception is raised.
+        cause_s: How long that takes.
+        kill: What killing comes to; an exception is raised.
+        kill_s: How long that takes.
+        done: What was done, in order.
+    """
+
+    def __init__(self, **hold: Any) -> None:
+        self.peer = Peer()
+        self.cause: str | Exception = "killed by signal 9 (SIGKILL)"
+        self.cause_s = 0.0
+        self.kill: Exception | None = None
+        self.kill_s = 0.0
+        self.done: list[str] = []
+        self.channel = Channel(self.peer)
+        self.box = Box(
+            "case-1",
+            self.channel,
+            Hold(cause=self._cause, kill=self._kill, **hold),
+            work="/workspace",
+            forget=lambda box: self.done.append("forgotten"),
+        )
+
+    async def started(self) -> Case:
+        """Play the agent of a box that starts as it should."""
+        self.peer.say(HELLO)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.box.started, {"command": None}, 5)
+            assert (await self.peer.heard())[0] == {"config": {"command": None}}
+            await self.peer.answer(do="ping")
+        return self
+
+    async def _cause(self) -> str:
+        self.done.append("asked")
+        await anyio.sleep(self.cause_s)
+        if isinstance(self.cause, Exception):
+            raise self.cause
+        return self.cause
+
+    async def _kill(self) -> None:
+        self.done.append("killed")
+        await anyio.sleep(self.kill_s)
+        if self.kill is not None:
+            raise self.kill
+
+
+async def answered(case: Case, call: Awaitable[Any], **end: Any) -> Any:
+    """Return what `call` returns when it is answered by `end`."""
+    found = []
+
+    async def ask() -> None:
+        found.append(await call)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        header, _ = await case.peer.heard()
+        case.peer.say({"id": header["id"], **end})
+    return found[0]
+
+
+def test_a_box_is_a_sandbox() -> None:
+    async def main() -> None:
+        case = await Case(gives_up=("network",)).started()
+        sandbox: Sandbox = case.box
+        assert (sandbox.id, case.box.work, case.box.gives_up) == ("case-1", "/workspace", ("network",))
+        await sandbox.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("when", ["before hello", "before the first answer"])
+def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) -> None:
+    async def main() -> None:
+        case = Case()
+        case.cause = "exited with code 127: no-such-program: not found"
+        if when == "before the first answer":
+            case.peer.say(HELLO)
+        case.peer.say_bytes(b"")
+        with pytest.raises(SandboxStartError) as caught:
+            await case.box.started({}, 5)
+        assert (caught.value.sandbox_id, caught.value.cause) == ("case-1", case.cause)
+        assert case.done == ["asked", "killed", "forgotten"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("says_hello", [False, True])
+def test_a_box_that_is_not_ready_in_time_is_ended(says_hello: bool) -> None:
+    async def main() -> None:
+        case = Case()
+        if says_hello:
+            case.peer.say(HELLO)
+        with pytest.raises(SandboxStartError, match="did not start: not ready after 5 s"):
+            await case.box.started({}, 5)
+        assert (clock.now(), case.done) == (5, ["killed", "forgotten"])
+        assert case.peer.is_closed
+
+    run(main)
+
+
+def test_a_box_that_says_something_else_first_is_ended() -> None:
+    async def main() -> None:
+        case = Case()
+        case.peer.say_bytes(b"bash: python3: not found\n")
+        with pytest.raises(SandboxStartError, match="broken frame: lengths of 1650553704 and 975204473"):
+            await case.box.started({}, 5)
+        assert case.done == ["killed", "forgotten"]
+
+    run(main)
+
+
+def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    async def main() -> None:
+        case = Case()
+        case.kill_s = 1
+        with anyio.move_on_after(2):
+            await case.box.started({}, 5)
+        assert (clock.now(), case.done) == (3, ["killed", "forgotten"])
+
+    run(main)
+
+
+def test_what_a_program_did_is_what_the_agent_says() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        async with anyio.create_task_group() as tasks:
+
+            async def agent() -> None:
+                header, _ = await case.peer.heard()
+                assert header == {
+                    "id": 2,
+                    "do": "exec",
+                    "argv": ["ls", "-l"],
+                    "env": {"A": "b"},
+                    "cwd": "/tmp",
+                    "timeout_s": 7,
+                    "keep_bytes": 10,
+                    "user": "grader",
+                    "stdin": True,
+                    "pty": None,
+                }
+                assert await case.peer.heard() == ({"id": 2, "more": True}, b"in")
+                assert await case.peer.heard() == ({"id": 2, "eof": True}, b"")
+                case.peer.say({"id": 2, "of": "out"}, b"\xff")
+                case.peer.say({"id": 2, "of": "err"}, b"e")
+                case.peer.say(
+                    {"id": 2, "end": True, "code": None, "timed_out": True, "cut": 3, "duration_s": 7.1, "oom": True}
+                )
+
+            tasks.start_soon(agent)
+            result = await case.box.exec(
+                ["ls", "-l"],
+                timeout_s=7,
+                env={"A": "b"},
+                cwd="/tmp",
+                stdin=b"in",
+                user="grader",
+                max_output_bytes=10,
+            )
+        assert (result.exit_code, result.timed_out, result.stdout_bytes, result.stderr) == (None, True, b"\xff", "e")
+        assert (result.truncated_bytes, result.duration_s, result.is_out_of_memory) == (3, 7.1, True)
+        await case.box.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"code": "0"}, "an exit code that is none"),
+        ({"code": True}, "an exit code that is none"),
+        ({"code": None}, "an exit code that is none"),
+        ({"code": 1 << 40}, "an exit code that is none"),
+        ({"code": 0.5}, "an exit code that is none"),
+        ({"timed_out": 1}, "timed_out that is neither true nor false"),
+        ({"oom": "no"}, "oom that is neither true nor false"),
+        ({"cut": -1}, "a number of dropped bytes that is none"),
+        ({"cut": None}, "a number of dropped bytes that is none"),
+        ({"duration_s": -1}, "a duration that is none"),
+        ({"duration_s": "1"}, "a duration that is none"),
+        ({"duration_s": True}, "a duration that is none"),
+        ({"state": "gone"}, "a state of a shell that is none"),
+        ({"state": ["kept"]}, "a state of a shell that is none"),
+    ],
+)
+def test_a_result_that_is_none_ends_the_box(wrong: dict[str, Any], said: str) -> None:
+    async def main() -> None:
+        case = await Case().started()
+        with pytest.raises(ExceptionGroup) as caught:
+            await answered(case, case.box.exec(["true"], timeout_s=5), end=True, **{**RESULT, **wrong})
+        (lost,) = caught.value.exceptions
+        assert isinstance(lost, SandboxLostError)
+        assert lost.cause == f"broken frame: {said}"
+        await case.box.stop()
+        assert case.done == ["killed", "forgotten"]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("missing", MissingFileError),
+        ("refused", RefusedFileError),
+        ("too_large", TooLargeError),
+        ("unreachable", UnreachableError),
+        ("unsupported", UnsupportedError),
+        ("bad", SandboxError),
+        ("something new", SandboxError),
+    ],
+)
+def test_what_the_agent_refuses_is_an_error_of_its_own_kind(code: str, kind: type[Exception]) -> None:
+    async def main() -> None:
+        case = await Case().started()
+        with pytest.raises(ExceptionGroup) as caught:
+            await answered(case, case.box.read("x"), error=code, text="x: no\nway")
+        (error,) = caught.value.exceptions
+        assert type(error) is kind
+        assert str(error) == "case-1: x: no way"
+        assert case.done == []
+        await case.box.stop()
+
+    run(main)
+
+
+def test_a_box_that_dies_tells_every_caller_why_and_is_given_back_without_being_stopped() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        case.cause, case.cause_s = "out of memory", 0.5
+        causes = []
+
+        async def ask(call: Callable[[], Awaitable[object]]) -> None:
+            with pytest.raises(SandboxLostError) as caught:
+                await call()
+            causes.append((caught.value.sandbox_id, caught.value.cause, clock.now()))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, lambda: case.box.exec(["x"], timeout_s=100))
+            tasks.start_soon(ask, lambda: case.box.shell().run("x", timeout_s=100))
+            tasks.start_soon(ask, lambda: case.box.read("x"))
+            for _ in range(3):
+                await case.peer.heard()
+            case.peer.say_bytes(b"")
+            assert await case.box.wait() == "out of memory"
+        assert causes == [("case-1", "out of memory", 0.5)] * 3
+        assert case.done == ["asked", "killed", "forgotten"]
+        for late in (case.box.probe(1), case.box.connect("x"), case.box.snapshot(), case.box.log()):
+            with pytest.raises(SandboxLostError, match="case-1 lost: out of memory"):
+                await late
+        await case.box.stop()
+        assert await case.box.wait() == "out of memory"
+        assert case.done == ["asked", "killed", "forgotten"]
+
+    run(main)
+
+
+def test_a_cause_that_is_not_found_does_not_hold_anybody_up() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        case.cause_s = 1000
+        case.peer.say_bytes(b"")
+        assert await case.box.wait() == "it has ended"
+        assert clock.now() == 3
+        other = await Case().started()
+        other.cause = SandboxError("the daemon does not answer")
+        other.peer.say_bytes(b"")
+        assert await other.box.wait() == "it has ended"
+        await other.box.stop()
+        assert other.done == ["asked", "killed", "forgotten"]
+
+    run(main)
+
+
+def test_a_box_that_breaks_the_rules_is_killed_and_the_rule_is_the_cause() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        case.peer.say({"id": 99, "end": True})
+        assert await case.box.wait() == "broken frame: an answer to a call that nobody made"
+        await case.box.stop()
+        assert case.done == ["killed", "forgotten"]
+
+    run(main)
+
+
+def test_an_agent_that_does_not_answer_loses_its_box_its_life() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        with pytest.raises(SandboxLostError, match="it does not answer"):
+            await case.box.exec(["x"], timeout_s=20)
+        assert clock.now() == 30.5
+        await case.box.stop()
+        assert case.done == ["killed", "forgotten"]
+
+    run(main)
+
+
+def test_a_probe_that_is_not_answered_costs_the_box_nothing() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        with pytest.raises(DeadlineError, match=r"case-1 did not answer within 0.5 s"):
+            await case.box.probe(0.5)
+        assert (clock.now(), case.done) == (0.5, [])
+        for header in [(await case.peer.heard())[0] for _ in range(2)]:
+            if "do" in header:
+                case.peer.say({"id": header["id"], "end": True})
+        took = await answered(case, case.box.probe(5), end=True)
+        assert took == 0
+        await case.box.stop()
+
+    run(main)
+
+
+def test_everybody_who_stops_waits_until_it_is_gone_and_it_is_killed_once() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        case.kill_s = 2
+
+        async def work() -> None:
+            with pytest.raises(SandboxLostError, match="lost: stopped"):
+                await case.box.exec(["x"], timeout_s=100)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            await case.peer.heard()
+            tasks.start_soon(case.box.stop)
+            tasks.start_soon(case.box.stop)
+            with anyio.move_on_after(1) as limit:
+                await case.box.stop()
+            assert (clock.now(), limit.cancelled_caught) == (2, False)
+        await case.box.stop()
+        assert (clock.now(), case.done) == (2, ["killed", "forgotten"])
+        assert await case.box.wait() == "stopped"
+
+    run(main)
+
+
+def test_a_kill_that_fails_or_hangs_is_told_to_who_stops() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        case.kill = SandboxError("the daemon does not answer")
+        for _ in range(2):
+            with pytest.raises(SandboxError, match="case-1 could not be ended: the daemon does not answer"):
+                await case.box.stop()
+        assert case.done == ["killed", "forgotten"]
+        other = await Case().started()
+        other.kill_s = 1000
+        with pytest.raises(SandboxError, match="case-1 could not be ended within 15 s"):
+            await other.box.stop()
+        assert (clock.now(), other.done) == (15, ["killed", "forgotten"])
+
+    run(main)
+
+
+def test_a_box_that_is_released_is_not_killed() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        await case.box.release()
+        assert (case.peer.is_closed, case.done) == (True, ["forgotten"])
+        with pytest.raises(SandboxLostError):
+            await case.box.probe(1)
+
+    run(main)
+
+
+def test_what_is_done_beside_a_box_ends_with_it() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        ended = anyio.Event()
+
+        async def work() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                ended.set()
+
+        case.box.while_alive(work())
+        await anyio.sleep(1)
+        case.peer.say_bytes(b"")
+        await ended.wait()
+        assert clock.now() == 1
+
+    run(main)
+
+
+def test_snapshots_are_the_holds() -> None:
+    async def main() -> None:
+        async def snapshot() -> str:
+            return "snapshot-7"
+
+        case = await Case(snapshot=snapshot).started()
+        assert await case.box.snapshot() == "snapshot-7"
+        await case.box.stop()
+        other = await Case().started()
+        with pytest.raises(UnsupportedError, match="case-1: boxes of this kind cannot be kept"):
+            await other.box.snapshot()
+        await other.box.stop()
+
+    run(main)
+
+
+def test_commands_that_wait_for_their_turn_in_a_shell_are_not_given_up() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        shell = case.box.shell()
+        assert case.box.shell() is shell
+        ended = []
+
+        async def one(number: int) -> None:
+            result = await shell.run(f"{number}", timeout_s=30)
+            ended.append((number, result.timed_out, clock.now()))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(one, number)
+                await anyio.lowlevel.checkpoint()
+            for number in range(3):
+                header, _ = await case.peer.heard()
+                assert (header["command"], header["name"]) == (f"{number}", "agent:main")
+                await anyio.sleep(32)
+                case.peer.say(
+                    {"id": header["id"], "end": True, **RESULT, "timed_out": True, "code": None, "state": "kept"}
+                )
+        assert ended == [(0, True, 32), (1, True, 64), (2, True, 96)]
+        began = clock.now()
+        with pytest.raises(SandboxLostError):  # and who comes when nobody waits is not given more than its due
+            await shell.run("3", timeout_s=30)
+        assert clock.now() - began == 40.5
+
+    run(main)
+
+
+def test_sockets_are_those_of_the_folder_or_reached_through_the_agent(tmp_path: Path) -> None:
+    async def main() -> None:
+        case = await Case(sockets=tmp_path).started()
+        with pytest.raises(UnreachableError, match=r"env.sock: No such file"):
+            await case.box.connect("env.sock")
+        assert case.peer.unheard == 0
+        await case.box.stop()
+        other = await Case().started()
+        with pytest.raises(UnreachableError, match="is not the name of a socket"):
+            await other.box.connect("../x")
+        loop = asyncio.get_running_loop()
+        streams: list[socket.socket] = []
+
+        async def connect() -> None:
+            streams.append(await other.box.connect("env.sock"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connect)
+            assert (await other.peer.heard())[0] == {"id": 2, "do": "forward", "socket": "/run/envkit/env.sock"}
+            other.peer.say({"id": 2, "of": "open"})
+        (stream,) = streams
+        await loop.sock_sendall(stream, b"hello")
+        assert await other.peer.heard() == ({"id": 2, "more": True}, b"hello")
+        other.peer.say({"id": 2, "ack": 5})
+        other.peer.say({"id": 2, "of": "data"}, b"x" * 65536)
+        other.peer.say({"id": 2, "eof": True})
+        taken = b""
+        while data := await loop.sock_recv(stream, 1 << 16):
+            taken += data
+        assert taken == b"x" * 65536
+        assert await other.peer.heard() == ({"id": 2, "ack": 65536}, b"")
+        stream.close()
+        assert await other.peer.heard() == ({"id": 2, "eof": True}, b"")
+        other.peer.say({"id": 2, "end": True})
+        await answered(other, other.box.probe(1), end=True)
+        await other.box.stop()
+
+    run(main, virtual=False)
+
+
+class Stopping:
+    """A box that takes its time, or fails, to stop."""
+
+    def __init__(self, stop_s: float, failure: str = "") -> None:
+        self.stop_s = stop_s
+        self.failure = failure
+
+    async def stop(self) -> None:
+        await anyio.sleep(self.stop_s)
+        if self.failure:
+            raise SandboxError(self.failure)
+
+
+def test_leaving_a_backend_stops_all_at_once_and_says_which_could_not_be() -> None:
+    async def main() -> None:
+        boxes = Boxes("case")
+        await boxes.open()
+        folder = boxes.folder
+        assert [boxes.new_id(), boxes.new_id()] == ["case-1", "case-2"]
+        assert boxes.new_folder("case-1") == folder / "case-1"
+        gone = Stopping(1000)
+        for box in (gone, Stopping(3), Stopping(5, "case-3 could not be ended"), Stopping(4)):
+            boxes.add(box)
+        boxes.forget(gone)
+        with pytest.raises(SandboxError, match=r"^case-3 could not be ended$"):
+            await boxes.close()
+        assert (clock.now(), folder.exists()) == (5, False)
+        with pytest.raises(SandboxError, match="is not open"):
+            boxes.new_id()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (SandboxSpec(untrusted=True), "untrusted programs are refused: not enforced here: memory, disk"),
+        (SandboxSpec(memory_mib=64), "memory_mib=64 is refused: memory is not bounded here"),
+        (SandboxSpec(disk_mib=8), "disk_mib=8 is refused: disk is not bounded here"),
+        (SandboxSpec(pids=5, cpus=0.5, network=("example.org",)), ""),
+        (SandboxSpec(), ""),
+    ],
+)
+def test_what_is_not_enforced_is_refused_when_it_is_asked_for(spec: SandboxSpec, said: str) -> None:
+    names = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
+    capabilities = {name: name not in ("memory", "disk") for name in names}
+    if not said:
+        refuse("case-1", spec, capabilities)
+        return
+    with pytest.raises(SandboxStartError) as caught:
+        refuse("case-1", spec, capabilities)
+    assert caught.value.cause == said
