@@ -113,6 +113,10 @@ class DockerBackend:
         """Start a box with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         return await self._start(spec, snapshot)
 
+    async def staying(self) -> list[str]:
+        """Return the ids of the boxes that stay on this machine, sorted."""
+        return sorted(one["Labels"][BOX_LABEL] for one in await self._daemon.containers(STAY_LABEL))
+
     async def attach(self, box_id: str) -> Box:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
 

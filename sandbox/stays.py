@@ -57,5 +57,11 @@ def find(box_id: str) -> Stay | None:
     return None
 
 
+def ids() -> list[str]:
+    """Return the ids of all boxes of our user on this machine, sorted."""
+    named = {f"bwrap-{_tail(folder)}" for folder in folders.of_tail("*") if (folder / _FILE).exists()}
+    return sorted(box_id for box_id in named if find(box_id) is not None)
+
+
 def _tail(folder: Path) -> str:
     return folder.name.rpartition("-")[2]

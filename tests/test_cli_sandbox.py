@@ -131,7 +131,10 @@ def test_a_detached_box_is_used_from_other_processes_until_it_is_removed(detache
     assert sandbox("exec", detached, "--", "sh", "-c", "echo kept >note; exit 5") == (5, "", "")
     assert sandbox("exec", detached, "cat", "note") == (0, "kept\n", "")
     assert sandbox("logs", detached) == (0, "ready\n", "")
-    assert sandbox("rm", detached) == (0, "", "")
+    assert f"{detached}\t" in sandbox("ls")[1]
+    missing = "there is no box 'bwrap-nothere1' that stays on this machine\n"
+    assert sandbox("rm", "bwrap-nothere1", detached) == (1, "", missing)
+    assert detached not in sandbox("ls")[1]
     assert sandbox("exec", detached, "true")[0] == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from envkit.errors import UsageError
+from envkit.types import JSON
 
 _PROGRAM_LAST = {"allow_interspersed_args": False}
 
@@ -117,6 +119,22 @@ def remove(box_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="W
     from envkit.wiring import box_commands
 
     clock.run(box_commands.remove, box_ids)
+
+
+@app.command("ls")
+def list_boxes() -> None:
+    """List the boxes that were left running: id, seconds since its start, processes, MiB of memory."""
+    from envkit import clock
+    from envkit.wiring import box_commands
+
+    for found in clock.run(box_commands.list_staying):
+        print(found.id, found.problem or _figures(found.stats), sep="\t")
+
+
+def _figures(stats: Mapping[str, JSON]) -> str:
+    seconds, processes, memory = (stats.get(name) for name in ("uptime_s", "processes", "memory_bytes"))
+    figures = [f"{seconds:.0f} s" if isinstance(seconds, (int, float)) else "", f"{processes} processes"]
+    return "\t".join([*figures, *([f"{memory >> 20} MiB"] if isinstance(memory, int) else ())])
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ import anyio
 import anyio.lowlevel
 
 from envkit import clock
-from envkit.errors import SandboxLostError, UsageError
+from envkit.errors import EnvkitError, SandboxLostError, UsageError
+from envkit.sandbox import docker, local, stays
 from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.program import Program
+from envkit.types import JSON
 from envkit.wiring.boxes import AnyBox, BackendKind, kind_of, opened, running, spec_of
 
 TIMED_OUT = 124
@@ -29,6 +32,21 @@ _IN, _OUT, _ERR = range(3)
 _FOR_EVER_S = 10 * 365 * 86400.0
 _SHELL = ("bash", "-i")
 _PLAIN_SHELL = ("sh",)
+
+
+@dataclass(frozen=True, slots=True)
+class Staying:
+    """A box that stays.
+
+    Attributes:
+        id: Its id.
+        stats: As `envkit.sandbox.box.Box.stats`; empty when it does not answer.
+        problem: Why it does not, in one line.
+    """
+
+    id: str
+    stats: Mapping[str, JSON]
+    problem: str = ""
 
 
 async def run(
@@ -90,10 +108,42 @@ async def log_of(box_id: str) -> str:
 
 
 async def remove(box_ids: Sequence[str]) -> None:
-    """End boxes that stay."""
+    """End boxes that stay; those that cannot be ended do not keep the others from it.
+
+    Raises:
+        ExceptionGroup: Of what went wrong.
+    """
+    failures = []
     for box_id in box_ids:
-        async with _attached(box_id) as box:
-            await box.stop()
+        try:
+            async with _attached(box_id) as box:
+                await box.stop()
+        except EnvkitError as error:
+            failures.append(error)
+    if failures:
+        raise ExceptionGroup("boxes that could not be ended", failures)
+
+
+async def list_staying() -> Sequence[Staying]:
+    """Return the boxes of this machine that stay, of every backend that works here."""
+    found = []
+    if local.why_unavailable() is None:
+        async with LocalBackend() as backend:
+            found += [await _look(backend, box_id) for box_id in stays.ids()]
+    if await docker.why_unavailable() is None:
+        async with DockerBackend() as backend:
+            found += [await _look(backend, box_id) for box_id in await backend.staying()]
+    return found
+
+
+async def _look(backend: LocalBackend | DockerBackend, box_id: str) -> Staying:
+    try:
+        box = await backend.attach(box_id)
+        stats = await box.stats()
+        await box.release()
+    except EnvkitError as error:
+        return Staying(box_id, {}, str(error))
+    return Staying(box_id, stats)
 
 
 async def _exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
