@@ -30,7 +30,7 @@ from envkit.errors import (
 from envkit.sandbox import folders, forward, trees
 from envkit.sandbox.boxes import Boxes
 from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
-from envkit.sandbox.program import Program
+from envkit.sandbox.program import Program, fields_of
 from envkit.sandbox.shell import BoxShell, result_of
 from envkit.types import JSON, ExecResult, SandboxUser
 
@@ -151,7 +151,7 @@ class Box:
         Raises:
             ValueError: An argument or variable holds NUL, or together they have more than 1 MiB.
         """
-        order = _order(argv, timeout_s, env, cwd, user, max_output_bytes)
+        order = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes)
         reply = await self.call("exec", feed=stdin or None, queue_s=0.0, **order, stdin=bool(stdin), pty=None)
         return await self.result(reply)
 
@@ -181,7 +181,7 @@ class Box:
             SandboxLostError: The box is gone.
             UnsupportedError: The box has no such user, or no terminals.
         """
-        order = _order(argv, timeout_s, env, cwd, user, max_output_bytes=0)
+        order = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes=0)
         pty: JSON = None if terminal is None else [*terminal]
         try:
             call = await self._channel.start("exec", **order, stdin=True, stream=True, pty=pty)
@@ -388,27 +388,3 @@ class Box:
         finally:
             self._forget(self)
             self._is_gone.set()
-
-
-def _order(
-    argv: Sequence[str],
-    timeout_s: float,
-    env: Mapping[str, str] | None,
-    cwd: str | None,
-    user: SandboxUser,
-    max_output_bytes: int,
-) -> dict[str, JSON]:
-    """Return the fields that say what to run."""
-    if isinstance(argv, str) or not argv:
-        raise ValueError(f"argv must be a program and its arguments, such as ['ls', '-l'], got {argv!r}")
-    env = env or {}
-    if any("\0" in part for part in (*argv, *env, *env.values(), cwd or "")):
-        raise ValueError("a program's arguments and environment cannot hold NUL")
-    return {
-        "argv": list(argv),
-        "env": {**env},
-        "cwd": cwd,
-        "timeout_s": timeout_s,
-        "keep_bytes": max_output_bytes,
-        "user": user,
-    }

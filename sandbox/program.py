@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from envkit.errors import SandboxLostError
 from envkit.sandbox.call import MAX_BODY_BYTES, Call, Reply
 from envkit.sandbox.channel import ChannelEndedError
-from envkit.types import ExecResult
+from envkit.types import JSON, ExecResult, SandboxUser
 
 if TYPE_CHECKING:
     from envkit.sandbox.box import Box
@@ -60,3 +61,31 @@ class Program:
         if end is None:
             raise RuntimeError("the result of a program that has not ended")
         return await self._box.result(Reply(end))
+
+
+def fields_of(
+    argv: Sequence[str],
+    timeout_s: float,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    user: SandboxUser,
+    max_output_bytes: int,
+) -> dict[str, JSON]:
+    """Return the fields of a call that say what to run.
+
+    Raises:
+        ValueError: There is no program, or an argument or variable holds NUL.
+    """
+    if isinstance(argv, str) or not argv:
+        raise ValueError(f"argv must be a program and its arguments, such as ['ls', '-l'], got {argv!r}")
+    env = env or {}
+    if any("\0" in part for part in (*argv, *env, *env.values(), cwd or "")):
+        raise ValueError("a program's arguments and environment cannot hold NUL")
+    return {
+        "argv": list(argv),
+        "env": {**env},
+        "cwd": cwd,
+        "timeout_s": timeout_s,
+        "keep_bytes": max_output_bytes,
+        "user": user,
+    }
