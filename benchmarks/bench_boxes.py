@@ -95,7 +95,7 @@ async def containers(findings: Findings, told: argparse.Namespace) -> None:
         backend = await stack.enter_async_context(DockerBackend())
         spec = SandboxSpec(image=told.image)
         box = await backend.start(spec)
-        plain = Plain(program, f"envkit.box={box.id}")
+        plain = Plain(program, box.id)
         starts: dict[str, Call] = {"envkit docker": partial(starting, backend, spec), "docker run -d": plain.starting}
         await findings.latency("start of a container", starts, number=told.starts, rounds=told.starts)
 

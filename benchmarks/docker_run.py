@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -28,16 +29,15 @@ _UNLIKE = {"ContainerIDFile", "ConsoleSize", "RestartPolicy"}
 
 
 class Plain:
-    """Starts containers with ``docker run -d`` that are bounded as the one which has a label.
+    """Starts containers with ``docker run -d`` that are bounded as the one of a box of this process.
 
     Raises:
         ValueError: That container has settings which no flag here gives.
     """
 
-    def __init__(self, docker: str, label: str) -> None:
+    def __init__(self, docker: str, box_id: str) -> None:
         self._docker = docker
-        find = [docker, "ps", "--quiet", "--filter", f"label={label}"]
-        like = self._settings(subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip())
+        like = self._settings(self._container(box_id))
         host = like["HostConfig"]
         self._flags = _flags(host)
         self._image = like["Config"]["Image"]
@@ -60,6 +60,14 @@ class Plain:
 
     def remove(self, container: str) -> None:
         subprocess.run([self._docker, "rm", "--force", "--volumes", container], check=True, capture_output=True)
+
+    def _container(self, box_id: str) -> str:
+        """Return the id of a box's container; other processes may have boxes of the same name."""
+        find = [self._docker, "ps", "--filter", f"label=envkit.box={box_id}", "--format"]
+        found = subprocess.run(
+            [*find, '{{.Label "envkit.owner"}} {{.ID}}'], check=True, capture_output=True, text=True
+        ).stdout
+        return next(line.split()[1] for line in found.splitlines() if f"-{os.getpid()}-" in line)
 
     def _settings(self, container: str) -> Any:
         command = [self._docker, "inspect", container]

@@ -83,8 +83,8 @@ class Findings:
         print(what)
         for name, each in seconds.items():
             every = sorted(1000 * one for one in chain(*each))
-            middle, high = statistics.median(every), every[len(every) * 9 // 10]
-            print(f"  {name:20} {middle:>9.3g} ms  (9 of 10 within {high:.3g}){_failures(failed[name])}", flush=True)
+            middle, high = _short(statistics.median(every)), _short(every[len(every) * 9 // 10])
+            print(f"  {name:20} {middle:>9} ms  (9 of 10 within {high}){_failures(failed[name])}", flush=True)
         self._found[what] = (seconds, {})
 
     async def rate(
@@ -126,8 +126,8 @@ class Findings:
             rates[name].append(done / (clock.now() - begin))
         print(what)
         for name, each in rates.items():
-            span = f"{min(each):.3g} to {max(each):.3g}"
-            print(f"  {name:20} {statistics.median(each):>9,.3g} /s  ({span}){_failures(failed[name])}", flush=True)
+            span = f"{_short(min(each))} to {_short(max(each))}"
+            print(f"  {name:20} {_short(statistics.median(each)):>9} /s  ({span}){_failures(failed[name])}", flush=True)
         self._found[what] = ({}, rates)
 
     def check(self, claims: Sequence[Claim]) -> None:
@@ -168,6 +168,10 @@ async def _tidy(after: object) -> None:
 def _turns(names: Mapping[str, object], rounds: int) -> Iterator[str]:
     for number in range(rounds):
         yield from list(names)[:: -1 if number % 2 else 1]
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _failures(number: int) -> str:
