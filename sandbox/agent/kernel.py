@@ -8,12 +8,6 @@ import struct
 import sys
 
 try:
-    import ctypes
-
-    _libc: ctypes.CDLL | None = ctypes.CDLL(None)
-except (ImportError, OSError):  # a reduced Python: containers have what is asked for here by their own settings
-    _libc = None
-try:
     import resource
 except ImportError:
     resource = None  # type: ignore[assignment]
@@ -21,13 +15,12 @@ except ImportError:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from ctypes import CDLL
     from typing import TypeVar
 
     T = TypeVar("T")
 
 _LINUX = sys.platform.startswith("linux")
-HAS_BONDS = _libc is not None and _LINUX
-"""Whether orphans can be adopted and privileges be given up one by one."""
 _FIONREAD = 0x541B if _LINUX else 0x4004667F
 _PR_SET_PDEATHSIG = 1
 _PR_CAPBSET_DROP = 24
@@ -72,27 +65,28 @@ class User:
 
     def become(self) -> None:
         """Take this user's rights for good, without capabilities; whoever stays the agent's user keeps its own."""
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        libc = _library()
+        _prctl(libc, _PR_SET_NO_NEW_PRIVS, 1)
         if self.uid is None:
             return
-        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+        _prctl(libc, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         for capability in range(_CAPABILITIES):
-            _prctl(_PR_CAPBSET_DROP, capability)  # refused without SETPCAP, and then the others must do
+            _prctl(libc, _PR_CAPBSET_DROP, capability)  # refused without SETPCAP, and then the others must do
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
         os.setresuid(self.uid, self.uid, self.uid)
-        if HAS_BONDS and _libc is not None:
-            _libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
+        if libc is not None:
+            libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def adopt_orphans() -> bool:
     """Become the parent of every orphan below this process; say whether that worked."""
-    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    return _prctl(_library(), _PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(number: int) -> None:
     """Be sent signal `number` when the parent dies. Forgotten when the user changes."""
-    _prctl(_PR_SET_PDEATHSIG, number)
+    _prctl(_library(), _PR_SET_PDEATHSIG, number)
 
 
 def be_killed_first() -> None:
@@ -126,8 +120,27 @@ def close_others(*kept: int) -> None:
                 pass
 
 
-def _prctl(option: int, value: int) -> bool:
-    if _libc is None or not _LINUX:
+def _prctl(libc: CDLL | None, option: int, value: int) -> bool:
+    if libc is None:
         return False
-    zero = ctypes.c_ulong(0)
-    return bool(_libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero) == 0)
+    from ctypes import c_ulong
+
+    zero = c_ulong(0)
+    return bool(libc.prctl(option, c_ulong(value), zero, zero, zero) == 0)
+
+
+def _library() -> CDLL | None:
+    """Return the C library; None in a reduced Python, whose container has what is asked for here by its own settings.
+
+    Loaded when it is first needed: that costs a fifth of a box's start, and the first answer does not wait for it.
+    """
+    if not _LINUX:
+        return None
+    try:
+        from ctypes import CDLL
+
+        return CDLL(None)
+    except (ImportError, OSError):
+        return None
+
+

@@ -6,8 +6,8 @@ Forking is what a command costs; a lane is forked before anybody asks. One that 
 from __future__ import annotations
 
 import os
+import struct
 from _socket import SCM_RIGHTS, SOL_SOCKET, socketpair
-from array import array
 
 from . import keeper, kernel, processes
 
@@ -76,7 +76,7 @@ class Lane:
         self._on_ended = on_ended
         self._on_started = on_started
         try:
-            attached = [(SOL_SOCKET, SCM_RIGHTS, array("i", files))]
+            attached = [(SOL_SOCKET, SCM_RIGHTS, struct.pack("%di" % len(files), *files))]
             sent = self._line.sendmsg([order], attached)
         except OSError:  # it was killed while it waited
             self._lanes.loop.soon(self._lost, self)
@@ -145,12 +145,11 @@ class Lanes:
 
     Args:
         loop: The agent's.
-        adopts: Whether orphans of a lane's commands stay below the lane.
     """
 
-    def __init__(self, loop: Loop, adopts: bool) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self._adopts = adopts
+        self._adopts: bool | None = None  # whether orphans of a lane's commands stay below the lane
         self._all: set[Lane] = set()
         self._idle: dict[int | None, list[Lane]] = {}
         self._children: dict[int, Callable[[int], None] | None] = {}
@@ -189,6 +188,8 @@ class Lanes:
         Raises:
             OSError: No further process can be started.
         """
+        if self._adopts is None:
+            self._adopts = kernel.adopt_orphans()
         pid = os.fork()
         if not pid:
             try:

@@ -44,7 +44,7 @@ class Agent:
 
     def __init__(self, hello: bytes) -> None:
         self.loop = Loop(self._on_crash, self._on_signal)
-        self.lanes = Lanes(self.loop, kernel.adopt_orphans())
+        self.lanes = Lanes(self.loop)
         self.users: dict[str, kernel.User] = {}
         self.work = "/"
         self._hello = hello
