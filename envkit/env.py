@@ -7,6 +7,7 @@ anything that leases episodes the face of a ``gymnasium.Env``.
 
 from __future__ import annotations
 
+import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -38,8 +39,8 @@ OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
 
 _SPOKEN_BY_WORLDS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
 
-LOOP_THREAD = BlockingPortalProvider()
-"""The one event-loop thread behind every blocking face; it runs while at least one of them is open."""
+_LOOP_THREADS: dict[int, BlockingPortalProvider] = {}
+"""By process, since a process that was forked has inherited the object but not the thread."""
 
 
 class AsyncEnv(ABC):
@@ -142,7 +143,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         self._options = dict(options or {})
         self._resources = ExitStack()
         self._episode: Episode | None = None
-        self._portal: BlockingPortal = self._resources.enter_context(LOOP_THREAD)
+        self._portal: BlockingPortal = self._resources.enter_context(loop_thread())
         try:
             self._host = self._resources.enter_context(self._portal.wrap_async_context_manager(open_host()))
         except BaseException:
@@ -150,7 +151,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
             raise
         self._lease = self._resources.enter_context(ExitStack())
         # Also runs when the interpreter ends, while there is still a loop thread to say goodbye to.
-        self._finalizer = weakref.finalize(self, self._resources.close)
+        self._finalizer = weakref.finalize(self, close_here, os.getpid(), self._resources)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)
@@ -176,6 +177,17 @@ class BlockingEnv(gymnasium.Env[str, str]):
     def _end_lease(self) -> None:
         self._episode = None
         self._lease.close()
+
+
+def loop_thread() -> BlockingPortalProvider:
+    """Return the one event-loop thread behind every blocking face; it runs while at least one of them is open."""
+    return _LOOP_THREADS.setdefault(os.getpid(), BlockingPortalProvider())
+
+
+def close_here(pid: int, resources: ExitStack) -> None:
+    """Close what process `pid` has opened; in a process that was forked from it, leave it alone."""
+    if os.getpid() == pid:
+        resources.close()
 
 
 def _observation(text: str, info: Info) -> Observation:

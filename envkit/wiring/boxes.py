@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import ExitStack, asynccontextmanager
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,10 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from anyio.from_thread import BlockingPortal
+from pydantic import TypeAdapter, ValidationError
 
 from envkit import clock
-from envkit.env import LOOP_THREAD
+from envkit.env import close_here, loop_thread
 from envkit.errors import SandboxLostError, UsageError, did_you_mean
 from envkit.protocols import Shell
 from envkit.sandbox import docker, local
@@ -80,17 +82,17 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
     """Return the spec with these fields.
 
     Raises:
-        UsageError: There is no such field.
+        UsageError: There is no such field, or it cannot have this value.
     """
     known = [field.name for field in fields(SandboxSpec)]
     for name in options:
         if name not in known:
             raise UsageError(f"a sandbox has no option {name!r}{did_you_mean(name, known)}")
-    lists = {name: tuple(options[name]) for name in ("command",) if name in options}
-    network = options.get("network", "none")
-    if not isinstance(network, str):
-        lists["network"] = tuple(network)
-    return SandboxSpec(**{**options, **lists})
+    try:
+        return TypeAdapter(SandboxSpec).validate_python(options)
+    except ValidationError as error:
+        wrong = {str(problem["loc"][0]): problem["msg"] for problem in error.errors()}
+        raise UsageError("; ".join(f"{name}={options[name]!r}: {why}" for name, why in wrong.items())) from None
 
 
 @asynccontextmanager
@@ -123,15 +125,12 @@ def open_sandbox(backend: BackendKind = "auto", **options: Any) -> BlockingSandb
         SandboxStartError: The backend refused, or the box never became ready.
     """
     spec = spec_of(options)
-    resources = ExitStack()
-    try:
-        portal = resources.enter_context(LOOP_THREAD)
-        opened_backend = resources.enter_context(portal.wrap_async_context_manager(opened(backend)))
-        box = resources.enter_context(portal.wrap_async_context_manager(running(opened_backend, spec)))
-    except BaseException:
-        resources.close()
-        raise
-    return BlockingSandbox(opened_backend, spec, box, portal, resources)
+    with ExitStack() as resources:
+        portal = resources.enter_context(loop_thread())
+        opened_backend = _enter(portal, resources, opened(backend))
+        box = _enter(portal, resources, running(opened_backend, spec))
+        kept = resources.pop_all()
+    return BlockingSandbox(opened_backend, spec, box, portal, kept)
 
 
 class BlockingSandbox:
@@ -149,7 +148,8 @@ class BlockingSandbox:
         self._box = box
         self._portal = portal
         # Also runs when the interpreter ends, while there is still a loop thread to stop it.
-        self._finalizer = weakref.finalize(self, resources.close)
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, close_here, self._pid, resources)
 
     @property
     def id(self) -> str:
@@ -215,15 +215,12 @@ class BlockingSandbox:
         Raises:
             SandboxStartError: There is no such snapshot, or the box never became ready.
         """
-        resources = ExitStack()
-        try:
-            resources.enter_context(LOOP_THREAD)
-            starting = running(self._backend, self._spec, snapshot)
-            box = resources.enter_context(self._portal.wrap_async_context_manager(starting))
-        except BaseException:
-            resources.close()
-            raise
-        return BlockingSandbox(self._backend, self._spec, box, self._portal, resources)
+        self._require_own_process()
+        with ExitStack() as resources:
+            portal = resources.enter_context(loop_thread())
+            box = _enter(portal, resources, running(self._backend, self._spec, snapshot))
+            kept = resources.pop_all()
+        return BlockingSandbox(self._backend, self._spec, box, portal, kept)
 
     def log(self) -> str:
         """Return the last 64 KiB of what its command wrote to standard error."""
@@ -245,14 +242,17 @@ class BlockingSandbox:
         """Return what `function` returns, which is called in the loop that the box belongs to."""
         if not self._finalizer.alive:
             raise SandboxLostError(self.id, "stopped")
+        self._require_own_process()
         future: Future[T] = self._portal.start_task_soon(function)
         try:
             return future.result()
-        except CancelledError:
-            raise
         except BaseException:
             future.cancel()
             raise
+
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError(f"sandbox {self._box.id} belongs to process {self._pid}, from which this one was forked")
 
 
 class BlockingShell:
@@ -271,6 +271,19 @@ class BlockingShell:
     def close(self) -> None:
         """End the shell and everything that it started; safe to repeat."""
         self._wait_for(self._shell.close)
+
+
+def _enter(portal: BlockingPortal, resources: ExitStack, context: AbstractAsyncContextManager[T]) -> T:
+    """Enter `context` in the loop of `portal`, and leave it when `resources` are closed; Ctrl-C ends the waiting."""
+    future: Future[T] = portal.start_task_soon(context.__aenter__)
+    try:
+        entered = future.result()
+    except BaseException:
+        if not future.cancel() and future.exception() is None:  # it came too late: all is there already
+            portal.call(context.__aexit__, None, None, None)
+        raise
+    resources.callback(portal.call, context.__aexit__, None, None, None)
+    return entered
 
 
 def _bytes(content: str | bytes) -> bytes:

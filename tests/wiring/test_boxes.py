@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,6 +104,37 @@ def test_what_is_unknown_is_named_with_the_nearest_that_is_known() -> None:
         envkit.open_sandbox(backend="podman")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no id of a sandbox"):
         kind_of("box-1")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"command": "sleep 5"}, "command='sleep 5': Input should be a valid tuple"),
+        ({"memory_mib": "much"}, "memory_mib='much': Input should be a valid integer"),
+        ({"profile": "loose"}, "profile='loose': Input should be 'strict' or 'system'"),
+        ({"env": {"A": 1}}, "env={'A': 1}: Input should be a valid string"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_name(options: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(why)):
+        envkit.open_sandbox(backend="local", **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_has_no_part_in_a_box(box: BlockingSandbox) -> None:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with pytest.raises(UsageError, match="belongs to process"):
+                box.exec(["true"], timeout_s=5)
+            box.stop()
+            with envkit.open_sandbox(backend="local") as own:
+                code = own.exec(["sh", "-c", "exit 7"], timeout_s=10).exit_code or 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert box.exec(["echo", "here"], timeout_s=10).stdout == "here\n"
 
 
 def test_a_spec_that_cannot_be_held_is_refused_and_leaves_nothing_open() -> None:
