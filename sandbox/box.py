@@ -96,7 +96,6 @@ class Box:
         self._hold = hold
         self._forget = forget
         self._shells: dict[tuple[str, SandboxUser], BoxShell] = {}
-        self._pumps: set[asyncio.Task[None]] = set()
         self._companions: set[asyncio.Task[None]] = set()
         self._cause: str | None = None
         self._failure: str | None = None
@@ -111,7 +110,7 @@ class Box:
         return self._id
 
     async def started(self, config: Mapping[str, JSON], timeout_s: float) -> None:
-        """Tell the agent what to be, and return once its command runs.
+        """Return once the agent has answered and been told what to be; where it has a command, once that runs.
 
         Args:
             config: The first frame to it.
@@ -123,7 +122,8 @@ class Box:
         try:
             with anyio.move_on_after(timeout_s) as limit:
                 await self._channel.open(config, timeout_s)
-                await self._channel.call("ping")
+                if config.get("command"):
+                    await self._channel.call("ping")  # answered after the command was started
             if limit.cancelled_caught:
                 self._channel.fail(f"not ready after {timeout_s:g} s")
                 raise ChannelEndedError(self._channel.reason)
@@ -350,9 +350,7 @@ class Box:
             raise SandboxLostError(self._id, await self.wait()) from None
         except RefusedCallError as error:
             raise self._refusal(error) from None
-        task = self._channel.loop.create_task(pump)
-        self._pumps.add(task)
-        task.add_done_callback(self._pumps.discard)
+        self.while_alive(pump)
         return theirs
 
     def _refusal(self, error: RefusedCallError) -> EnvkitError:
