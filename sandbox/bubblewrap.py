@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 WORK = "/workspace"
@@ -129,9 +130,7 @@ def options(look: Look) -> list[str]:
         parts += _memory_folder(DOOR, _DOOR_BYTES, mode="0700")
     # After /tmp, since they may lie below it. Folders that bubblewrap makes by itself on the way are for root only.
     seen = [*((Path(shown), shown) for shown in look.readable), *look.views]
-    for folder in dict.fromkeys(parent for _, place in seen for parent in reversed(Path(place).parents)):
-        if str(folder) not in ("/", "/tmp") and not folder.is_relative_to("/usr"):
-            parts += ["--dir", str(folder)]
+    parts += [part for folder in _folders_above(tuple(place for _, place in seen)) for part in ("--dir", folder)]
     for source, place in seen:
         parts += ["--ro-bind", str(source), place]
     return [*parts, "--remount-ro", "/", "--chdir", "/"]
@@ -147,6 +146,13 @@ def _namespaces(look: Look) -> list[str]:
     if os.geteuid() != 0:
         return [*parts, "--unshare-user", "--disable-userns"]
     return [*parts, *(part for name in _CAPABILITIES for part in ("--cap-add", name))]
+
+
+@lru_cache(maxsize=32)
+def _folders_above(places: tuple[str, ...]) -> Sequence[str]:
+    """Return the folders that `places` lie in, outermost first, but those that a box has anyway."""
+    folders = dict.fromkeys(parent for place in places for parent in reversed(Path(place).parents))
+    return [str(one) for one in folders if str(one) not in ("/", "/tmp") and not one.is_relative_to("/usr")]
 
 
 def _host_system() -> Iterator[str]:

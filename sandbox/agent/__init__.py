@@ -18,15 +18,14 @@ _NOT_SENT = ("__init__", "boot")
 
 BOOT = (
     "import os\n"
-    "def take(n):\n"
+    "def take(fd,n):\n"
     " b=b''\n"
     " while len(b)<n:\n"
-    "  p=os.read(0,n-len(b))\n"
+    "  p=os.read(fd,n-len(b))\n"
     "  if not p:os._exit(0)\n"
     "  b+=p\n"
     " return b\n"
-    "boot,_,rest=take(int(take(9))).partition(b'\\0')\n"
-    "exec(compile(boot,'agent/boot.py','exec'))\n"
+    "exec(compile(take(0,int(take(0,9))),'agent/boot.py','exec'))\n"
 )
 """Reads, from standard input, nine digits and as many bytes as they say, and runs those."""
 
@@ -36,8 +35,8 @@ def command(python: str) -> list[str]:
     return [python, "-I", "-S", "-E", "-c", BOOT]
 
 
-def source() -> bytes:
-    """Return the agent in the form that `BOOT` takes: the first part, NUL, and the modules.
+def opening() -> bytes:
+    """Return what the agent is sent before anything else: its first part and its modules, each after its length.
 
     A module is there twice, as source and compiled for the Python that runs us, which inside a bubblewrap box is the
     same; it saves that box several milliseconds.
@@ -47,13 +46,8 @@ def source() -> bytes:
     for path in sorted(_FOLDER.glob("*.py")):
         if path.stem not in _NOT_SENT:
             text = path.read_bytes()
-            code = marshal.dumps(compile(text, f"agent/{path.name}", "exec", dont_inherit=True, optimize=2))
+            code = marshal.dumps(compile(text, f"agent/{path.name}", "exec", dont_inherit=True))
             parts += [(path.stem, text), (f"{path.stem}@{magic}", code)]
     boot = (_FOLDER / "boot.py").read_bytes()
-    return b"\0".join([boot, b"".join(b"%s %d\n%s" % (name.encode(), len(body), body) for name, body in parts)])
-
-
-def opening() -> bytes:
-    """Return `source` after its length in nine digits: what the agent is sent before anything else."""
-    content = source()
-    return b"%09d%s" % (len(content), content)
+    modules = b"".join(b"%s %d\n%s" % (name.encode(), len(body), body) for name, body in parts)
+    return b"%09d%s%09d%s" % (len(boot), boot, len(modules), modules)

@@ -1,6 +1,6 @@
-"""The first part of the agent: say hello as soon as possible, then load the rest while the host reads that.
+"""The first part of the agent: say hello as soon as possible, then take in the rest and load that.
 
-It runs as a script, with the other modules as bytes in the name ``rest``.
+It runs as a script, with ``take(fd, count)``, which reads so many bytes, among its names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    rest = b""
+    def take(fd: int, count: int) -> bytes: ...
 
 
 class Finder:
@@ -71,14 +71,14 @@ def hello() -> bytes:
     return struct.pack(">II", len(text), 0) + text.encode()
 
 
-def boot(content: bytes) -> None:
+def boot() -> None:
     reader, writer = take_channel()
     os.write(writer, hello())
-    sys.meta_path.insert(0, Finder(content))
+    sys.meta_path.insert(0, Finder(take(reader, int(take(reader, 9)))))
     sys.dont_write_bytecode = True
     main: Callable[[int, int, bytes], None] = __import__("agent.main").main.main
     main(reader, writer, hello())
 
 
 if __name__ == "__main__":  # as `BOOT` runs it
-    boot(rest)
+    boot()

@@ -27,7 +27,7 @@ from envkit.types import SandboxSpec
 Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend
 
 IMAGE = "debian:bookworm-offline"
-_BOOT = b"take(int(take(9)))"
+_BOOT = b"take(0,int(take(0,9)))"
 """Part of the command line of every agent."""
 
 

@@ -42,9 +42,11 @@ def test_a_module_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 400
 
 
-def test_the_length_comes_first() -> None:
+def test_each_part_comes_after_its_length() -> None:
     content = agent.opening()
-    assert (int(content[:9]), content[9:]) == (len(agent.source()), agent.source())
+    size = int(content[:9])
+    assert content[9 : 9 + size] == (FOLDER / "boot.py").read_bytes()
+    assert int(content[9 + size : 18 + size]) == len(content) - 18 - size
 
 
 VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14"]
