@@ -31,6 +31,7 @@ from envkit.sandbox.channel import Channel
 from envkit.types import SandboxSpec
 from tests.sandbox.peer import HELLO, Peer
 
+COMMAND: dict[str, Any] = {"command": ["sleep", "1000"]}
 RESULT: dict[str, Any] = {"code": 0, "timed_out": False, "cut": 0, "duration_s": 0.5}
 
 
@@ -73,8 +74,8 @@ class Case:
         """Play the agent of a box that starts as it should."""
         self.peer.say(HELLO)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.box.started, {"command": None}, 5)
-            assert (await self.peer.heard())[0] == {"config": {"command": None}}
+            tasks.start_soon(self.box.started, COMMAND, 5)
+            assert (await self.peer.heard())[0] == {"config": COMMAND}
             await self.peer.answer(do="ping")
         return self
 
@@ -116,6 +117,17 @@ def test_a_box_is_a_sandbox() -> None:
     run(main)
 
 
+def test_a_box_without_a_command_has_started_with_the_agents_first_word() -> None:
+    async def main() -> None:
+        case = Case()
+        case.peer.say(HELLO)
+        await case.box.started({"command": None}, 5)
+        assert (await case.peer.heard(), case.peer.unheard) == (({"config": {"command": None}}, b""), 0)
+        await case.box.stop()
+
+    run(main)
+
+
 @pytest.mark.parametrize("when", ["before hello", "before the first answer"])
 def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) -> None:
     async def main() -> None:
@@ -125,7 +137,7 @@ def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) 
             case.peer.say(HELLO)
         case.peer.say_bytes(b"")
         with pytest.raises(SandboxStartError) as caught:
-            await case.box.started({}, 5)
+            await case.box.started(COMMAND, 5)
         assert (caught.value.sandbox_id, caught.value.cause) == ("case-1", case.cause)
         assert case.done == ["asked", "killed", "forgotten"]
 
@@ -139,7 +151,7 @@ def test_a_box_that_is_not_ready_in_time_is_ended(says_hello: bool) -> None:
         if says_hello:
             case.peer.say(HELLO)
         with pytest.raises(SandboxStartError, match="did not start: not ready after 5 s"):
-            await case.box.started({}, 5)
+            await case.box.started(COMMAND, 5)
         assert (clock.now(), case.done) == (5, ["killed", "forgotten"])
         assert case.peer.is_closed
 
@@ -151,7 +163,7 @@ def test_a_box_that_says_something_else_first_is_ended() -> None:
         case = Case()
         case.peer.say_bytes(b"bash: python3: not found\n")
         with pytest.raises(SandboxStartError, match="broken frame: lengths of 1650553704 and 975204473"):
-            await case.box.started({}, 5)
+            await case.box.started(COMMAND, 5)
         assert case.done == ["killed", "forgotten"]
 
     run(main)
@@ -162,7 +174,7 @@ def test_a_start_that_is_cancelled_leaves_nothing() -> None:
         case = Case()
         case.kill_s = 1
         with anyio.move_on_after(2):
-            await case.box.started({}, 5)
+            await case.box.started(COMMAND, 5)
         assert (clock.now(), case.done) == (3, ["killed", "forgotten"])
 
     run(main)
