@@ -248,7 +248,7 @@ def _raw_terminal() -> Iterator[None]:
     import tty
 
     before = termios.tcgetattr(_IN)
-    tty.setraw(_IN)
+    tty.setraw(_IN, termios.TCSADRAIN)  # what was typed before is for the program
     try:
         yield
     finally:
