@@ -76,10 +76,11 @@ async def bubblewrap(findings: Findings, told: argparse.Namespace) -> None:
     """Measure boxes of bubblewrap, by themselves."""
     name = "envkit local"
     async with LocalBackend() as backend:
-        start: dict[str, Call] = {name: partial(starting, backend, SandboxSpec())}
-        await findings.latency("start, idle machine", start, number=told.starts, rounds=1)
-        with busy_processors():
-            await findings.latency("start, all processors busy", start, number=told.starts, rounds=1)
+        for what, start in (("start", starting), ("start and bash -c true", starting_and_using)):
+            turns: dict[str, Call] = {name: partial(start, backend, SandboxSpec())}
+            await findings.latency(f"{what}, idle machine", turns, number=told.starts, rounds=1)
+            with busy_processors():
+                await findings.latency(f"{what}, all processors busy", turns, number=told.starts, rounds=1)
         own = Own(await backend.start(SandboxSpec()))
         await own.open_shell(0)
         for what, call in (("bash -c true", partial(own.execute, *BASH)), ("step of a shell", partial(own.step, 0))):
@@ -133,8 +134,15 @@ async def calls(findings: Findings, places: dict[str, Place], told: argparse.Nam
 
 
 async def starting(backend: SandboxBackend, spec: SandboxSpec) -> Callable[[], Awaitable[None]]:
-    """Start a box, which answers when this returns; what stops it is returned."""
+    """Start a box, whose agent has answered when this returns; what stops it is returned."""
     return (await backend.start(spec)).stop
+
+
+async def starting_and_using(backend: SandboxBackend, spec: SandboxSpec) -> Callable[[], Awaitable[None]]:
+    """The same, and run a first program in it."""
+    box = await backend.start(spec)
+    await Own(box).execute(*BASH)
+    return box.stop
 
 
 async def reading(place: Place) -> None:
