@@ -16,9 +16,11 @@ import re
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from envkit.errors import SandboxError, UnreachableError
@@ -74,13 +76,12 @@ def reap() -> list[Path]:
 
 def remove(folder: Path) -> None:
     """Remove `folder` with all that is in it, also what its owner may not enter; links in it are not followed."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        for path, names, _ in os.walk(folder):  # from the top, so that each folder can be entered when its turn comes
-            for name in names:
-                if not (inner := Path(path, name)).is_symlink():
-                    inner.chmod(0o700)
+    with suppress(RecursionError):  # as deep as programs made it, which need not be friendly
         shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
+            with suppress(FileNotFoundError):
+                subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 def connect(folder: Path, name: str) -> socket.socket:

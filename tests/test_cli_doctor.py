@@ -38,6 +38,7 @@ def test_the_doctor_tells_programs_what_each_kind_of_box_enforces_and_takes() ->
     assert not any(process["capabilities"].values())
     assert 0 < local["exec_ms"] < local["start_ms"]
     assert found["machine"]["bubblewrap"].startswith("bubblewrap ")
+    assert {"docker daemon", "user namespaces", "seccomp filters", "control groups", "gpu"} < set(found["machine"])
 
 
 def test_the_doctor_says_what_to_type_for_what_is_missing(tmp_path: Path) -> None:

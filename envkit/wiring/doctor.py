@@ -19,6 +19,7 @@ import anyio
 from envkit import __version__, clock
 from envkit.errors import EnvkitError
 from envkit.sandbox import docker, local
+from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.process import ProcessBackend
@@ -98,7 +99,7 @@ async def examine(image: str | None, say: Callable[[str], None]) -> Found:
     say("plain processes")
     backends.append(await _measure("process", ProcessBackend(), None))
     say("the machine")
-    return Found(backends, await clock.to_thread(_machine))
+    return Found(backends, await clock.to_thread(_machine, await _docker_version()))
 
 
 async def _local() -> BackendFound:
@@ -120,6 +121,17 @@ async def _docker(image: str | None) -> BackendFound:
     if found.problem is not None and "image" in found.problem:
         return BackendFound("docker", found.problem, found.capabilities, remedies=[_INSTALL["image"]])
     return found
+
+
+async def _docker_version() -> str:
+    try:
+        daemon = await Daemon.connect()
+    except DaemonError:
+        return "no"
+    try:
+        return str(daemon.info.get("ServerVersion", "unknown"))
+    finally:
+        await daemon.close()
 
 
 async def _measure(name: str, backend: Backend, image: str | None) -> BackendFound:
@@ -154,7 +166,7 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
     return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies)
 
 
-def _machine() -> dict[str, str]:
+def _machine(docker_version: str) -> dict[str, str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     free_mib = shutil.disk_usage("/tmp").free >> 20
     found = {
@@ -166,15 +178,19 @@ def _machine() -> dict[str, str]:
         "memory": f"{memory:,} MiB",
         "free in /tmp": f"{free_mib:,} MiB",
         "bubblewrap": _said("bwrap", "--version"),
+        "docker daemon": docker_version,
         "control groups": _groups(),
+        "user namespaces": _said("unshare", "--user", "echo", "yes"),
+        "seccomp filters": "yes" if Path("/proc/sys/kernel/seccomp/actions_avail").exists() else "no",
         "runsc": "yes" if shutil.which("runsc") else "no (only for runtime: runsc)",
         "gpu": _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"),
     }
     for package in _PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "no"
+            version = "no"
+        found[f"package {package}"] = version
     return found
 
 

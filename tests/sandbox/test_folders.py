@@ -112,3 +112,10 @@ def test_folders_are_made_below_short_writable_places_only() -> None:
     for root in folders.roots():
         assert len(str(root)) <= 40
         assert os.access(root, os.W_OK)
+
+
+def test_a_folder_of_any_depth_is_removed(folder: Path) -> None:
+    script = "for i in $(seq 3000); do mkdir d; cd -P d; done"
+    subprocess.run(["bash", "-c", script], cwd=folder, check=True)
+    folders.remove(folder)
+    assert not folder.exists()
