@@ -113,6 +113,8 @@ def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> 
         "network": ("network", spec.network if isinstance(spec.network, tuple) else None),
     }
     for name, (field, value) in asked.items():
+        if isinstance(value, (int, float)) and not value > 0:  # to a kernel or daemon it would mean: without bound
+            raise SandboxStartError(box_id, f"{field}={value} is refused: it must be more than 0")
         if value is not None and not capabilities[name]:
             raise SandboxStartError(box_id, f"{field}={value} is refused: {name} is not bounded here")
 

@@ -388,6 +388,17 @@ def test_what_cannot_be_held_is_refused_and_named(kind: Kind) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("field", ["memory_mib", "pids", "cpus", "disk_mib"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_bound_of_nothing_is_refused_since_it_would_mean_none(kind: Kind, field: str, value: int) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            with pytest.raises(SandboxStartError, match=f"{field}={value} is refused: it must be more than 0"):
+                await backend.start(kind.spec(**{field: value}))
+
+    run(main)
+
+
 def test_bounds_hold(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
