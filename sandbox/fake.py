@@ -339,7 +339,7 @@ class FakeShell:
     def __init__(self, box: FakeBox, name: str, user: SandboxUser) -> None:
         self._box = box
         self._name = name
-        self._user = user
+        self._user: SandboxUser = user
         self._turn = anyio.Lock()
 
     async def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:

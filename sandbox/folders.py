@@ -41,7 +41,7 @@ def is_owner_gone(name: str) -> bool:
     if match is None:
         return False
     namespace, pid, start = (int(part) for part in match.groups()[:3])
-    return namespace == _pid_namespace() and _start_time(pid) != start
+    return namespace == _pid_namespace() and (_start_time(pid) != start or _has_ended(pid))
 
 
 def new_run_folder(pid: int | None = None) -> Path:
@@ -162,6 +162,15 @@ def _start_time(pid: int) -> int:
         return -1
     # The name in the second field may hold anything; the start time is field 22.
     return int(content.rpartition(b")")[2].split()[19])
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether the process only waits for its parent to take note of its end, which some never do."""
+    try:
+        content = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return content.rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
 def _pid_namespace() -> int:

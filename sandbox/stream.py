@@ -139,7 +139,7 @@ class AttachStream(asyncio.Protocol):
             self._is_reading = False
             self._transport.pause_reading()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._end.set()
         if not self._answered.done():
             self._take_head()

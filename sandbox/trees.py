@@ -186,6 +186,9 @@ class Unpacker:
                     os.symlink(member.linkname, name, dir_fd=folder)
                 elif member.islnk():
                     with self._parent(("tree", *_parts(member.linkname))) as (other_folder, other):
+                        about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
+                        if not stat.S_ISREG(about.st_mode):  # a link that stays inside there may lead out here
+                            raise RefusedFileError(f"{_shown(member.name)} is a second name of what is no plain file")
                         os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
                 else:
                     raise RefusedFileError(f"{_shown(member.name)} is neither file, folder nor link")

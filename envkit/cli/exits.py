@@ -34,7 +34,8 @@ def as_exit_code() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more as it ends
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more as it ends
         if error.errno == errno.ENOSPC:  # a broken pipe only says that the reader, such as `head`, has seen enough
             print(f"{error.strerror}; free some space", file=sys.stderr)
         sys.exit(FAILED)

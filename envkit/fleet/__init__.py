@@ -5,8 +5,8 @@ not get through, and then end all calls that are under way in the box: none of t
 `SandboxLostError`. What a box is and how one talks to its server is handed in.
 """
 
-from envkit.fleet.box import BoxClient
+from envkit.fleet.box import BoxClient, Home
 from envkit.fleet.host import FleetHost, Probing
 from envkit.fleet.restarts import RestartBudget, restart_delay
 
-__all__ = ["BoxClient", "FleetHost", "Probing", "RestartBudget", "restart_delay"]
+__all__ = ["BoxClient", "FleetHost", "Home", "Probing", "RestartBudget", "restart_delay"]

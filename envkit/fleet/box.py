@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from enum import StrEnum
+from socket import socket
 from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar
 
 import anyio
 
 from envkit.errors import SandboxLostError, UnreachableError
-from envkit.protocols import EnvHost, Episode, Sandbox
+from envkit.protocols import EnvHost, Episode
 from envkit.types import Reset, SandboxState, Step, Task
 
 T = TypeVar("T")
@@ -19,6 +20,19 @@ P = ParamSpec("P")
 
 _CAUSE_S = 1.0
 """Seconds that a sandbox which cannot be reached has to say what became of it."""
+
+
+class Home(Protocol):
+    """What a fleet needs of a sandbox with an env server in it; see `envkit.protocols.Sandbox`."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def connect(self, name: str, /) -> socket: ...
+
+    async def wait(self) -> str: ...
+
+    async def stop(self) -> None: ...
 
 
 class BoxClient(EnvHost, Protocol):
@@ -81,7 +95,7 @@ class Box:
         load: Number of episodes that have a place in it.
     """
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Home) -> None:
         self.sandbox = sandbox
         self.state = SandboxState.STARTING
         self.cause = ""

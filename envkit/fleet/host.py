@@ -14,13 +14,13 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxLostError, SandboxStartError
-from envkit.fleet.box import Box, BoxClient, BoxEvent, Held
+from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home
 from envkit.fleet.restarts import RestartBudget, restart_delay
-from envkit.protocols import Episode, Sandbox
+from envkit.protocols import Episode
 from envkit.types import SandboxState, Task
 
-StartBox: TypeAlias = Callable[[], Awaitable[Sandbox]]
-ConnectBox: TypeAlias = Callable[[Sandbox], AbstractAsyncContextManager[BoxClient]]
+StartBox: TypeAlias = Callable[[], Awaitable[Home]]
+ConnectBox: TypeAlias = Callable[[Home], AbstractAsyncContextManager[BoxClient]]
 
 _RETRY_S = 0.02
 """Seconds between two attempts to reach a server that does not listen yet."""
@@ -302,6 +302,6 @@ class _Waiter:
     box: Box | None = None
 
 
-async def _stop(sandbox: Sandbox) -> None:
+async def _stop(sandbox: Home) -> None:
     with anyio.move_on_after(_STOP_S, shield=True):
         await sandbox.stop()

@@ -155,10 +155,10 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
                             problem = f"'true' ended with code {done.exit_code}: {done.stderr.strip()[-200:]}"
                     finally:
                         await box.stop()
-    except (EnvkitError, OSError) as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
     except TimeoutError:
         problem = f"no answer within {_PROBE_S:g} s"
+    except (EnvkitError, OSError) as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
     if problem is not None:
         return BackendFound(name, problem, capabilities)
     remedies = [_INSTALL["groups"]] if name == "local" and not capabilities["memory"] else []

@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 from envkit import clock
 from envkit.config import HealthSection, RestartSection
 from envkit.errors import UnknownEnvError, UsageError
-from envkit.fleet import BoxClient, FleetHost, Probing, RestartBudget
+from envkit.fleet import BoxClient, FleetHost, Home, Probing, RestartBudget
 from envkit.http.client import EnvClient
-from envkit.protocols import EnvHost, Episode, Sandbox
+from envkit.protocols import EnvHost, Episode
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.sandbox import interpreter
 from envkit.sandbox.local import LocalBackend, why_unavailable
@@ -108,7 +108,7 @@ def _spec(capacity: int) -> SandboxSpec:
 
 
 @asynccontextmanager
-async def _connect(call_timeout_s: float, sandbox: Sandbox) -> AsyncIterator[BoxClient]:
+async def _connect(call_timeout_s: float, sandbox: Home) -> AsyncIterator[BoxClient]:
     connect = partial(sandbox.connect, _SOCKET)
     async with EnvClient(connect=connect, name=f"sandbox {sandbox.id}", timeout_s=call_timeout_s) as client:
         yield _Inside(client)

@@ -142,5 +142,3 @@ def _library() -> CDLL | None:
         return CDLL(None)
     except (ImportError, OSError):
         return None
-
-

@@ -23,10 +23,10 @@ from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.process import ProcessBackend
 from envkit.types import SandboxSpec
+from tests.sandbox.containers import image
 
 Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend
 
-IMAGE = "debian:bookworm-offline"
 _BOOT = b"take(0,int(take(0,9)))"
 """Part of the command line of every agent."""
 
@@ -39,16 +39,16 @@ class Kind:
         name: Its name.
         backend: Makes its backend.
         python: Runs a Python in its boxes.
-        image: The image of its boxes, where it has images.
+        has_images: Whether its boxes see an image.
     """
 
     name: str
     backend: Callable[[], Backend]
     python: str
-    image: str | None = None
+    has_images: bool = False
 
     def spec(self, *command: str, **fields: object) -> SandboxSpec:
-        return replace(SandboxSpec(command, image=self.image), **fields)  # type: ignore[arg-type]
+        return replace(SandboxSpec(command, image=image() if self.has_images else None), **fields)  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def box(self, *command: str, **fields: object) -> AsyncIterator[Box]:
@@ -62,7 +62,7 @@ class Kind:
 KINDS = {
     "local": Kind("local", LocalBackend, sys.executable),
     "process": Kind("process", ProcessBackend, sys.executable),
-    "docker": Kind("docker", DockerBackend, "/usr/bin/python3", IMAGE),
+    "docker": Kind("docker", DockerBackend, "/usr/bin/python3", has_images=True),
 }
 PARAMS = [
     pytest.param("local", marks=pytest.mark.bwrap),

@@ -405,7 +405,7 @@ def test_bounds_hold(kind: Kind) -> None:
             if not all(backend.capabilities()[name] for name in ("memory", "pids", "disk")):
                 pytest.skip("not everything is bounded here")
             box = await backend.start(kind.spec(memory_mib=128, pids=40, disk_mib=8))
-            for folder in ("/tmp", box.work if hasattr(box, "work") else "/workspace"):
+            for folder in ("/tmp", "/workspace"):
                 fill = f"head -c 30000000 /dev/zero > {folder}/x; stat -c %s {folder}/x; rm {folder}/x"
                 size = int((await box.exec(["sh", "-c", fill], timeout_s=20)).stdout)
                 assert 7 << 20 <= size <= 8 << 20

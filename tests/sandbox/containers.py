@@ -13,7 +13,7 @@ import pytest
 from envkit import clock
 
 _WHOLE = ("envkit/base:bookworm", "python:3.11-slim", "envkit/games:1")
-_REDUCED = ("debian:bookworm-offline",)
+_REDUCED = ("debian:bookworm-offline",)  # its Python lacks parts, such as json and ctypes
 
 
 @cache

@@ -1,0 +1,131 @@
+"""What every backend promises by `envkit.protocols`, the scripted one among them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from envkit.errors import (
+    MissingFileError,
+    SandboxError,
+    SandboxLostError,
+    SandboxStartError,
+    TooLargeError,
+    UnreachableError,
+    UnsupportedError,
+    UsageError,
+)
+from envkit.protocols import Sandbox, SandboxBackend
+from envkit.sandbox.fake import FakeBackend
+from envkit.types import SandboxSpec
+from tests.contract.boxes import KINDS, PARAMS, run
+
+ALL = pytest.mark.parametrize("name", [*PARAMS, "fake"])
+CAPABILITIES = {"isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp"}
+
+
+@asynccontextmanager
+async def opened(name: str) -> AsyncIterator[tuple[SandboxBackend, Sandbox, SandboxSpec]]:
+    """Give a backend, a box and the spec of it."""
+    spec = SandboxSpec() if name == "fake" else KINDS[name].spec()
+    async with FakeBackend() if name == "fake" else KINDS[name].backend() as backend:
+        yield backend, await backend.start(spec), spec
+
+
+@ALL
+def test_a_program_and_a_shell_give_results(name: str) -> None:
+    async def main() -> None:
+        async with opened(name) as (_, box, _):
+            for done in (
+                await box.exec(["true"], timeout_s=20),
+                await box.exec(["true"], timeout_s=20, env={"A": "b"}, cwd="/tmp", stdin=b"c", user="agent"),
+                await box.shell().run("true", timeout_s=20),
+                await box.shell("other").run("true", timeout_s=20, max_output_bytes=10),
+            ):
+                assert (done.exit_code, done.stdout, done.stderr, done.timed_out) == (0, "", "", False)
+            await box.shell().close()
+            await box.shell().close()
+
+    run(main)
+
+
+@ALL
+def test_files_are_kept_as_they_were_written(name: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(name) as (_, box, _):
+            await box.write("deep/er/one", bytes(range(256)))
+            assert await box.read("deep/er/one") == bytes(range(256))
+            with pytest.raises(MissingFileError):
+                await box.read("deep/er/two")
+            with pytest.raises(TooLargeError):
+                await box.read("deep/er/one", max_bytes=255)
+            await box.download("deep", tmp_path / "out")
+            assert (tmp_path / "out" / "er" / "one").read_bytes() == bytes(range(256))
+            await box.upload(tmp_path / "out", "again")
+            assert await box.read("again/er/one") == bytes(range(256))
+            with pytest.raises(UsageError):
+                await box.download("deep", tmp_path / "out")
+
+    run(main)
+
+
+@ALL
+def test_a_snapshot_is_what_the_files_were(name: str) -> None:
+    async def main() -> None:
+        async with opened(name) as (backend, box, spec):
+            await box.write("one", b"before")
+            if name == "process":  # its files are those of the machine
+                with pytest.raises(UnsupportedError):
+                    await box.snapshot()
+                return
+            kept = await box.snapshot()
+            await box.write("one", b"after")
+            branch = await backend.restore(kept, spec)
+            assert (await branch.read("one"), await box.read("one")) == (b"before", b"after")
+            with pytest.raises(SandboxStartError):
+                await backend.restore("no such", spec)
+
+    run(main)
+
+
+@ALL
+def test_a_box_answers_until_it_is_stopped_and_says_so_then(name: str) -> None:
+    async def main() -> None:
+        async with opened(name) as (_, box, _):
+            assert 0 <= await box.probe(20) < 20
+            with pytest.raises(UnreachableError):
+                await box.connect("nobody")
+            await box.stop()
+            await box.stop()
+            assert await box.wait() == "stopped"
+            for call in (
+                box.exec(["true"], timeout_s=5),
+                box.shell().run("true", timeout_s=5),
+                box.read("one"),
+                box.write("one", b""),
+                box.connect("nobody"),
+                box.probe(5),
+                box.snapshot(),
+            ):
+                with pytest.raises(SandboxLostError, match="stopped"):
+                    await call
+
+    run(main)
+
+
+@ALL
+def test_a_backend_says_what_it_enforces_and_starts_nothing_before_it_is_open(name: str) -> None:
+    async def main() -> None:
+        async with opened(name) as (backend, first, spec):
+            assert set(backend.capabilities()) == CAPABILITIES
+            assert (await backend.start(spec)).id != first.id
+        closed = FakeBackend() if name == "fake" else KINDS[name].backend()
+        with pytest.raises(SandboxError):
+            await closed.start(spec)
+        with pytest.raises(SandboxLostError):
+            await first.exec(["true"], timeout_s=5)
+
+    run(main)
