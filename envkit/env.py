@@ -7,7 +7,9 @@ anything that leases episodes the face of a ``gymnasium.Env``.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -185,9 +187,18 @@ def loop_thread() -> BlockingPortalProvider:
 
 
 def close_here(pid: int, resources: ExitStack) -> None:
-    """Close what process `pid` has opened; in a process that was forked from it, leave it alone."""
-    if os.getpid() == pid:
+    """Close what process `pid` has opened; in a process that was forked from it, leave it alone.
+
+    The collector may call this in any thread; in one that runs a loop, which may be ours, another thread waits for it.
+    """
+    if os.getpid() != pid:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
         resources.close()
+    else:
+        threading.Thread(target=resources.close, name="envkit-close").start()  # noqa: TID251 - nobody to await it
 
 
 def _observation(text: str, info: Info) -> Observation:

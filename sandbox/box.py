@@ -243,6 +243,8 @@ class Box:
             if place in ("", ".", "..") or "/" in place or "\0" in place:
                 raise UnreachableError(f"{place!r} is not the name of a socket")
             return await self._forward(socket=f"{SOCKETS}/{place}")
+        if not 0 < place < 1 << 16:
+            raise UnreachableError(f"{place} is not a port")
         return await self._forward(port=place)
 
     async def probe(self, timeout_s: float) -> float:

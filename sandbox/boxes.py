@@ -11,6 +11,7 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxError, SandboxStartError
 from envkit.sandbox import folders
+from envkit.sandbox.texts import fault_of_variables, fault_of_words
 from envkit.types import SandboxSpec
 
 
@@ -103,6 +104,13 @@ def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> 
     Raises:
         SandboxStartError: The spec asks for more than that, and says what.
     """
+    profile: str = spec.profile
+    if profile not in ("strict", "system"):
+        raise SandboxStartError(box_id, f"profile={profile!r} is refused: it must be 'strict' or 'system'")
+    if (fault := fault_of_words(spec.command)) is not None:
+        raise SandboxStartError(box_id, f"command={spec.command!r} is refused: {fault}")
+    if (fault := fault_of_variables(spec.env)) is not None:
+        raise SandboxStartError(box_id, f"env is refused: {fault}")
     if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
         raise SandboxStartError(box_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}")
     asked = {

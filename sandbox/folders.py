@@ -11,6 +11,7 @@ is why the parent is not a nested cache folder.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ from pathlib import Path
 from envkit.errors import SandboxError, UnreachableError
 
 _NAME = re.compile(r"envkit-(\d+)-(\d+)-(\d+)(-[^/]+)?")
+LEAST_FREE_MIB = 512
+"""What must stay free on the disk that holds our folder."""
 _MAX_ROOT = 40
 """Characters of a parent folder that leave room for the rest of a socket's path."""
 
@@ -82,6 +85,18 @@ def remove(folder: Path) -> None:
         for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
             with suppress(FileNotFoundError):
                 subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
+def require_space(folder: Path) -> None:
+    """Leave something of the host's disk to others.
+
+    Raises:
+        OSError: Less than `LEAST_FREE_MIB` are free where `folder` is.
+    """
+    free_mib = shutil.disk_usage(folder).free >> 20
+    if free_mib < LEAST_FREE_MIB:
+        reason = f"only {free_mib} MiB are free, and {LEAST_FREE_MIB} are left to others"
+        raise OSError(errno.ENOSPC, reason, str(folder))
 
 
 def connect(folder: Path, name: str) -> socket.socket:

@@ -27,7 +27,7 @@ from typing import Self
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxError, SandboxLostError, SandboxStartError
+from envkit.errors import SandboxError, SandboxLostError, SandboxStartError
 from envkit.sandbox import (
     agent,
     allowlist,
@@ -55,15 +55,9 @@ _AGENT_UID, _GRADER_UID = 1000, 1001
 _MEMORY_MIB = 1024
 _PIDS = 256
 _DISK_MIB = 256
-_LEAST_FREE_MIB = 512
-"""What must be free on the disk that holds our folder."""
 _ENV = {"ENVKIT_SOCKETS": SOCKETS, "HOME": WORK, "PATH": PATH, "LANG": "C.UTF-8"}
 _DOOR_SOCKET = "s"
 _ATTACH_S = 10.0
-# A box that is restored has its command wait until its files are there.
-_GO_AHEAD = f"{SOCKETS}/.go-ahead"
-_WAIT = ("sh", "-c", 'mkfifo "$0" && read -r go < "$0" && rm "$0" && exec "$@"', _GO_AHEAD)
-_GO = ("sh", "-c", 'until [ -p "$0" ]; do sleep 0.01; done; echo go > "$0"', _GO_AHEAD)
 _PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
 
 
@@ -109,18 +103,8 @@ class LocalBackend:
         folder = snapshots.find(self._boxes.folder / "snapshots", snapshot)
         if folder is None:
             raise SandboxStartError(box_id, f"there is no snapshot {snapshot!r}")
-        box = await self._start(box_id, spec, (*_WAIT, *spec.command) if spec.command else ())
-        try:
-            for name, place in snapshots.PLACES.items():
-                await box.call("unpack", feed=snapshots.content(folder / name), path=place)
-            if spec.command:
-                await box.exec(_GO, timeout_s=spec.start_timeout_s)
-        except EnvkitError as error:
-            await box.stop()
-            raise SandboxStartError(box_id, str(error)) from None
-        except BaseException:
-            await box.stop()
-            raise
+        box = await self._start(box_id, spec, snapshots.waiting(spec.command))
+        await snapshots.put_back(box, folder, spec)
         return box
 
     async def attach(self, box_id: str) -> Box:
@@ -312,8 +296,8 @@ class LocalBackend:
         if spec.stay and os.geteuid() != 0:
             return "only root can keep others from the door of a box that stays"
         free_mib = shutil.disk_usage(self._boxes.folder).free >> 20
-        if free_mib < _LEAST_FREE_MIB:
-            return f"only {free_mib} MiB are free in {self._boxes.folder.parent}; {_LEAST_FREE_MIB} are wanted"
+        if free_mib < folders.LEAST_FREE_MIB:
+            return f"only {free_mib} MiB are free in {self._boxes.folder.parent}; {folders.LEAST_FREE_MIB} are wanted"
         return None
 
     async def __aenter__(self) -> Self:

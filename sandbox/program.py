@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from envkit.errors import SandboxLostError
 from envkit.sandbox.call import MAX_BODY_BYTES, Call, Reply
 from envkit.sandbox.channel import ChannelEndedError
+from envkit.sandbox.texts import check_bounds, fault_of_variables, fault_of_words
 from envkit.types import JSON, ExecResult, SandboxUser
 
 if TYPE_CHECKING:
@@ -74,13 +75,14 @@ def fields_of(
     """Return the fields of a call that say what to run.
 
     Raises:
-        ValueError: There is no program, or an argument or variable holds NUL.
+        ValueError: There is no program; something is no text or holds NUL; or a number is none.
     """
     if isinstance(argv, str) or not argv:
         raise ValueError(f"argv must be a program and its arguments, such as ['ls', '-l'], got {argv!r}")
+    check_bounds(timeout_s, max_output_bytes)
     env = env or {}
-    if any("\0" in part for part in (*argv, *env, *env.values(), cwd or "")):
-        raise ValueError("a program's arguments and environment cannot hold NUL")
+    if (fault := fault_of_words((*argv, cwd or "")) or fault_of_variables(env)) is not None:
+        raise ValueError(fault)
     return {
         "argv": list(argv),
         "env": {**env},

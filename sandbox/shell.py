@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from envkit import clock
+from envkit.sandbox.texts import check_bounds
 from envkit.types import JSON, ExecResult, SandboxUser
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class BoxShell:
         """
         if "\0" in command:
             raise ValueError("a shell's command cannot hold NUL")
+        check_bounds(timeout_s, max_output_bytes)
         now = clock.now()
         begins = max(now, self._free_at) if self._queued else now
         self._free_at = begins + timeout_s + _CHANGE_S

@@ -23,6 +23,8 @@ from envkit.types import SandboxSpec
 PLACES: Mapping[str, str] = {"workspace.tar": "/workspace", "tmp.tar": "/tmp"}
 _MAX_BYTES = 4 << 30
 _PIECE_BYTES = 1 << 20
+_LOOK_AFTER_BYTES = 16 << 20
+"""How much is written between two looks at how much is free."""
 _GO_AHEAD = "/run/envkit/.go-ahead"
 _WAIT = ("sh", "-c", 'mkfifo "$0" && read -r go < "$0" && rm "$0" && exec "$@"', _GO_AHEAD)
 _GO = ("sh", "-c", 'until [ -p "$0" ]; do sleep 0.01; done; echo go > "$0"', _GO_AHEAD)
@@ -42,14 +44,19 @@ async def keep(channel: Channel, folder: Path) -> None:
         SandboxError: They hold more than 4 GiB, cannot be read, or do not fit on the host's disk.
         ChannelEndedError: The box is gone.
     """
-    _make(folder)
+    written = 0
     try:
+        _make(folder)
+        folders.require_space(folder)
         for file_name, place in PLACES.items():
             call = await channel.start("pack", path=place, max_bytes=_MAX_BYTES)
             try:
                 with _opened(folder / file_name, "xb") as file:
                     while (piece := await call.receive()) is not None:
-                        file.write(piece[1])
+                        written += file.write(piece[1])
+                        if written > _LOOK_AFTER_BYTES:
+                            await clock.to_thread(folders.require_space, folder)
+                            written = 0
             finally:
                 await call.leave()
     except BaseException as error:

@@ -166,6 +166,7 @@ class AttachStream(asyncio.Protocol):
         is_whole = end and len(rest) >= _content_length(head)
         if (is_whole or self.is_over or len(head) > _MAX_HEAD_BYTES) and not self._answered.done():
             self._answered.set_exception(ConnectionError(_refusal(head, rest)))
+            self._answered.exception()  # whoever asked may have been cancelled
         return b""
 
     def _take_pieces(self) -> None:

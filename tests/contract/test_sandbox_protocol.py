@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from envkit.errors import (
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.sandbox.fake import FakeBackend
 from envkit.types import SandboxSpec
-from tests.contract.boxes import KINDS, PARAMS, run
+from tests.contract.boxes import KINDS, PARAMS, Kind, run
 
 ALL = pytest.mark.parametrize("name", [*PARAMS, "fake"])
 CAPABILITIES = {"isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp"}
@@ -127,5 +129,53 @@ def test_a_backend_says_what_it_enforces_and_starts_nothing_before_it_is_open(na
             await closed.start(spec)
         with pytest.raises(SandboxLostError):
             await first.exec(["true"], timeout_s=5)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"env": {"A=": "b"}}, "a variable cannot have the name 'A='"),
+        ({"env": {"": "b"}}, "a variable cannot have the name ''"),
+        ({"env": {"A": 3}}, "3 is no text"),
+        ({"env": {"A": "b\0"}}, r"holds NUL"),
+        ({"command": ("sleep", 5)}, "5 is no text"),
+        ({"profile": "loose"}, "it must be 'strict' or 'system'"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused_at_once(kind: Kind, fields: dict[str, Any], reason: str) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            with pytest.raises(SandboxStartError, match=reason):
+                await backend.start(kind.spec(**fields))
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"timeout_s": math.inf},
+        {"timeout_s": math.nan},
+        {"timeout_s": -1},
+        {"timeout_s": "60"},
+        {"max_output_bytes": -1},
+        {"env": {"A=": "b"}},
+        {"env": {"A": 1}},
+        {"argv": ["echo", 5]},
+        {"argv": "echo"},
+        {"argv": []},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_run_is_a_mistake_of_the_caller_and_the_box_goes_on(kind: Kind, asked: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            with pytest.raises(ValueError, match=r"must be|no text|cannot have"):
+                await box.exec(**{"argv": ["true"], "timeout_s": 5, **asked})
+            assert (await box.exec(["true"], timeout_s=20)).exit_code == 0
+            with pytest.raises(UnreachableError, match="70000 is not a port"):
+                await box.connect(70000)
 
     run(main)

@@ -190,3 +190,28 @@ def _runs(argument: str) -> bool:
             except OSError:
                 continue
     return False
+
+
+COLLECTED = """
+import envkit, gc, threading
+
+class Node: pass
+
+with envkit.open_sandbox(backend="process") as box:
+    node = Node()
+    node.me, node.box = node, envkit.open_sandbox(backend="process", command=["sleep", "{marker}"])
+    del node
+    async def collect():
+        gc.collect()
+    box.wait_for(collect)
+    for thread in threading.enumerate():
+        if thread.name == "envkit-close":
+            thread.join()
+    print(box.exec(["sh", "-c", "ps ax | grep -c '[s]leep {marker}'"], timeout_s=20).stdout)
+"""
+
+
+def test_a_box_that_is_collected_in_the_loops_own_thread_is_stopped() -> None:
+    code = COLLECTED.format(marker=86_417)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("0\n\n", "")
