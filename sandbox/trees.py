@@ -28,6 +28,8 @@ _BLOCK = 512
 _PIECE_BYTES = 1 << 20
 _MAX_NAME_BYTES = 64 << 10
 """Names longer than this, or headers that hold them, are refused."""
+_MAX_DEPTH = 256
+"""Folders within each other; most programs cannot cope with many more, such as those that remove them."""
 _MAX_TIME_S = 1 << 33
 
 _Reader: TypeAlias = Generator[int, bytes, None]
@@ -283,6 +285,8 @@ def _parts(name: str) -> tuple[str, ...]:
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts or "\0" in name or not name:
         raise RefusedFileError(f"{_shown(name)} leads out of the folder")
+    if len(parts) > _MAX_DEPTH:
+        raise RefusedFileError(f"{_shown(name)} lies more than {_MAX_DEPTH} folders deep")
     return parts
 
 

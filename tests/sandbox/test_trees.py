@@ -349,3 +349,11 @@ def test_a_copy_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     run(main)
     assert list(tmp_path.iterdir()) == []
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_folders_too_deep_for_the_programs_of_the_host_are_refused(tmp_path: Path) -> None:
+    deep = [member("/".join(["d"] * depth), tarfile.DIRTYPE) for depth in range(1, 300)]
+    unpack(archive(*deep[:256]), tmp_path / "deep")
+    with pytest.raises(RefusedFileError, match="lies more than 256 folders deep"):
+        unpack(archive(*deep), tmp_path / "deeper")
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
