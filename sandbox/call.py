@@ -254,7 +254,7 @@ class Call:
             self._finish(error=RefusedCallError(code, one_line(text)))
         elif "ack" in header:
             self._take_ack(header["ack"])
-        elif header.get("eof") is True:
+        elif header.get("eof") is True and not self._is_at_eof:  # again and again, it would be an endless answer
             self._is_at_eof = True
             self._wake()
         else:

@@ -70,13 +70,16 @@ class LocalBackend:
 
     Args:
         readable: Files and folders of the host that boxes see, read-only and at the same place; None takes what running
-            our Python needs (`envkit.sandbox.interpreter.readable`), for hostile programs only its own modules.
+            our Python needs (`envkit.sandbox.interpreter.readable`), for hostile programs only its own modules,
+            as it is when the backend is opened.
     """
 
     def __init__(self, readable: Sequence[str] | None = None) -> None:
         self._boxes = Boxes("bwrap")
         self._readable = None if readable is None else list(readable)
         self._places = cgroups.find() if sys.platform == "linux" else cgroups.Places(is_unified=False, parents={})
+        self._modules: Sequence[str] = ()
+        self._importable: Sequence[str] = ()
         self._filter = seccomp.program()
         self._opening = b""
         self._snapshots_taken = 0
@@ -250,11 +253,11 @@ class LocalBackend:
 
     def _look(self, spec: SandboxSpec) -> bubblewrap.Look:
         image = None if spec.image is None else Path(spec.image)
-        shown = self._readable
+        shown: Sequence[str] | None = self._readable
         if shown is None and image is not None:
             shown = []
         elif shown is None:
-            shown = interpreter.standard_library() if spec.untrusted else interpreter.readable()
+            shown = self._modules if spec.untrusted else self._importable
         return bubblewrap.Look(
             etc=self._boxes.folder / "etc",
             disk_mib=self._disk_mib(spec),
@@ -304,6 +307,7 @@ class LocalBackend:
         await self._boxes.open()
         bubblewrap.write_etc(self._boxes.folder / "etc")
         self._opening = agent.opening()
+        self._modules, self._importable = interpreter.standard_library(), interpreter.readable()
         for group in cgroups.gone(self._places):
             group.kill()
             group.remove()

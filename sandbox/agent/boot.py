@@ -1,13 +1,11 @@
 """The first part of the agent: say hello as soon as possible, then take in the rest and load that.
 
-It runs as a script, with ``take(fd, count)``, which reads so many bytes, among its names.
+It runs as a script, with ``take(fd, count)``, which reads so many bytes, among its names. Annotations
+are texts where Python 3.7 could not read them: even ``__future__`` takes its time.
 """
-
-from __future__ import annotations
 
 import marshal
 import os
-import struct
 import sys
 from _frozen_importlib import ModuleSpec  # what importlib.machinery hands on, which is slow to load
 from _frozen_importlib_external import MAGIC_NUMBER
@@ -36,7 +34,7 @@ class Finder:
             at = end + 1 + int(size)
             self._parts[name.decode()] = content[end + 1 : at]
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         package, _, module = name.partition(".")
         if package == "agent" and (not module or module in self._parts):
             return ModuleSpec(name, self, is_package=not module)  # type: ignore[arg-type]
@@ -45,7 +43,7 @@ class Finder:
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: "ModuleType") -> None:
         name = module.__name__.partition(".")[2]
         if name:
             compiled = self._parts.get(name + "@" + MAGIC_NUMBER.hex())
@@ -53,7 +51,7 @@ class Finder:
             exec(code, module.__dict__)
 
 
-def take_channel() -> tuple[int, int]:
+def take_channel() -> "tuple[int, int]":
     """Return the channel's two ends, moved away from where a program that we start would inherit them."""
     nothing = os.open(os.devnull, os.O_RDWR)
     while nothing < 3:  # not even a standard error
@@ -68,7 +66,7 @@ def take_channel() -> tuple[int, int]:
 def hello() -> bytes:
     """Return the first frame."""
     text = '{"hello": 1, "pid": %d, "python": "%d.%d", "uid": %d}' % (os.getpid(), *sys.version_info[:2], os.getuid())
-    return struct.pack(">II", len(text), 0) + text.encode()
+    return len(text).to_bytes(4, "big") + bytes(4) + text.encode()
 
 
 def boot() -> None:

@@ -239,6 +239,7 @@ def test_arguments_that_are_too_large_are_refused_and_disturb_nobody() -> None:
         (frame({"id": 1, "of": "data"}, b"x") * 11, "more of 'data' than was asked for"),
         (frame({"id": 1, "ack": 1}), "an acknowledgement of what was not sent"),
         (frame({"id": 1, "ack": True}), "an acknowledgement of what was not sent"),
+        (frame({"id": 1, "eof": True}) * 2, "a header that says nothing"),
         (frame({"id": 1, "eof": True}) + frame({"id": 1, "of": "data"}, b"x"), "a piece of 'data', which nobody asked"),
         (frame(HELLO), "an answer to a call that nobody made"),
     ],

@@ -52,6 +52,15 @@ def test_a_folder_whose_owner_is_gone_is_removed(folder: Path) -> None:
     assert not orphan.exists()
 
 
+def test_an_owner_whose_end_nobody_took_note_of_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        name = folders.owner_name(process.pid)
+        assert not folders.is_owner_gone(name)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert folders.is_owner_gone(name)
+
+
 def test_a_number_that_another_process_has_now_does_not_keep_a_folder(folder: Path) -> None:
     orphan = renamed(folder, start=1)
     assert orphan in folders.reap()

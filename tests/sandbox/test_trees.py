@@ -205,6 +205,14 @@ BAD: dict[str, tuple[list[bytes], str]] = {
     "folder over a file": ([member("x"), member("x", tarfile.DIRTYPE)], "'x': File exists"),
     "second name outside": ([member("x", tarfile.LNKTYPE, link="../../etc/passwd")], "leads out"),
     "second name of nothing": ([member("x", tarfile.LNKTYPE, link="y")], "'x': No such file"),
+    "second name of a link, which would lead out from there": (
+        [
+            member("d", tarfile.DIRTYPE),
+            member("d/l", tarfile.SYMTYPE, link="../x"),
+            member("l", tarfile.LNKTYPE, link="d/l"),
+        ],
+        "'l' is a second name of what is no plain file",
+    ),
     "device": ([member("x", tarfile.BLKTYPE)], "'x' is neither file, folder nor link"),
     "character device": ([member("x", tarfile.CHRTYPE)], "'x' is neither file, folder nor link"),
     "pipe": ([member("x", tarfile.FIFOTYPE)], "'x' is neither file, folder nor link"),
