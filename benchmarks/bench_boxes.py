@@ -175,12 +175,14 @@ def main() -> None:
     parser.add_argument("--round-s", type=float, default=2, help="seconds of a round of 16 callers")
     told = parser.parse_args()
     findings = Findings()
+    print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")
     if told.only != "docker":
         print("Boxes of bubblewrap")
         clock.run(bubblewrap, findings, told)
     if told.only != "local":
         print("Boxes of Docker")
         clock.run(containers, findings, told)
+    print(f"Load average after: {os.getloadavg()[0]:.1f}")
     findings.check([claim for claim in CLAIMS if not told.only or told.only in claim.ours])
 
 

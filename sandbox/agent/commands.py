@@ -51,7 +51,7 @@ class Exec(Call):
         if not isinstance(header["argv"], list):
             raise CallError("bad", "arguments that are no list")
         argv = [encoded(part) for part in header["argv"]]
-        env = agent.environment(header.get("env"))
+        env = agent.environment(user, header.get("env"))
         folder = encoded(header.get("cwd") or agent.work)
         timeout_s = float(header["timeout_s"])
         size = [int(length) for length in header.get("pty") or ()]

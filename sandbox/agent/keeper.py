@@ -87,12 +87,15 @@ def serve(fd: int, user: kernel.User, parent: int) -> None:
         _run(line, Order(content), files)
 
 
-def settle(user: kernel.User, parent: int, *kept: int) -> None:
-    """Make a child that was just forked independent of the agent: other rights, no files but `kept`, ends with it."""
+def settle(user: kernel.User, parent: int, *kept: int, hidden: bool = False) -> None:
+    """Make a child that was just forked independent of the agent: other rights, no files but `kept`, ends with it.
+
+    A `hidden` one cannot be signalled by the user's programs.
+    """
     os.setpgid(0, 0)  # whoever kills the agent's group leaves us the time to end those below us
     kernel.close_others(*kept)
     kernel.be_killed_first()
-    user.become()
+    user.become(hidden)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: _leave())

@@ -30,6 +30,8 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION = 0x20080522
 _CAPABILITIES = 64
+_HIDDEN_UID = 1002
+"""A user that nobody in a box is."""
 
 
 class User:
@@ -37,10 +39,12 @@ class User:
 
     Attributes:
         uid: User and group id to take; None stays what the agent is.
+        env: Variables that its programs have beside those of the box.
     """
 
-    def __init__(self, uid: int | None) -> None:
+    def __init__(self, uid: int | None, env: dict[bytes, bytes] | None = None) -> None:
         self.uid = uid
+        self.env = env or {}
 
     def act(self, action: Callable[[], T]) -> T:
         """Return what `action` returns when done with this user's rights, so that links resolve with those."""
@@ -63,8 +67,12 @@ class User:
             os.fchown(writer, self.uid, self.uid)
         return reader, writer
 
-    def become(self) -> None:
-        """Take this user's rights for good, without capabilities; whoever stays the agent's user keeps its own."""
+    def become(self, hidden: bool = False) -> None:
+        """Take this user's rights for good, without capabilities; whoever stays the agent's user keeps its own.
+
+        Args:
+            hidden: Whether the user's own programs may not signal us, though files see no difference.
+        """
         libc = _library()
         _prctl(libc, _PR_SET_NO_NEW_PRIVS, 1)
         if self.uid is None:
@@ -74,7 +82,8 @@ class User:
             _prctl(libc, _PR_CAPBSET_DROP, capability)  # refused without SETPCAP, and then the others must do
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
-        os.setresuid(self.uid, self.uid, self.uid)
+        known = _HIDDEN_UID if hidden else self.uid  # who sends a signal must be that user, and not only act as it
+        os.setresuid(known, self.uid, known)
         if libc is not None:
             libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 

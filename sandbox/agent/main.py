@@ -30,6 +30,8 @@ else:
 _LOG_BYTES = 64 << 10
 _LAST_WORDS_BYTES = 4096
 _BROKEN = 3
+_GRADER = {b"HOME": b"/", b"PYTHONNOUSERSITE": b"1"}
+"""What keeps a grader's programs from reading settings that the agent's programs may have written."""
 _KILL_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
@@ -86,9 +88,9 @@ class Agent:
             raise CallError("unsupported", "this box runs nothing as %s" % name)
         return self.users[name]
 
-    def environment(self, more: dict[str, str] | None) -> dict[bytes, bytes]:
-        """Return the variables of the box, and `more`."""
-        return {**self._env, **_encoded_environment(more)}
+    def environment(self, user: kernel.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
+        """Return the variables of the box, those of the user, and `more`."""
+        return {**self._env, **user.env, **_encoded_environment(more)}
 
     def inside(self, path: bytes) -> bytes:
         """Return `path` as seen from the folder that things start in."""
@@ -125,7 +127,7 @@ class Agent:
         is_root = os.getuid() == 0
         self.users = {
             "agent": kernel.User(config.get("agent_uid") if is_root else None),
-            "grader": kernel.User(config.get("grader_uid") if is_root else None),
+            "grader": kernel.User(config.get("grader_uid") if is_root else None, _GRADER),
         }
         if config.get("root") and is_root:
             self.users["root"] = kernel.User(None)

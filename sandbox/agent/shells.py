@@ -151,7 +151,7 @@ class Shell:
         bash = agent.find("bash")
         order = keeper.order(
             [bash, b"--norc", b"--noprofile", b"-c", _LOOP, b"bash"],
-            agent.environment(None),
+            agent.environment(self._user),
             encoded(agent.work),
             (0, 1, 2, _CODES, _SCRIPTS),
             wants_pid=True,

@@ -51,7 +51,7 @@ class _Tree(Call):
         user, us = self._agent.users["agent"], os.getpid()
 
         def run() -> None:
-            keeper.settle(user, us, *theirs, writer)
+            keeper.settle(user, us, *theirs, writer, hidden=True)
             try:
                 work()
             except (OSError, tar.RefusedEntryError, ValueError, OverflowError) as error:

@@ -132,9 +132,9 @@ def test_arguments_arrive_as_they_are(kind: Kind) -> None:
 def test_arguments_and_variables_with_nul_and_those_that_are_too_large_are_refused(kind: Kind) -> None:
     async def main() -> None:
         async with kind.box() as box:
-            with pytest.raises(ValueError, match="cannot hold NUL"):
+            with pytest.raises(ValueError, match="holds NUL"):
                 await box.exec(["echo", "a\0b"], timeout_s=20)
-            with pytest.raises(ValueError, match="cannot hold NUL"):
+            with pytest.raises(ValueError, match="holds NUL"):
                 await box.exec(["echo"], env={"A": "b\0"}, timeout_s=20)
             with pytest.raises(ValueError, match="more than 1048576 bytes"):
                 await box.exec(["echo", "x" * (1 << 20)], timeout_s=20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -377,5 +378,36 @@ def test_a_box_has_its_files_again_or_says_that_it_cannot(kind: Kind) -> None:
                 await sh(again, "stat -c %a deep/file; cat deep/file; readlink deep/link") == "700\nx\n/usr/bin/env\n"
             )
             assert await sh(again, "until [ -s found ]; do sleep 0.01; done; cat found") == "x\n"
+
+    run(main)
+
+
+def test_a_program_that_stops_all_that_it_may_holds_back_no_folder(kind: Kind, tmp_path: Path) -> None:
+    if kind.name == "process":
+        pytest.skip("it would stop what else this user runs")
+    stop = "for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -STOP $p; done 2>/dev/null"
+
+    async def main() -> None:
+        async with kind.box() as box, anyio.create_task_group() as tasks:
+            await box.exec(["sh", "-c", "head -c 50000000 /dev/zero >big"], timeout_s=20)
+            tasks.start_soon(partial(box.exec, ["sh", "-c", f"while :; do {stop}; done"], timeout_s=60))
+            await anyio.sleep(0.3)
+            await box.download("/workspace", tmp_path / "out")
+            assert (tmp_path / "out" / "big").stat().st_size == 50_000_000
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_grader_reads_no_settings_that_the_agent_wrote(kind: Kind) -> None:
+    if kind.name == "process":
+        pytest.skip("one user is all that there is")
+
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.exec(["sh", "-c", "echo 'echo mine' >~/.bash_profile"], timeout_s=20)
+            assert (await box.exec(["bash", "-lc", "true"], timeout_s=20)).stdout == "mine\n"
+            assert (await box.exec(["bash", "-lc", "echo $HOME"], timeout_s=20, user="grader")).stdout == "/\n"
+            assert (await box.shell(user="grader").run("echo $HOME", timeout_s=20)).stdout == "/\n"
 
     run(main)
