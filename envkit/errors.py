@@ -166,6 +166,28 @@ class CapacityError(EnvkitError):
     retry = True
 
 
+class UnauthorizedError(EnvkitError):
+    """The caller gave no token, or one that is not valid."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class ForbiddenError(EnvkitError):
+    """The caller's token does not allow this."""
+
+    code = "forbidden"
+    status = 403
+
+
+class RateLimitError(EnvkitError):
+    """The caller asks more often than its tenant may; asking again later helps."""
+
+    code = "rate_limit"
+    status = 429
+    retry = True
+
+
 class DeadlineError(EnvkitError):
     """The answer did not come within the time that the caller gave."""
 
@@ -252,6 +274,27 @@ class SandboxLostError(SandboxError):
         super().__init__(f"sandbox {sandbox_id} lost: {cause}")
         self.sandbox_id = sandbox_id
         self.cause = cause
+
+
+class SandboxNotFoundError(SandboxError):
+    """No sandbox has this id: it was never made, was stopped long ago, or belongs to somebody else."""
+
+    code = "sandbox_not_found"
+    status = 404
+
+
+class SandboxConflictError(SandboxError):
+    """The sandbox's id is taken by one with another spec."""
+
+    code = "sandbox_conflict"
+    status = 409
+
+
+class ImpossibleSandboxError(SandboxError):
+    """No node of the fleet could ever hold it, however long one waited; says which bound is too much."""
+
+    code = "sandbox_impossible"
+    status = 422
 
 
 class MissingFileError(SandboxError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -12,12 +12,14 @@ from typing import Protocol
 from envkit.types import (
     Completion,
     ExecResult,
+    FleetEvent,
     Observation,
     Reset,
     Sample,
     SamplingParams,
     SandboxSpec,
     SandboxUser,
+    SandboxView,
     Step,
     Task,
     Weights,
@@ -240,6 +242,68 @@ class SandboxBackend(Protocol):
         """Say what is really enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``,
         ``disk``, ``uid`` and ``seccomp``.
         """
+        ...
+
+
+class SandboxPool(Protocol):
+    """Lends sandboxes. A call of one that is lent raises `SandboxLostError` as soon as the sandbox is known to be gone or
+    hung, and never hangs.
+    """
+
+    def lease(
+        self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """Lend a sandbox for the length of the block, a warm one where there is one; it is stopped afterwards.
+
+        Raises:
+            ImpossibleSandboxError: No node could ever hold it; raised at once.
+            CapacityError: None became free within `wait_s` seconds.
+            SandboxStartError: It was started and did not come up.
+        """
+        ...
+
+    async def create(self, id: str, spec: SandboxSpec, *, tenant: str = "", ttl_s: float | None = None) -> SandboxView:
+        """Lend a sandbox under a name until it is stopped or `ttl_s` seconds pass in which nobody uses it.
+
+        The same call again returns the sandbox as it is now, whatever has become of it.
+
+        Raises:
+            SandboxConflictError: The name belongs to a sandbox with another spec.
+            ImpossibleSandboxError, CapacityError, SandboxStartError: As `lease`, without waiting for room.
+        """
+        ...
+
+    def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
+        """Return the sandbox of this name; using it renews its lease.
+
+        Args:
+            id: Its name.
+            tenant: Who asks; the sandboxes of others are not found. None sees all.
+
+        Raises:
+            SandboxNotFoundError: There is none.
+            SandboxLostError: It is gone; says why.
+        """
+        ...
+
+    def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
+        """Look at a sandbox without using it; those that are over can be seen for a while.
+
+        Raises:
+            SandboxNotFoundError: There is none.
+        """
+        ...
+
+    def views(self, *, tenant: str | None = None) -> Sequence[SandboxView]:
+        """Look at all sandboxes, oldest first."""
+        ...
+
+    async def stop(self, id: str, *, tenant: str | None = None) -> None:
+        """End a sandbox and wait until nothing is left of it; safe to repeat, also for one that does not exist."""
+        ...
+
+    def events(self, *, after: int = 0) -> AsyncIterator[FleetEvent]:
+        """Give what happened since event number `after`, as far as it is remembered, and go on with what happens."""
         ...
 
 

@@ -296,8 +296,73 @@ class SandboxState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    """It answers, and waits to be lent."""
+    LEASED = "leased"
+    """Somebody has it."""
+    SUSPECT = "suspect"
+    """Somebody has it, and it has been silent for longer than it should."""
     LOST = "lost"
+    """It was healthy and is gone."""
     STOPPED = "stopped"
+    """It was ended, or never became healthy."""
+
+
+class Phase(NamedTuple):
+    """One entry of a sandbox's history: since when it is in a state (seconds since 1970, UTC), and why."""
+
+    state: SandboxState
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxView:
+    """A sandbox of a pool, from outside.
+
+    Attributes:
+        id: The name by which it is asked for.
+        box_id: What its backend calls it; empty until it has been started.
+        node: Name of the node that it is on; empty until it has been placed.
+        tenant: Who holds it; empty for nobody.
+        spec: What it is.
+        phases: Its history, oldest first; the last one is now.
+        expires_at_s: When its lease ends unless it is used, in seconds since 1970; None for never.
+    """
+
+    id: str
+    box_id: str
+    node: str
+    tenant: str
+    spec: SandboxSpec
+    phases: tuple[Phase, ...]
+    expires_at_s: float | None = None
+
+    @property
+    def state(self) -> SandboxState:
+        return self.phases[-1].state
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEvent:
+    """Something that happened in a fleet.
+
+    Attributes:
+        number: Counts from 1, without gaps, as long as the process lives.
+        at_s: When, in seconds since 1970.
+        kind: ``"state"`` for another state of a sandbox; otherwise what is to be looked at, such as ``"memory"``.
+        sandbox_id: Which sandbox; empty where it is about no single one.
+        tenant: Whose it is; empty for nobody's.
+        text: One line for people: the reason, or the figure and its bound.
+        state: The sandbox's new state, where `kind` is ``"state"``.
+    """
+
+    number: int
+    at_s: float
+    kind: str
+    sandbox_id: str
+    tenant: str
+    text: str
+    state: SandboxState | None = None
 
 
 @dataclass(frozen=True, slots=True)
