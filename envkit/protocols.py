@@ -246,8 +246,9 @@ class SandboxBackend(Protocol):
 
 
 class SandboxPool(Protocol):
-    """Lends sandboxes. A call of one that is lent raises `SandboxLostError` as soon as the sandbox is known to be gone or
-    hung, and never hangs.
+    """Lends sandboxes.
+
+    A call of one that is lent raises `SandboxLostError` as soon as the sandbox is known to be gone or hung; none hangs.
     """
 
     def lease(
