@@ -77,8 +77,9 @@ class FleetEpisode:
     async def reset(self) -> Reset:
         """Start the episode; see `envkit.protocols.Episode.reset`."""
         while True:
+            episode = self._played()
             try:
-                reset = await self._played().reset()
+                reset = await episode.reset()
             except SandboxLostError as loss:
                 await self._rebuild(loss)
             else:
@@ -88,8 +89,9 @@ class FleetEpisode:
     async def step(self, action: str) -> Step:
         """Play one action; see `envkit.protocols.Episode.step`."""
         while True:
+            episode = self._played()
             try:
-                step = await self._played().step(action)
+                step = await episode.step(action)
             except SandboxLostError as loss:
                 await self._rebuild(loss)
             else:
