@@ -12,7 +12,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
-from envkit.fleet import FleetHost, RestartBudget
+from envkit.fleet import FleetHost, Homes, RestartBudget
 from envkit.protocols import Episode
 from envkit.types import Observation, Reset, Step, Task
 
@@ -255,5 +255,42 @@ def test_a_fleet_that_is_left_with_an_episode_in_it_says_so_to_who_plays_on() ->
         with pytest.raises(SandboxLostError, match="the fleet was closed"):
             await episode.step("one")
         await lease.__aexit__(None, None, None)
+
+    run(main)
+
+
+def test_a_box_that_has_served_its_episodes_makes_room_for_a_new_one_without_counting_as_lost() -> None:
+    async def main() -> None:
+        queue = [Box(f"box-{n}") for n in range(9)]
+
+        async def start() -> Box:
+            return queue.pop(0)
+
+        async def play() -> None:
+            async with fleet.lease(TASK) as episode:
+                await episode.reset()
+                played_in.append((await episode.step("go")).info["box"])
+
+        played_in: list[object] = []
+        none = RestartBudget(restarts=0)
+        async with FleetHost(start, connect, boxes=2, slots_per_box=1, restarts=none, episodes_per_box=1) as fleet:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(6):
+                    tasks.start_soon(play)
+            assert sorted(map(str, played_in)) == [f"box-{n}" for n in range(6)]
+            assert (fleet.lost, fleet.restarts, fleet.capacity) == (0, 0, 2)
+
+    run(main)
+
+
+def test_worlds_that_share_a_box_and_worlds_that_do_not_are_told_apart() -> None:
+    async def main() -> None:
+        async with fleet_of(Box("shared"), slots_per_box=9) as shared, fleet_of(Box("own")) as own:
+            homes = Homes(shared, own, lambda env_id: env_id != "Heavy-v0")
+            assert homes.capacity == 10
+            for env_id, box in (("Light-v0", "shared"), ("Heavy-v0", "own")):
+                async with homes.lease(Task(env_id, 1)) as episode:
+                    await episode.reset()
+                    assert (await episode.step("go")).info == {"box": box}
 
     run(main)

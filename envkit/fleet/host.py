@@ -60,6 +60,7 @@ class FleetHost:
         wait_timeout_s: Seconds that a lease waits while no box is healthy. It waits without bound while all are busy.
         replayable: Says of an environment's id whether its episodes may be rebuilt after a loss; None says no.
         rebuilds: How often one episode may be.
+        episodes_per_box: Episodes after which a box makes room for a new one; None keeps it.
 
     Attributes:
         lost: Number of boxes that were healthy and are gone.
@@ -80,6 +81,7 @@ class FleetHost:
         wait_timeout_s: float = 120.0,
         replayable: Callable[[str], bool] | None = None,
         rebuilds: int = REBUILDS,
+        episodes_per_box: int | None = None,
     ) -> None:
         if boxes < 1 or slots_per_box < 1:
             raise ValueError(f"boxes and slots_per_box must be at least 1, got {boxes} and {slots_per_box}")
@@ -92,6 +94,7 @@ class FleetHost:
         self._wait_timeout_s = wait_timeout_s
         self._replayable = replayable or (lambda env_id: False)
         self._rebuilds = rebuilds
+        self._episodes_per_box = episodes_per_box
         self._boxes = boxes
         self._places = 0
         self._untried: set[int] = set()
@@ -132,6 +135,8 @@ class FleetHost:
                 yield episode
         finally:
             box.load -= 1
+            if box.load == 0 and box.served == self._episodes_per_box:
+                box.end(BoxEvent.CLOSED, "it has served its episodes")
             self._assign()
 
     async def __aenter__(self) -> Self:
@@ -172,7 +177,10 @@ class FleetHost:
     async def _keep(self, place: int) -> None:
         """Keep one place filled, with one box after another, while the budget lasts."""
         while True:
-            failure = self._failure = await self._live(place)
+            failure = await self._live(place)
+            if failure is None:
+                continue
+            self._failure = failure
             self._tried(place)
             now = clock.now()
             self._history = [moment for moment in self._history if now - moment < self._budget.window_s]
@@ -187,8 +195,8 @@ class FleetHost:
         self._places -= 1
         self._wake()
 
-    async def _live(self, place: int) -> SandboxError:
-        """Fill a place with a new box, and return why that is over."""
+    async def _live(self, place: int) -> SandboxError | None:
+        """Fill a place with a new box, and return why that is over; None if it has served its episodes."""
         try:
             sandbox = await self._start_box()
         except SandboxError as error:
@@ -211,6 +219,8 @@ class FleetHost:
             box.end(BoxEvent.CLOSED, "the fleet was closed")
             self._leave(box)
             await _stop(sandbox)
+        if box.state is SandboxState.STOPPED and box.served:
+            return None
         kind = SandboxLostError if box.state is SandboxState.LOST else SandboxStartError
         return kind(sandbox.id, box.cause)
 
@@ -283,11 +293,12 @@ class FleetHost:
     def _assign(self) -> None:
         """Give free places to who waits longest."""
         while self._waiting:
-            alive = (box for box in self._ready if not box.gone.is_set())
+            alive = (box for box in self._ready if not box.gone.is_set() and box.served != self._episodes_per_box)
             box = min(alive, key=lambda box: box.load, default=None)
             if box is None or box.load >= self._slots_per_box:
                 return
             box.load += 1
+            box.served += 1
             waiter = self._waiting.popleft()
             waiter.box = box
             waiter.woken.set()
