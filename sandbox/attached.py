@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -55,6 +55,20 @@ class AttachedContainer:
             for mount in found.get("Mounts", ())
             if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - nothing there to wait for
         }
+
+    async def written(self) -> Sequence[Path]:
+        """Return where on this host lies what it writes to its root file system, and to volumes that its image
+        declares; nothing where we cannot see that.
+        """
+        if not self._daemon.is_near or os.geteuid() != 0:
+            return ()
+        found = await self._daemon.inspect(self.id) or {}
+        layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
+        if not os.access(layer, os.R_OK):
+            return ()
+        volumes = [mount["Source"] for mount in found.get("Mounts", ()) if mount["Type"] == "volume"]
+        on_disk = [Path(volume) for volume in volumes if not os.path.ismount(volume)]  # noqa: ASYNC240
+        return [Path(layer), Path(found["HostsPath"]).parent, *on_disk]  # /etc/hosts and the like are files apart
 
     async def cause(self) -> str:
         """Say in one line why it is gone; takes at most 2 s."""
