@@ -161,7 +161,7 @@ def unpack(places: list[bytes], read: Callable[[int], bytes]) -> None:
         else:
             raise ValueError("a record of kind %r" % kind)
     for path in reversed(list(modes)):
-        if path not in places or os.lstat(path).st_uid == os.geteuid():  # /tmp may be somebody else's
+        if os.lstat(path).st_uid == os.geteuid():  # /tmp, and what is mounted in it, may be somebody else's
             os.chmod(path, modes[path] | (0o700 if path in places else 0))
 
 
@@ -181,6 +181,8 @@ def _unpack_file(path: bytes, size: int, mode: int, time_ns: int, read: Callable
                 begin, view = begin + count, view[count:]
         os.fchmod(fd, mode)
         os.utime(fd, ns=(time_ns, time_ns))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(fd)
 
