@@ -9,7 +9,8 @@ less the box has left, the sooner the disk is asked again. One file cannot be la
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError
+from envkit.sandbox.attached import Written
 from envkit.sandbox.channel import Channel
 from envkit.sandbox.daemon import Daemon, DaemonError
 
@@ -77,15 +79,15 @@ class DaemonDisk:
             with anyio.CancelScope(shield=True), suppress(DaemonError):  # it may have ended
                 await self._daemon.unpause(container)
 
-    async def watch(self, channel: Channel, written: Sequence[Path], disk_mib: int) -> None:
+    async def watch(self, channel: Channel, written: Written | None, disk_mib: int) -> None:
         """End a box before it fills the disk, or once its files take more than `disk_mib`, until it has ended.
 
         Args:
             channel: The box's.
-            written: Where its files are; none when that cannot be seen.
+            written: Its files; None when they cannot be seen.
             disk_mib: How much they may take.
         """
-        content = _Use("--block-size=1", disk_mib << 20)
+        content = _Use("--block-size=1", disk_mib << 20, _deleted_bytes)
         files = _Use("--inodes", disk_mib * _FILES_PER_MIB)
         while (found := self._look()) is not None and not channel.is_ended:
             free_mib = found.f_bavail * found.f_frsize >> 20
@@ -120,23 +122,25 @@ class _Use:
     Attributes:
         option: What `du` is to add up.
         bound: How much they may take.
+        unseen: Returns what `du` does not see, given the box's first process.
         taken: How much they took when that was added up.
         left: How much they have left, if all that has gone since is theirs.
     """
 
     option: str
     bound: int
+    unseen: Callable[[int], int] | None = None
     taken: int = 0
     left: int = 0
     _free: int = -1
     _counted_s: float = 0.0
     _rest_s: float = 0.0
 
-    async def is_too_much(self, written: Sequence[Path], free: int) -> bool:
+    async def is_too_much(self, written: Written, free: int) -> bool:
         """Say whether they take too much, adding them up if that may be.
 
         Args:
-            written: Where they are.
+            written: The files.
             free: What the disk has free.
 
         Raises:
@@ -153,10 +157,30 @@ class _Use:
             self.left = self.bound - self.taken
         return self.taken > self.bound
 
-    async def _added_up(self, written: Sequence[Path]) -> int:
+    async def _added_up(self, written: Written) -> int:
         """Return what they take; what vanishes meanwhile is left out."""
-        command = ["du", "--summarize", "--total", "--one-file-system", self.option, "--", *map(str, written)]
+        command = ["du", "--summarize", "--total", "--one-file-system", self.option, "--", *map(str, written.places)]
         with anyio.fail_after(_COUNT_S):
             done = await anyio.run_process(command, stderr=DEVNULL, check=False, env={"LC_ALL": "C"})
         total = done.stdout.splitlines()[-1:]
-        return int(total[0].split(b"\t")[0]) if total else 0
+        seen = int(total[0].split(b"\t")[0]) if total else 0
+        return seen if self.unseen is None else seen + await clock.to_thread(self.unseen, written.first_pid)
+
+
+def _deleted_bytes(first_pid: int) -> int:
+    """Return what files of a container take that are deleted and that its processes still have open."""
+    found: dict[int, int] = {}
+    first = Path("/proc", str(first_pid))
+    try:
+        own, root = (first / "ns/mnt").readlink(), (first / "root").stat()
+    except OSError:  # it has ended
+        return 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            files = (process / "fd").iterdir() if (process / "ns/mnt").readlink() == own else ()
+            for file in files:
+                with suppress(OSError):
+                    about = file.stat()
+                    if stat.S_ISREG(about.st_mode) and about.st_nlink == 0 and about.st_dev == root.st_dev:
+                        found[about.st_ino] = about.st_blocks * 512
+    return sum(found.values())

@@ -22,7 +22,7 @@ import anyio
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
 from envkit.sandbox import agent, allowlist, attached, container, folders, leftovers, proxy, snapshots
-from envkit.sandbox.attached import AttachedContainer, MissingProgramError
+from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
 from envkit.sandbox.box import Box, Boxes, Hold
 from envkit.sandbox.boxes import refuse
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
@@ -330,9 +330,9 @@ class DockerBackend:
                 return held
         return await attached.run(self._daemon, options(has_agent=argv is not LIFE_LINE), opening)
 
-    async def _written(self, held: AttachedContainer, spec: SandboxSpec) -> Sequence[Path]:
-        """Return where a box writes on the daemon's disk."""
-        return await held.written() if spec.profile == "system" else ()
+    async def _written(self, held: AttachedContainer, spec: SandboxSpec) -> Written | None:
+        """Return what a box writes to the daemon's disk."""
+        return await held.written() if spec.profile == "system" else None
 
     def _box(
         self,
@@ -341,7 +341,7 @@ class DockerBackend:
         sockets: Path | None,
         spec: SandboxSpec,
         stream: Stream,
-        written: Sequence[Path],
+        written: Written | None,
     ) -> Box:
         channel = Channel(stream)
         gives_up = container.gives_up(spec, bounds_disk=bool(self._bounds_disk))

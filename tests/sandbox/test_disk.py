@@ -51,6 +51,17 @@ def test_a_box_that_fills_its_root_is_ended_soon_after_its_bound(place: str) -> 
     run(main)
 
 
+def test_files_that_are_deleted_and_still_open_count() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, disk_mib=60)
+            fill = "dd if=/dev/zero bs=1M count=25"
+            cause = await lost(box, f"exec 3>/a 4>/b 5>/c; rm /a /b /c; {fill} >&3; {fill} >&4; {fill} >&5; sleep 20")
+            assert 60 < taken_mib(cause) < 100
+
+    run(main)
+
+
 def test_a_box_with_very_many_files_is_ended() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
