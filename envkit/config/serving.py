@@ -58,8 +58,11 @@ class EnvsSection(Section):
 
     boxes: Annotated[int, Field(ge=0)] = 0
     """Number of boxes; 0 takes one for each processor."""
-    sessions_per_box: Count = 512
-    """Episodes that one box plays at once."""
+    capacity: Count = 1024
+    """Episodes at once, spread over the boxes."""
+    own_boxes: Annotated[int, Field(ge=0)] = 4
+    """Further boxes for worlds that do not share one: so many of their episodes run at once. None are started where no
+    registered environment needs them."""
     spares: Annotated[int, Field(ge=0)] = 1
     """Further boxes that are ready to replace a lost one."""
     image: str | None = None
