@@ -8,10 +8,11 @@ and end in an asterisk.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import logging.handlers
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -19,13 +20,16 @@ from envkit import clock
 
 MAX_LINE_BYTES = 300
 
+DELAY_S = 0.1
+"""Seconds that a line may wait for others."""
+
 _MOST_BYTES = MAX_LINE_BYTES - 2  # less than, and there is the end of the line
 _ITEMS = {"sessions": "session", "sandboxes": "sandbox"}
 _JSON = msgspec.json.Encoder()
 
 
 class AccessLog:
-    """Writes the lines.
+    """Writes the lines, `DELAY_S` late: a record of `logging` costs more than a request, so one carries many of them.
 
     Args:
         handler: Where to.
@@ -33,6 +37,7 @@ class AccessLog:
 
     def __init__(self, handler: logging.Handler) -> None:
         self._handler = handler
+        self._lines: list[bytes] = []
 
     @classmethod
     def to(cls, path: Path | None) -> AccessLog:
@@ -58,7 +63,7 @@ class AccessLog:
         bytes_out: int,
         messages: tuple[int, int] | None = None,
     ) -> None:
-        """Write one line; `messages` are those of a socket, in and out."""
+        """Write one line, in an event loop; `messages` are those of a socket, in and out."""
         fields: dict[str, Any] = {
             "at": round(clock.wall(), 3),
             "id": id,
@@ -81,10 +86,26 @@ class AccessLog:
             line = _shortened(fields)
         if len(line) > _MOST_BYTES:
             line = _shortened(fields)
-        self._handler.handle(logging.LogRecord("envkit.access", logging.INFO, "", 0, line.decode(), None, None))
+        if not self._lines:
+            asyncio.get_running_loop().call_later(DELAY_S, self._flush)
+        self._lines.append(line)
 
     def close(self) -> None:
+        """Write what waits, and close the handler."""
+        self._flush()
         self._handler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _flush(self) -> None:
+        lines, self._lines = self._lines, []
+        if lines:
+            text = b"\n".join(lines).decode()
+            self._handler.handle(logging.LogRecord("envkit.access", logging.INFO, "", 0, text, None, None))
 
 
 def _shortened(fields: dict[str, Any]) -> bytes:
