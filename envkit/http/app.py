@@ -14,6 +14,7 @@ import msgspec
 from envkit.errors import TooLargeError
 from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
+from envkit.http.callers import caller_of
 from envkit.http.calls import Calls
 from envkit.http.frames import Sockets
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
@@ -78,18 +79,19 @@ class App:
 
     async def drain(self, timeout_s: float) -> None:
         """Begin nothing new, and wait until the calls that came over sockets are answered."""
-        self._calls.is_closing = True
+        self._calls.sessions.is_closing = True
         if self._sockets is not None:
             with anyio.move_on_after(timeout_s):
                 await self._sockets.answered()
 
     async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        calls = self._calls.by(caller_of(scope))
         try:
             step = wire.read(await read_body(scope, receive, self._max_request_bytes), _STEP)
             body = wire.SessionStepBody(step.turn, step.action, session_id=id)
-            reply = self._calls.encode(await self._calls.step(body), id)
+            reply = calls.encode(await calls.step(body), id)
         except Exception as error:
-            await respond_problem(send, self._calls.problem(error, id))
+            await respond_problem(send, calls.problem(error, id))
         else:
             await respond(send, reply)
 
@@ -106,7 +108,7 @@ class App:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            await self._sockets.serve(receive, send)
+            await self._sockets.serve(caller_of(scope), receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

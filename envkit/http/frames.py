@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 
 from envkit.errors import RequestError, TooLargeError
 from envkit.http.asgi import Receive, Send
+from envkit.http.callers import Caller
 from envkit.http.calls import Calls, read_each
 from envkit.http.wire import Frame, batches, read
 
@@ -41,8 +42,9 @@ class Sockets:
         self._max_frame_bytes = max_frame_bytes
         self._open: set[_Outbox] = set()
 
-    async def serve(self, receive: Receive, send: Send) -> None:
-        """Serve one socket until it closes."""
+    async def serve(self, caller: Caller, receive: Receive, send: Send) -> None:
+        """Serve one socket until it closes; one whose caller sends too much is not read for a while."""
+        calls = self._calls.by(caller)
         outbox = _Outbox()
         used: set[str] = set()
         await receive()
@@ -53,8 +55,11 @@ class Sockets:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(outbox.run, send)
                     while (message := await receive())["type"] == "websocket.receive":
-                        self._take(message.get("bytes") or (message.get("text") or "").encode(), outbox, used)
+                        data = message.get("bytes") or (message.get("text") or "").encode()
+                        count = self._take(calls, data, outbox, used)
                         await outbox.wait_for_room()
+                        if wait_s := caller.charge(count):
+                            await anyio.sleep(wait_s)
                     tasks.cancel_scope.cancel()
         finally:
             self._open.discard(outbox)
@@ -64,19 +69,21 @@ class Sockets:
         while owed := [outbox for outbox in self._open if outbox.owed]:
             await owed[0].wait_for_room(0)
 
-    def _take(self, data: bytes, outbox: _Outbox, used: set[str]) -> None:
+    def _take(self, calls: Calls, data: bytes, outbox: _Outbox, used: set[str]) -> int:
+        """Begin what the frames of a message ask for; return how many there are."""
         frames = self._read(data)
         outbox.owed += len(frames)
         for frame in frames:
             if isinstance(frame, RequestError):
-                outbox.put(self._calls.refusal(None, frame))
+                outbox.put(calls.refusal(None, frame))
             elif len(memoryview(frame.params)) > self._max_frame_bytes:
                 too_large = TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
-                outbox.put(self._calls.refusal(frame.id, too_large))
-            elif (answer := self._calls.answer_now(frame, used)) is not None:
+                outbox.put(calls.refusal(frame.id, too_large))
+            elif (answer := calls.answer_now(frame, used)) is not None:
                 outbox.put(answer)
             else:
-                self._tasks.start_soon(self._answer, frame, outbox, used)
+                self._tasks.start_soon(self._answer, calls, frame, outbox, used)
+        return len(frames)
 
     def _read(self, data: bytes) -> list[Frame | RequestError]:
         try:
@@ -84,8 +91,8 @@ class Sockets:
         except RequestError as error:
             return [error]
 
-    async def _answer(self, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
-        outbox.put(await self._calls.answer(frame, used))
+    async def _answer(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
+        outbox.put(await calls.answer(frame, used))
 
 
 class _Outbox:
