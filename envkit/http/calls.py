@@ -13,7 +13,17 @@ import anyio
 import msgspec
 
 from envkit import __version__
-from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError, did_you_mean, to_problem
+from envkit.errors import (
+    EnvError,
+    EnvkitError,
+    RequestError,
+    SandboxNotFoundError,
+    UnreachableError,
+    did_you_mean,
+    to_problem,
+)
+from envkit.http.asgi import Scope
+from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.session import SessionView
 from envkit.http.sessions import SessionTable
 from envkit.http.wire import (
@@ -35,6 +45,7 @@ from envkit.http.wire import (
     read,
     write,
 )
+from envkit.protocols import SandboxPool
 from envkit.registry import EnvSpec
 
 _log = logging.getLogger(__name__)
@@ -53,14 +64,24 @@ class Calls:
     Args:
         sessions: What they act on.
         envs: Gives the environments that can be played.
+        pool: Lends the sandboxes that can be used; None where there are none.
+        max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
 
     Attributes:
         is_closing: Set while the server shuts down: what runs is finished, nothing new is begun.
+        sandboxes: The calls about sandboxes; None where there are none.
     """
 
-    def __init__(self, sessions: SessionTable, envs: Callable[[], Iterable[EnvSpec]]) -> None:
+    def __init__(
+        self,
+        sessions: SessionTable,
+        envs: Callable[[], Iterable[EnvSpec]],
+        pool: SandboxPool | None = None,
+        max_timeout_s: float = MAX_TIMEOUT_S,
+    ) -> None:
         self.sessions = sessions
         self.is_closing = False
+        self.sandboxes = None if pool is None else SandboxCalls(pool, self.problem, max_timeout_s=max_timeout_s)
         self._envs = envs
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Callable[[Any], Awaitable[object]]]] = {
             "create": (msgspec.json.Decoder(CreateBody), self.create),
@@ -164,6 +185,12 @@ class Calls:
             used.add(id)
         return _addressed(frame.id, await self.outcome(body, method, id))
 
+    async def answer_sandbox(self, frame: Frame, scope: Scope, used: set[str]) -> bytes:
+        """Answer a frame about a sandbox, which is added to `used` if it is used."""
+        if self.sandboxes is None:
+            return _addressed(frame.id, self.failure(no_sandboxes()))
+        return _addressed(frame.id, (await self.sandboxes.answer(frame, scope, used)).framed)
+
     def refusal(self, frame_id: int | str | None, error: RequestError) -> bytes:
         """Return the answer to a frame that cannot be understood; the id is None if not even that is known."""
         return _addressed(frame_id, self.failure(error))
@@ -199,7 +226,9 @@ class Calls:
             error = EnvkitError("the server made a mistake; its log says which")
         self.sessions.tally.errors[error.code] += 1
         turn = None if session_id is None else self.sessions.turn(session_id)
-        return msgspec.convert({**to_problem(error), "turn": turn}, Problem)
+        said = to_problem(error)
+        fields = {name: _sayable(getattr(error, name)) for name in error.fields}
+        return msgspec.convert({**said, "detail": _sayable(said["detail"]), "fields": fields, "turn": turn}, Problem)
 
     def encode(self, reply: object, session_id: str | None = None) -> bytes:
         """Encode an answer.
@@ -216,6 +245,11 @@ class Calls:
     def _refuse_when_closing(self) -> None:
         if self.is_closing:
             raise UnreachableError("the server is shutting down")
+
+
+def no_sandboxes() -> SandboxNotFoundError:
+    """Return what a server says that has no pool."""
+    return SandboxNotFoundError("there are no sandboxes to lend here")
 
 
 def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
@@ -239,6 +273,11 @@ def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.jso
 
 def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
     return b'{"id":%b,%b' % (write(frame_id), outcome[1:])
+
+
+def _sayable(value: object) -> object:
+    """Names of files may hold bytes that are no text, which JSON cannot say."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _session_reply(view: SessionView) -> SessionReply:

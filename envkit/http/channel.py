@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.http11 import Response
 
 from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, UnreachableError, from_problem
@@ -29,6 +31,7 @@ _MIN_SWEEP_S, _MAX_SWEEP_S = 0.01, 0.5
 _BATCH_BYTES = 1 << 19
 _CLOSING_S = 1.0
 
+_PROBLEM = msgspec.json.Decoder(dict[str, Any])
 _ANSWERS = msgspec.json.Decoder(list[Answer])
 _ANSWER = msgspec.json.Decoder(Answer)
 
@@ -98,11 +101,14 @@ class Channel:
 
         Raises:
             UnreachableError: Nothing answers, or not what is expected.
+            EnvkitError: The server refuses, such as for want of a token.
         """
         try:
             return await self._connect()
         except InvalidStatus as error:
             status = error.response.status_code
+            if (refusal := _refusal(error.response)) is not None:
+                raise refusal from None
             raise UnreachableError(f"{self._address} answers with status {status}; is it an `envkit serve`?") from None
         except ssl.SSLError as error:
             raise UnreachableError(f"{self._address}: {error.reason or error}") from None
@@ -204,3 +210,12 @@ class Channel:
         for call in self._calls.values():
             call.fail(error)
         self._unsent = []
+
+
+def _refusal(response: Response) -> EnvkitError | None:
+    """Return what a server says that does not take us; None where it says nothing that we know."""
+    try:
+        error = from_problem(_PROBLEM.decode(response.body or b""))
+    except (ValueError, RecursionError):
+        return None
+    return None if type(error) is EnvkitError else error

@@ -27,13 +27,13 @@ _ANY_HOST = "ws://server"
 _SCHEMES = {"http": "ws", "https": "wss"}
 
 
-def dial_url(url: str, timeout_s: float) -> Dial:
-    """Return how to connect to `url`.
+def dial_url(url: str, timeout_s: float, token: str | None = None) -> Dial:
+    """Return how to connect to `url`, and show `token` where there is one.
 
     Raises:
         UsageError: It is not the address of a server.
     """
-    settings = _settings(timeout_s)
+    settings = {**_settings(timeout_s), "additional_headers": authorization(token)}
     wrong = UsageError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000 or unix:/tmp/env.sock")
     try:
         parts = urlsplit(url)
@@ -46,6 +46,19 @@ def dial_url(url: str, timeout_s: float) -> Dial:
         raise wrong
     target = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path}{SOCKET_PATH}"
     return lambda: _opened(connect(target, **settings))
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    """Return the headers with which a client shows `token`.
+
+    Raises:
+        UsageError: It cannot be one.
+    """
+    if token is None:
+        return {}
+    if not token.isascii() or not token.isprintable() or " " in token or not token:
+        raise UsageError("the token is empty or holds what no token holds; was the right file read?")
+    return {"Authorization": f"Bearer {token}"}
 
 
 def dial_socket(open_socket: OpenSocket, timeout_s: float) -> Dial:
