@@ -138,6 +138,13 @@ class FakeBackend:
         files = self._snapshots.get(snapshot)
         return await self._start(spec, files, None if files is not None else f"there is no snapshot {snapshot!r}")
 
+    async def attach(self, box_id: str) -> FakeBox:
+        """Return a box that stays, which was started before the backend was closed and opened again."""
+        found = [box for box in self.boxes if box.id == box_id and box.spec.stay and not box.is_gone]
+        if not found:
+            raise SandboxError(f"there is no box {box_id!r} that stays")
+        return found[0]
+
     async def __aenter__(self) -> Self:
         self._is_open = True
         return self
@@ -147,7 +154,8 @@ class FakeBackend:
     ) -> None:
         self._is_open = False
         for box in self.boxes:
-            box.die("stopped")
+            if not box.spec.stay:
+                box.die("stopped")
 
     async def _start(self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None) -> FakeBox:
         if not self._is_open:
@@ -203,7 +211,8 @@ class FakeBox:
         self._dies_at = ready + min(fate.dies_after_s, math.inf if spec.ttl_s is None else spec.ttl_s)
         self._hangs_at = ready + fate.hangs_after_s
         self._cause = fate.cause if fate.dies_after_s == self._dies_at - ready else "its time to live is over"
-        self._is_ended = anyio.Event()
+        self._is_ended, self._runs = anyio.Event(), anyio.Event()
+        self._runs.set()
         self._shells: dict[tuple[str, SandboxUser], FakeShell] = {}
 
     @property
@@ -219,6 +228,17 @@ class FakeBox:
         if not self.is_gone:
             self._cause = cause
         self._is_ended.set()
+        self._runs.set()
+
+    def pause(self) -> None:
+        """Answer nothing until `resume`."""
+        self._runs = anyio.Event()
+
+    def resume(self) -> None:
+        self._runs.set()
+
+    async def look(self) -> str:
+        return "" if self._runs.is_set() else "paused"
 
     async def exec(
         self,
@@ -322,6 +342,9 @@ class FakeBox:
             SandboxLostError: The box is gone.
         """
         await anyio.lowlevel.checkpoint()
+        if not self._runs.is_set():
+            with anyio.CancelScope(deadline=self._dies_at):
+                await self._runs.wait()
         is_answered = clock.now() + seconds < self._hangs_at
         until = clock.now() + (seconds if is_answered else patience_s)
         if not self.is_gone and until > clock.now():
