@@ -21,6 +21,7 @@ from envkit.http.frames import Sockets
 from envkit.http.sandbox_asgi import SandboxPaths
 from envkit.http.sandbox_calls import MAX_TIMEOUT_S
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
+from envkit.http.tally import Collect
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
 
@@ -46,6 +47,8 @@ def create_app(
     pool: SandboxPool | None = None,
     trees: Trees | None = None,
     max_timeout_s: float = MAX_TIMEOUT_S,
+    sandbox_ttl_s: float | None = None,
+    metrics: Collect | None = None,
 ) -> App:
     """Return the application that serves `host` and `pool`, which the caller has entered and leaves afterwards.
 
@@ -63,9 +66,11 @@ def create_app(
         trees: Packs and unpacks the folders that go into sandboxes and out of them (`envkit.sandbox.trees`); None:
             this server does neither.
         max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
+        sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
+        metrics: Gives what ``GET /metrics`` tells beside the sessions.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s)
-    calls = Calls(sessions, envs, pool, max_timeout_s)
+    calls = Calls(sessions, envs, pool, max_timeout_s=max_timeout_s, sandbox_ttl_s=sandbox_ttl_s, metrics=metrics)
     folders = None if trees is None else Folders(trees)
     return App(calls, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
 

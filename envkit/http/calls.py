@@ -29,6 +29,7 @@ from envkit.http.callers import EVERYBODY, Caller
 from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.session import SessionView
 from envkit.http.sessions import SessionTable
+from envkit.http.tally import Collect, exposition
 from envkit.http.wire import (
     CreateBody,
     DoneReply,
@@ -69,6 +70,8 @@ class Calls:
         envs: Gives the environments that can be played.
         pool: Lends the sandboxes that can be used; None where there are none.
         max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
+        sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
+        metrics: Gives what the metrics tell beside the sessions.
 
     Attributes:
         sandboxes: The calls about sandboxes; None where there are none.
@@ -79,10 +82,16 @@ class Calls:
         sessions: SessionTable,
         envs: Callable[[], Iterable[EnvSpec]],
         pool: SandboxPool | None = None,
+        *,
         max_timeout_s: float = MAX_TIMEOUT_S,
+        sandbox_ttl_s: float | None = None,
+        metrics: Collect | None = None,
     ) -> None:
         self.sessions = sessions
-        self.sandboxes = None if pool is None else SandboxCalls(pool, self.problem, max_timeout_s=max_timeout_s)
+        self.sandboxes = (
+            None if pool is None else SandboxCalls(pool, self.problem, max_timeout_s=max_timeout_s, ttl_s=sandbox_ttl_s)
+        )
+        self._metrics = metrics
         self._envs = envs
         self._caller = EVERYBODY
 
@@ -127,6 +136,10 @@ class Calls:
     async def ready(self, body: NoBody) -> ReadyReply:
         capacity, leased = self.sessions.capacity, self.sessions.leased
         return ReadyReply(leased < capacity and not self.sessions.is_closing, capacity, leased)
+
+    def exposition(self) -> bytes:
+        """Return the metrics in Prometheus's text format."""
+        return exposition(self.sessions, self._metrics)
 
     async def steps(self, data: bytes) -> bytes:
         """Play a JSON list of steps: of different sessions at once, of the same session one after another.

@@ -22,7 +22,6 @@ from envkit.http.asgi import RETRY_AFTER_S, retry_after_s
 from envkit.http.callers import caller_of
 from envkit.http.calls import Calls
 from envkit.http.sandbox_asgi import SandboxPaths
-from envkit.http.tally import exposition
 
 _V1 = f"/v{wire.PROTOCOL}"
 _NOTHING = wire.NoBody()
@@ -169,7 +168,7 @@ class _Routes:
 
     async def metrics(self) -> Response:
         """Metrics in Prometheus's text format."""
-        return Response(exposition(self._calls.sessions), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self._calls.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def failed(self, request: Request, error: Exception) -> Response:
         return _problem(self._by(request).problem(error, request.path_params.get("session_id")))

@@ -107,6 +107,7 @@ class SandboxCalls:
         pool: Lends them.
         problem: Returns what a caller is told about an error.
         max_timeout_s: The longest that a command may ask for, seconds.
+        ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
 
     Attributes:
         repeats: What was called with a key.
@@ -114,13 +115,19 @@ class SandboxCalls:
     """
 
     def __init__(
-        self, pool: SandboxPool, problem: Callable[[Exception], Problem], *, max_timeout_s: float = MAX_TIMEOUT_S
+        self,
+        pool: SandboxPool,
+        problem: Callable[[Exception], Problem],
+        *,
+        max_timeout_s: float = MAX_TIMEOUT_S,
+        ttl_s: float | None = None,
     ) -> None:
         self.pool = pool
         self.max_timeout_s = max_timeout_s
         self.repeats = Repeats(self.failure)
         self.closing = anyio.Event()
         self._problem = problem
+        self._ttl_s = ttl_s
         self._creations: dict[str, _Creation] = {}
         self._snapshots: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
@@ -367,7 +374,8 @@ class SandboxCalls:
         creation.error = SandboxNotFoundError(f"sandbox {id} was stopped while it was started")
         try:
             with creation.scope:
-                await self.pool.create(id, body.spec(), tenant=tenant or "", ttl_s=body.lease_s, snapshot=snapshot)
+                ttl_s = _least(body.lease_s, self._ttl_s)
+                await self.pool.create(id, body.spec(), tenant=tenant or "", ttl_s=ttl_s, snapshot=snapshot)
                 creation.error = None
         except Exception as error:
             creation.error = error
@@ -413,3 +421,7 @@ def _path(path: str) -> str:
     if "\0" in path:
         raise RequestError("a path cannot hold NUL")
     return path
+
+
+def _least(asked_s: float | None, most_s: float | None) -> float | None:
+    return min((one for one in (asked_s, most_s) if one is not None), default=None)
