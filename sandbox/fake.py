@@ -110,18 +110,25 @@ class FakeBackend:
         script: Says what becomes of box number 0, 1, 2..., with a generator of its own.
         seed: What the generators are seeded from.
         capabilities: What it says is enforced, by name; what is not named is.
+        kind: Class of the boxes; None for `FakeBox`.
 
     Attributes:
         boxes: All that became ready, in that order.
     """
 
     def __init__(
-        self, script: Script = _plain, *, seed: int = 0, capabilities: Mapping[str, bool] | None = None
+        self,
+        script: Script = _plain,
+        *,
+        seed: int = 0,
+        capabilities: Mapping[str, bool] | None = None,
+        kind: type[FakeBox] | None = None,
     ) -> None:
         self.boxes: list[FakeBox] = []
         self._script = script
         self._seed = seed
         self._capabilities = {**dict.fromkeys(_ENFORCED, True), **(capabilities or {})}
+        self._kind = kind or FakeBox
         self._asked = 0
         self._snapshots: dict[str, dict[str, bytes]] = {}
         self._is_open = False
@@ -153,9 +160,8 @@ class FakeBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
-        for box in self.boxes:
-            if not box.spec.stay:
-                box.die("stopped")
+        for box in (box for box in self.boxes if not box.spec.stay):
+            box.die("stopped")
 
     async def _start(self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None) -> FakeBox:
         if not self._is_open:
@@ -172,7 +178,7 @@ class FakeBackend:
             raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
         if fate.start_failure is not None:
             raise SandboxStartError(box_id, fate.start_failure)
-        box = FakeBox(box_id, spec, fate, dict(files or {}), self._keep)
+        box = self._kind(box_id, spec, fate, dict(files or {}), self._keep)
         self.boxes.append(box)
         return box
 
@@ -262,7 +268,7 @@ class FakeBox:
         result = self._fate.answer(command)
         await self._pass(min(result.duration_s, timeout_s), _GRACE_S + timeout_s)
         is_late = result.duration_s > timeout_s
-        out, err = (_tail(content, max_output_bytes) for content in (result.stdout_bytes, result.stderr_bytes))
+        out, err = (text[max(0, len(text) - max_output_bytes) :] for text in (result.stdout_bytes, result.stderr_bytes))
         return ExecResult(
             exit_code=None if is_late else result.exit_code,
             stdout_bytes=out,
@@ -376,10 +382,6 @@ class FakeShell:
 
 def _full(path: str) -> str:
     return posixpath.normpath(posixpath.join(WORK, path))
-
-
-def _tail(content: bytes, count: int) -> bytes:
-    return content[max(0, len(content) - count) :]
 
 
 def _read_tree(source: Path, target: str) -> dict[str, bytes]:
