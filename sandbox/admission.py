@@ -39,6 +39,7 @@ class Ticket(Generic[T]):
         tenant: For whom.
         name: What it is to be called; None for no name.
         ttl_s: Its time to live, in seconds; None for never.
+        snapshot: The files that it is to begin with: the node that has them, and what they are called there.
         woken: Set when it is served, or when there is nothing to wait for any more.
         given: What it was given; None until then.
         giving_up: What is given up to make room for it.
@@ -50,6 +51,7 @@ class Ticket(Generic[T]):
     tenant: str
     name: str | None = None
     ttl_s: float | None = None
+    snapshot: tuple[str, str] | None = None
     woken: anyio.Event = field(default_factory=anyio.Event)
     given: T | None = None
     giving_up: list[T] = field(default_factory=list)

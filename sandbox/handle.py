@@ -92,8 +92,8 @@ class Handle:
         return latency_s
 
     async def snapshot(self) -> str:
-        """Keep the files as they are now; see `envkit.protocols.Sandbox.snapshot`."""
-        return await self._member.call(self._sandbox.snapshot)
+        """Keep the files as they are now; see `envkit.protocols.Sandbox.snapshot`. The pool knows them by this name."""
+        return f"{self._member.node.name}/{await self._member.call(self._sandbox.snapshot)}"
 
     @asynccontextmanager
     async def program(

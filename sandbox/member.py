@@ -33,6 +33,7 @@ class Member:
         demand: What it takes of its node.
         tenant: Who holds it; empty for nobody.
         ttl_s: Seconds without use after which its lease is over; None for never.
+        snapshot: What its node calls the files that it begins with; None for those of its spec.
         is_lent: Whether somebody holds it, as opposed to a spare.
         is_named: Whether it can be asked for by `id`, and stays after the call that asked for it.
         sandbox: What was started; None until then.
@@ -59,6 +60,7 @@ class Member:
         self.demand = Demand.of(spec)
         self.tenant = ""
         self.ttl_s: float | None = None
+        self.snapshot: str | None = None
         self.is_lent = False
         self.is_named = False
         self.sandbox: Sandbox | None = None

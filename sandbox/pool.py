@@ -105,7 +105,15 @@ class Pool:
             with anyio.CancelScope(shield=True):
                 await member.cleared.wait()
 
-    async def create(self, id: str, spec: SandboxSpec, *, tenant: str = "", ttl_s: float | None = None) -> SandboxView:
+    async def create(
+        self,
+        id: str,
+        spec: SandboxSpec,
+        *,
+        tenant: str = "",
+        ttl_s: float | None = None,
+        snapshot: str | None = None,
+    ) -> SandboxView:
         """Lend a sandbox under a name; see `envkit.protocols.SandboxPool.create`."""
         if not id or _OWN_NAME.fullmatch(id):
             raise SandboxConflictError(f"{id!r} is not a name that can be given")
@@ -118,7 +126,9 @@ class Pool:
             return known
         made = self._making[id] = anyio.Event()
         try:
-            member = await self._roster.take(Ticket(spec, Demand.of(spec), tenant, id, ttl_s), None)
+            node, _, name = (snapshot or "").partition("/")
+            files = (node, name) if snapshot else None
+            member = await self._roster.take(Ticket(spec, Demand.of(spec), tenant, id, ttl_s, files), None)
             if self._journal.saver is not None:
                 await self._write_down(member, self._journal.saver)
             return member.view()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -87,7 +88,9 @@ class Roster:
         """
         if not self._is_open:
             raise SandboxError("the pool is not open; use 'async with'")
-        if (why := why_impossible(self.nodes.values(), ticket.demand)) is not None:
+        if ticket.snapshot is not None and ticket.snapshot[0] not in self.nodes:
+            raise SandboxStartError(ticket.name or "", f"there is no snapshot {'/'.join(ticket.snapshot)!r}")
+        if (why := why_impossible(self._homes(ticket), ticket.demand)) is not None:
             raise ImpossibleSandboxError(why)
         self.queue.add(ticket)
         try:
@@ -169,20 +172,27 @@ class Roster:
         """Give `ticket` a spare, or room for a sandbox of its own."""
         if self._is_at_bound(ticket):
             return Answer.AT_BOUND
-        shelf = self._shelf(ticket.spec)
+        shelf = self._shelf(ticket.spec) if ticket.snapshot is None else None
         if shelf is not None and (spare := shelf.ready()) is not None:
             del shelf.spares[spare]
             ticket.given = spare
             self._lend(spare, ticket)
             return Answer.GRANTED
-        node = place(self.nodes.values(), ticket.demand)
+        node = place(self._homes(ticket), ticket.demand)
         if node is None:
             self._makes_room(ticket)
             return Answer.NO_ROOM
         ticket.given = Member(ticket.name or self._own_name(), ticket.spec, node, self._entered)
+        ticket.given.snapshot = None if ticket.snapshot is None else ticket.snapshot[1]
         self._hold(ticket.given, ticket)
         self._begin(ticket.given, None)
         return Answer.GRANTED
+
+    def _homes(self, ticket: Ticket[Member]) -> Collection[Node]:
+        """Return the nodes that could take what is wanted, if they had room."""
+        if ticket.snapshot is None:
+            return self.nodes.values()
+        return [node for node in self.nodes.values() if node.name == ticket.snapshot[0]]
 
     def _lend(self, spare: Member, ticket: Ticket[Member]) -> None:
         before = spare.record()
@@ -228,7 +238,9 @@ class Roster:
     async def _start(self, member: Member, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
         spec = replace(member.spec, stay=True) if self._stays else member.spec
         try:
-            member.sandbox = await member.node.backend.start(spec)
+            backend = member.node.backend
+            start = backend.start if member.snapshot is None else partial(backend.restore, member.snapshot)
+            member.sandbox = await start(spec)
             if boot is not None:
                 with anyio.move_on_after(spec.start_timeout_s) as limit:
                     await boot(member.sandbox)
@@ -287,14 +299,14 @@ class Roster:
 
     def _makes_room(self, ticket: Ticket[Member]) -> bool:
         """Say whether there will be room for `ticket` without anybody giving anything back, and see to it."""
-        shelf = self._shelf(ticket.spec)
+        shelf = self._shelf(ticket.spec) if ticket.snapshot is None else None
         if shelf is not None and shelf.is_one_coming():
             return True
         if all(spare.cleared.is_set() for spare in ticket.giving_up):
             spares = [spare for shelf in self.shelves for spare in shelf.spares]
             spares.sort(key=lambda spare: spare.state is not SandboxState.STARTING)
             places = [(spare.node, spare.demand) for spare in spares]
-            ticket.giving_up = [spares[at] for at in cheapest_room(self.nodes.values(), places, ticket.demand) or ()]
+            ticket.giving_up = [spares[at] for at in cheapest_room(self._homes(ticket), places, ticket.demand) or ()]
             for spare in ticket.giving_up:
                 spare.end("its room is needed")
         return bool(ticket.giving_up)

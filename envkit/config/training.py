@@ -29,8 +29,8 @@ class SandboxSection(Section):
     """Where the environments run."""
 
     kind: Literal["auto", "local", "docker", "process", "none"] = "auto"
-    """local: bubblewrap. docker: containers of the image envkit/games. process: a plain child process. auto: local where it works, otherwise process, and says so.
-    none: in the trainer's own process."""
+    """local: bubblewrap. docker: containers of the image envkit/games. process: a plain child process. auto: local
+    where it works, otherwise process, and says so. none: in the trainer's own process."""
     boxes: Count = 1
     """Number of sandboxes; the episodes are spread over them."""
     health: HealthSection = HealthSection()

@@ -127,6 +127,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         async with envs.slots(config.envs.capacity) as slots:
             yield Fleet(slots)
         return
+    if config.backend == "ray":
+        raise UsageError("backend: ray is not served yet")
     backend, what, why = await sandboxes.choose(config.backend)
     count = config.envs.boxes or len(os.sched_getaffinity(0))
     shared_box = _env_box(config, backend, math.ceil(config.envs.capacity / count))
