@@ -29,7 +29,7 @@ _ANY_HOST = "ws://server"
 _SCHEMES = {"http": "ws", "https": "wss"}
 
 
-def dial_url(url: str, timeout_s: float, *, token: str | None = None, ca: Path | None = None) -> Dial:
+def dial_url(url: str, timeout_s: float, *, token: str | None = None, ca: Path | str | None = None) -> Dial:
     """Return how to connect to `url`.
 
     Args:
@@ -93,7 +93,7 @@ async def _opened(connecting: connect) -> ClientConnection:
     return await connecting
 
 
-def _trusting(ca: Path) -> ssl.SSLContext:
+def _trusting(ca: Path | str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:  # an ssl.SSLError is one

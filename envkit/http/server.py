@@ -13,6 +13,8 @@ from typing import Any
 
 import anyio
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 
 from envkit.errors import UsageError
 from envkit.http.guard import Served
@@ -113,6 +115,16 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Socket(WebSocketsSansIOProtocol):
+    """uvicorn's, which fails at shutdown when its client is just leaving too, and would take the server with it."""
+
+    def shutdown(self) -> None:
+        try:
+            super().shutdown()
+        except InvalidState:
+            self.transport.close()
+
+
 def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
     return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
 
@@ -121,7 +133,7 @@ def _config(app: Served, certificate: Path | None, key: Path | None) -> uvicorn.
     return uvicorn.Config(
         app,
         http="httptools",
-        ws="websockets-sansio",
+        ws=_Socket,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PONG_S,

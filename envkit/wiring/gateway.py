@@ -80,23 +80,17 @@ async def serve_fleet(
     if tokens is not None:
         announce("tokens: every caller needs one (envkit token create)")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
-    async with open_fleet(config, announce) as fleet, anyio.create_task_group() as tasks:
-        pool = fleet.pool
-        if pool is not None and config.alerts.webhook is not None:
-            tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
-        if pool is not None and config.autoscale.command is not None:
-            act = partial(run_command, config.autoscale.command)
-            tasks.start_soon(autoscale, pool.wanted, act, config.autoscale.interval_s)
+    async with open_fleet(config, announce) as fleet, _telling(config, fleet.pool):
         app = create_app(
             fleet.host,
             envs=envs.registered,
             ttl_s=limits.session_ttl_s,
             step_timeout_s=limits.step_timeout_s,
             max_request_bytes=limits.request_bytes,
-            pool=pool,
+            pool=fleet.pool,
             trees=trees,
             sandbox_ttl_s=limits.sandbox_ttl_s,
-            metrics=None if pool is None else partial(fleet_metrics.collect, pool, fleet.hosts),
+            metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
         )
         await serve(
             Guard(app, tokens, rate=rate, log=_access_log(config)),
@@ -107,7 +101,23 @@ async def serve_fleet(
             key=None if listen.key is None else Path(listen.key),
             on_ready=on_ready,
         )
+
+
+@asynccontextmanager
+async def _telling(config: ServeConfig, pool: Pool | None) -> AsyncIterator[None]:
+    """Tell people and programs what the fleet needs, for the length of the block."""
+    tasks = await anyio.create_task_group().__aenter__()
+    if pool is not None and config.alerts.webhook is not None:
+        tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+    if pool is not None and config.autoscale.command is not None:
+        act = partial(run_command, config.autoscale.command)
+        tasks.start_soon(autoscale, pool.wanted, act, config.autoscale.interval_s)
+    try:
+        yield
+    finally:
         tasks.cancel_scope.cancel()
+        # Not told of the block's own error, which it would wrap in a group.
+        await tasks.__aexit__(None, None, None)
 
 
 @asynccontextmanager
