@@ -157,12 +157,13 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         await stack.enter_async_context(pool)
         shared = await stack.enter_async_context(_host(config, pool, shared_box, "shared", boxes=count))
         announce(f"sandboxes: {what}{why}; environments in {count} {'box' if count == 1 else 'boxes'}")
-        if not config.envs.own_boxes or all(spec.shares for spec in envs.registered()):
+        alone = {spec.id for spec in envs.registered() if not spec.shares}
+        if not config.envs.own_boxes or not alone:
             yield Fleet(shared, pool, (shared,))
             return
         own_box = _env_box(config, backend, 1)
         own = await stack.enter_async_context(_host(config, pool, own_box, "own", boxes=config.envs.own_boxes))
-        yield Fleet(Homes(shared, own, _shares), pool, (shared, own))
+        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own))
 
 
 class _EnvBoxes:
@@ -198,7 +199,7 @@ def _host(config: ServeConfig, pool: Pool, box: SandboxSpec, kind: str, *, boxes
         episodes_per_box=1 if kind == "own" else None,
         restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
         probing=Probing(silence.interval_s, silence.lost_s - silence.interval_s, misses=1),
-        replayable=_is_replayable,
+        replayable={spec.id for spec in envs.registered() if spec.replayable}.__contains__,
     )
 
 
@@ -228,14 +229,6 @@ def _stock(section: StockSection) -> Stock:
 
 def _is_alive(view: SandboxView) -> bool:
     return view.state in (SandboxState.LEASED, SandboxState.SUSPECT)
-
-
-def _is_replayable(env_id: str) -> bool:
-    return any(spec.id == env_id and spec.replayable for spec in envs.registered())
-
-
-def _shares(env_id: str) -> bool:
-    return all(spec.shares for spec in envs.registered() if spec.id == env_id)
 
 
 def _tokens(config: ServeConfig) -> TokenStore | None:
