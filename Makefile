@@ -40,7 +40,7 @@ bench: .venv/dev .venv/bench/done
 bench-boxes: .venv/boxes/done
 	docker/with-daemon .venv/boxes/bin/python benchmarks/bench_boxes.py $(ARGS)
 
-# The reference of the training file, written from envkit/config.py.
+# The references of the configuration files, written from envkit/config/.
 docs: .venv/dev
 	$(BIN)/python docs/generate.py
 

@@ -1,4 +1,4 @@
-"""Writes `docs/config.md` and `docs/config.schema.json` from `envkit.config`; with ``--check`` only compares."""
+"""Writes the pages and schemas of the two configuration files from `envkit.config`; with ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -8,26 +8,37 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from envkit.config import RunConfig
+from envkit.config import RunConfig, ServeConfig
 
 FOLDER = Path(__file__).parent
-HEAD = """\
+HEADS = {
+    "config": """\
 # The training file
 
 Every key of the file that `envkit train` and `envkit check` read, with its default. Unknown keys are refused.
 `--set trainer.steps=10` overrides one key on the command line. Editors that know JSON schemas complete and check the
 file with [config.schema.json](config.schema.json).
 
-Written from `envkit/config.py` by `make docs`; do not edit.
-"""
+Written from `envkit/config/` by `make docs`; do not edit.
+""",
+    "serve-config": """\
+# The fleet's file
+
+Every key of the file that `envkit serve --config` reads, with its default. Unknown keys are refused.
+`--set node.boxes=100` overrides one key on the command line. Editors that know JSON schemas complete and check the
+file with [serve-config.schema.json](serve-config.schema.json).
+
+Written from `envkit/config/` by `make docs`; do not edit.
+""",
+}
 LIMITS = {"minimum": "≥ {}", "exclusiveMinimum": "> {}", "maximum": "≤ {}", "exclusiveMaximum": "< {}"}
 
 Schema = Mapping[str, Any]
 
 
-def reference(schema: Schema) -> str:
+def reference(head: str, schema: Schema) -> str:
     """Return the page for the JSON schema of the whole file."""
-    return HEAD + "".join(_section("", schema, schema["$defs"]))
+    return head + "".join(_section("", schema, schema["$defs"]))
 
 
 def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
@@ -42,12 +53,14 @@ def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
         yield "\n| key | values | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
     for name, definition in inner.items():
         if definition is not None:
-            yield from _section(f"{path}.{name}" if path else name, definition, definitions)
+            within = f"{path}.{name}" if path else name
+            is_list = section["properties"][name].get("type") == "array"
+            yield from _section(f"{within}[]" if is_list else within, definition, definitions)
 
 
 def _definition(key: Schema, definitions: Schema) -> Schema | None:
-    """Return the section that `key` holds, or None when it holds a value."""
-    reference = key.get("$ref")
+    """Return the section that `key` holds, or a list of which; None when it holds a value."""
+    reference = key.get("items", key).get("$ref")
     return None if reference is None else definitions[reference.rpartition("/")[2]]
 
 
@@ -74,11 +87,11 @@ def _values(key: Schema) -> str:
 
 
 def main() -> None:
-    schema = RunConfig.model_json_schema()
-    files = {
-        FOLDER / "config.md": reference(schema),
-        FOLDER / "config.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
-    }
+    files = {}
+    for name, config in (("config", RunConfig), ("serve-config", ServeConfig)):
+        schema = config.model_json_schema()
+        files[FOLDER / f"{name}.md"] = reference(HEADS[name], schema)
+        files[FOLDER / f"{name}.schema.json"] = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
     stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         sys.exit(f"not up to date (make docs): {', '.join(path.name for path in stale)}" if stale else 0)

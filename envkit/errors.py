@@ -293,7 +293,7 @@ class SandboxNotFoundError(SandboxError):
 
 
 class SandboxConflictError(SandboxError):
-    """The sandbox's id is taken by one with another spec."""
+    """The sandbox's id is taken by one with another spec, or a call's key by another call."""
 
     code = "sandbox_conflict"
     status = 409

@@ -35,6 +35,7 @@ class EnvSpec:
             has none, and then only the seeds differ.
         terse: Options with which observations are shortest, for policies that learn to read from nothing.
         replayable: Whether its state is a function of task and actions, so that it can be rebuilt after a loss.
+        shares: Whether many of its episodes may live in one process; otherwise a fleet gives each a box of its own.
         vector_entry_point: ``"module:Class"`` or a callable; called with ``num_envs``, ``autoreset`` and options, it
             gives a ``gymnasium.vector.VectorEnv`` that plays what as many single ones would. None where there is none.
     """
@@ -47,6 +48,7 @@ class EnvSpec:
     splits: tuple[str, ...] = ()
     terse: Options = field(default_factory=dict)
     replayable: bool = True
+    shares: bool = True
     vector_entry_point: str | Callable[..., Any] | None = None
 
 
@@ -67,6 +69,7 @@ def register(
     splits: Sequence[str] = (),
     terse: Options | None = None,
     replayable: bool = True,
+    shares: bool = True,
     vector_entry_point: str | Callable[..., Any] | None = None,
 ) -> EnvSpec:
     """Add an environment; see `EnvSpec` for the arguments. Registering the very same twice is harmless.
@@ -84,7 +87,7 @@ def register(
         tuple(splits),
         MappingProxyType(dict(terse or {})),
     )
-    spec = EnvSpec(id, entry_point, *frozen, replayable, vector_entry_point)
+    spec = EnvSpec(id, entry_point, *frozen, replayable, shares, vector_entry_point)
     old = _SPECS.setdefault(id, spec)
     if old != spec:
         raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}"])

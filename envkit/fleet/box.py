@@ -93,6 +93,7 @@ class Box:
         cause: Why it ended, once it has.
         gone: Set when it has ended.
         load: Number of episodes that have a place in it.
+        served: Number of episodes that were ever given one.
     """
 
     def __init__(self, sandbox: Home) -> None:
@@ -101,6 +102,7 @@ class Box:
         self.cause = ""
         self.gone = anyio.Event()
         self.load = 0
+        self.served = 0
         self._client: BoxClient | None = None
         self._calls: set[anyio.CancelScope] = set()
         self._silence = anyio.Event()

@@ -15,8 +15,9 @@ import anyio
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxLostError, SandboxStartError
 from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home
-from envkit.fleet.restarts import RestartBudget, restart_delay
+from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.protocols import Episode
+from envkit.restarts import RestartBudget, restart_delay
 from envkit.types import SandboxState, Task
 
 StartBox: TypeAlias = Callable[[], Awaitable[Home]]
@@ -57,10 +58,14 @@ class FleetHost:
         probing: When a box that does not answer counts as lost.
         start_timeout_s: Seconds until a server that has not answered since its box was started counts as failed.
         wait_timeout_s: Seconds that a lease waits while no box is healthy. It waits without bound while all are busy.
+        replayable: Says of an environment's id whether its episodes may be rebuilt after a loss; None says no.
+        rebuilds: How often one episode may be.
+        episodes_per_box: Episodes after which a box makes room for a new one; None keeps it.
 
     Attributes:
         lost: Number of boxes that were healthy and are gone.
         restarts: Number of replacements that were started.
+        episodes: What became of the episodes that lost their box.
     """
 
     def __init__(
@@ -74,6 +79,9 @@ class FleetHost:
         probing: Probing | None = None,
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
+        replayable: Callable[[str], bool] | None = None,
+        rebuilds: int = REBUILDS,
+        episodes_per_box: int | None = None,
     ) -> None:
         if boxes < 1 or slots_per_box < 1:
             raise ValueError(f"boxes and slots_per_box must be at least 1, got {boxes} and {slots_per_box}")
@@ -84,6 +92,9 @@ class FleetHost:
         self._probing = probing or Probing()
         self._start_timeout_s = start_timeout_s
         self._wait_timeout_s = wait_timeout_s
+        self._replayable = replayable or (lambda env_id: False)
+        self._rebuilds = rebuilds
+        self._episodes_per_box = episodes_per_box
         self._boxes = boxes
         self._places = 0
         self._untried: set[int] = set()
@@ -95,26 +106,37 @@ class FleetHost:
         self._failure: SandboxError = SandboxStartError("fleet", "it is not open")
         self.lost = 0
         self.restarts = 0
+        self.episodes = EpisodeTally()
 
     @property
     def capacity(self) -> int:
         """Episodes at once in the boxes that are there or will be replaced."""
         return self._places * self._slots_per_box
 
-    @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+    def lease(self, task: Task) -> FleetEpisode:
         """Play `task` in the healthy box that plays the fewest episodes, waiting while none is free.
 
+        A call of the episode whose box dies goes on in another box where the world can be rebuilt, and raises
+        `SandboxLostError` at once where it cannot; see `envkit.fleet.episode.FleetEpisode`.
+
         Raises:
-            SandboxLostError: The box died; so does every call of the episode, at once.
-            SandboxStartError: No box became healthy in time, or none is left and the budget of replacements is spent.
+            SandboxStartError: On entering: no box became healthy in time, or none is left and the budget of
+                replacements is spent.
         """
+        rebuilds = self._rebuilds if self._replayable(task.env_id) else 0
+        return FleetEpisode(task, self._seat, rebuilds=rebuilds, tally=self.episodes)
+
+    @asynccontextmanager
+    async def _seat(self, task: Task) -> AsyncIterator[Episode]:
+        """Give a place in a box for the length of the block."""
         box = await self._place()
         try:
             async with Held(box, task) as episode:
                 yield episode
         finally:
             box.load -= 1
+            if box.load == 0 and box.served == self._episodes_per_box:
+                box.end(BoxEvent.CLOSED, "it has served its episodes")
             self._assign()
 
     async def __aenter__(self) -> Self:
@@ -155,7 +177,10 @@ class FleetHost:
     async def _keep(self, place: int) -> None:
         """Keep one place filled, with one box after another, while the budget lasts."""
         while True:
-            failure = self._failure = await self._live(place)
+            failure = await self._live(place)
+            if failure is None:
+                continue
+            self._failure = failure
             self._tried(place)
             now = clock.now()
             self._history = [moment for moment in self._history if now - moment < self._budget.window_s]
@@ -170,8 +195,8 @@ class FleetHost:
         self._places -= 1
         self._wake()
 
-    async def _live(self, place: int) -> SandboxError:
-        """Fill a place with a new box, and return why that is over."""
+    async def _live(self, place: int) -> SandboxError | None:
+        """Fill a place with a new box, and return why that is over; None if it has served its episodes."""
         try:
             sandbox = await self._start_box()
         except SandboxError as error:
@@ -194,6 +219,8 @@ class FleetHost:
             box.end(BoxEvent.CLOSED, "the fleet was closed")
             self._leave(box)
             await _stop(sandbox)
+        if box.state is SandboxState.STOPPED and box.served:
+            return None
         kind = SandboxLostError if box.state is SandboxState.LOST else SandboxStartError
         return kind(sandbox.id, box.cause)
 
@@ -266,11 +293,12 @@ class FleetHost:
     def _assign(self) -> None:
         """Give free places to who waits longest."""
         while self._waiting:
-            alive = (box for box in self._ready if not box.gone.is_set())
+            alive = (box for box in self._ready if not box.gone.is_set() and box.served != self._episodes_per_box)
             box = min(alive, key=lambda box: box.load, default=None)
             if box is None or box.load >= self._slots_per_box:
                 return
             box.load += 1
+            box.served += 1
             waiter = self._waiting.popleft()
             waiter.box = box
             waiter.woken.set()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from copy import copy
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -14,10 +15,22 @@ import anyio
 import msgspec
 
 from envkit import __version__
-from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError, did_you_mean, to_problem
-from envkit.http.callers import EVERYBODY, Caller
+from envkit.errors import (
+    EnvError,
+    EnvkitError,
+    ForbiddenError,
+    RequestError,
+    SandboxNotFoundError,
+    UnreachableError,
+    did_you_mean,
+    to_problem,
+)
+from envkit.http.asgi import Scope
+from envkit.http.callers import EVERYBODY, PLAY, Caller
+from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.session import SessionView
 from envkit.http.sessions import SessionTable
+from envkit.http.tally import Collect, exposition
 from envkit.http.wire import (
     CreateBody,
     DoneReply,
@@ -37,6 +50,7 @@ from envkit.http.wire import (
     read,
     write,
 )
+from envkit.protocols import SandboxPool
 from envkit.registry import EnvSpec
 
 _log = logging.getLogger(__name__)
@@ -46,6 +60,7 @@ Body = TypeVar("Body")
 
 _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
+_SIGNS_OF_LIFE = frozenset({"health", "ready"})
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -55,19 +70,40 @@ class Calls:
     Args:
         sessions: What they act on.
         envs: Gives the environments that can be played.
-        caller: Who calls; the ids of sessions are its own names for them.
+        pool: Lends the sandboxes that can be used; None where there are none.
+        max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
+        sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
+        metrics: Gives what the metrics tell beside the sessions.
+
+    Attributes:
+        sandboxes: The calls about sandboxes; None where there are none.
     """
 
     def __init__(
-        self, sessions: SessionTable, envs: Callable[[], Iterable[EnvSpec]], caller: Caller = EVERYBODY
+        self,
+        sessions: SessionTable,
+        envs: Callable[[], Iterable[EnvSpec]],
+        pool: SandboxPool | None = None,
+        *,
+        max_timeout_s: float = MAX_TIMEOUT_S,
+        sandbox_ttl_s: float | None = None,
+        metrics: Collect | None = None,
     ) -> None:
         self.sessions = sessions
+        self.sandboxes = (
+            None if pool is None else SandboxCalls(pool, self.problem, max_timeout_s=max_timeout_s, ttl_s=sandbox_ttl_s)
+        )
+        self._metrics = metrics
         self._envs = envs
-        self._caller = caller
+        self._caller = EVERYBODY
 
     def by(self, caller: Caller) -> Calls:
-        """Return the same calls as `caller` makes them."""
-        return self if caller is self._caller else Calls(self.sessions, self._envs, caller)
+        """Return the same calls as `caller` makes them: the ids of sessions are its own names for them."""
+        if caller is self._caller:
+            return self
+        calls = copy(self)
+        calls._caller = caller
+        return calls
 
     async def create(self, body: CreateBody) -> ResetReply:
         self._refuse_when_closing()
@@ -103,6 +139,10 @@ class Calls:
         capacity, leased = self.sessions.capacity, self.sessions.leased
         return ReadyReply(leased < capacity and not self.sessions.is_closing, capacity, leased)
 
+    def exposition(self) -> bytes:
+        """Return the metrics in Prometheus's text format."""
+        return exposition(self.sessions, self._metrics)
+
     async def steps(self, data: bytes) -> bytes:
         """Play a JSON list of steps: of different sessions at once, of the same session one after another.
 
@@ -135,6 +175,16 @@ class Calls:
                     tasks.start_soon(play, queue)
         return b"[%b]" % b",".join(outcomes)
 
+    def refused(self, frame: Frame) -> bytes | None:
+        """Return the answer to a frame about sessions whose caller may not play; None if it may send it."""
+        if PLAY in self._caller.scopes or frame.method in _SIGNS_OF_LIFE:
+            return None
+        try:
+            self._caller.require(PLAY)
+        except ForbiddenError as error:
+            return self.refusal(frame.id, error)
+        return None
+
     def answer_now(self, frame: Frame, used: set[str]) -> bytes | None:
         """Answer a frame if that needs no waiting, else return None and do nothing; see `answer`."""
         if frame.method != "step":
@@ -164,8 +214,14 @@ class Calls:
             used.add(self._caller.key(id))
         return _addressed(frame.id, await self.outcome(body, partial(method, self), id))
 
-    def refusal(self, frame_id: int | str | None, error: RequestError) -> bytes:
-        """Return the answer to a frame that cannot be understood; the id is None if not even that is known."""
+    async def answer_sandbox(self, frame: Frame, scope: Scope, used: set[str]) -> bytes:
+        """Answer a frame about a sandbox, which is added to `used` if it is used."""
+        if self.sandboxes is None:
+            return _addressed(frame.id, self.failure(no_sandboxes()))
+        return _addressed(frame.id, (await self.sandboxes.answer(frame, scope, used)).framed)
+
+    def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
+        """Return the answer to a frame that is not obeyed; the id is None if not even that is known."""
         return _addressed(frame_id, self.failure(error))
 
     def step_now(self, body: SessionStepBody) -> bytes | None:
@@ -199,7 +255,9 @@ class Calls:
             error = EnvkitError("the server made a mistake; its log says which")
         self.sessions.tally.errors[error.code] += 1
         turn = None if session_id is None else self.sessions.turn(self._caller.key(session_id))
-        return msgspec.convert({**to_problem(error), "turn": turn}, Problem)
+        said = to_problem(error)
+        fields = {name: _sayable(getattr(error, name)) for name in error.fields}
+        return msgspec.convert({**said, "detail": _sayable(said["detail"]), "fields": fields, "turn": turn}, Problem)
 
     def encode(self, reply: object, session_id: str | None = None) -> bytes:
         """Encode an answer.
@@ -237,6 +295,11 @@ class Calls:
     }
 
 
+def no_sandboxes() -> SandboxNotFoundError:
+    """Return what a server says that has no pool."""
+    return SandboxNotFoundError("there are no sandboxes to lend here")
+
+
 def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
     """Decode a list whose elements may be wrong one by one.
 
@@ -258,3 +321,8 @@ def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.jso
 
 def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
     return b'{"id":%b,%b' % (write(frame_id), outcome[1:])
+
+
+def _sayable(value: object) -> object:
+    """Names of files may hold bytes that are no text, which JSON cannot say."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

@@ -17,11 +17,11 @@ from starlette.exceptions import HTTPException
 
 from envkit import __version__
 from envkit.errors import EnvkitError, RequestError, to_problem
-from envkit.http import wire
+from envkit.http import sandbox_routes, wire
 from envkit.http.asgi import RETRY_AFTER_S, retry_after_s
 from envkit.http.callers import caller_of
 from envkit.http.calls import Calls
-from envkit.http.tally import exposition
+from envkit.http.sandbox_asgi import SandboxPaths
 
 _V1 = f"/v{wire.PROTOCOL}"
 _NOTHING = wire.NoBody()
@@ -46,12 +46,13 @@ _TYPES = (
 )
 
 
-def describe(calls: Calls, slow_reset_s: float) -> FastAPI:
+def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None = None) -> FastAPI:
     """Return the application that answers every route.
 
     Args:
         calls: What the routes call.
-        slow_reset_s: Seconds after which a reset that goes on is answered with 202.
+        slow_reset_s: Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202.
+        sandboxes: What the routes about sandboxes call; None where there are none.
     """
     routes = _Routes(calls, slow_reset_s)
     api = FastAPI(
@@ -60,19 +61,29 @@ def describe(calls: Calls, slow_reset_s: float) -> FastAPI:
         redoc_url=None,
         exception_handlers={EnvkitError: routes.failed, HTTPException: routes.lost, Exception: routes.failed},
     )
-    schemas, components = msgspec.json.schema_components(_TYPES, ref_template=_REF)
-    schema_of = dict(zip(map(str, _TYPES), schemas, strict=True))
+    types = _TYPES if sandboxes is None else (*_TYPES, *sandbox_routes.TYPES)
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schema_of = dict(zip(map(str, types), schemas, strict=True))
 
-    def add(verb: str, path: str, route: Any, reply: Any = None, body: Any = None, opening: Any = None) -> None:
+    def add(
+        verb: str,
+        path: str,
+        route: Any,
+        reply: Any = None,
+        body: Any = None,
+        opening: Any = None,
+        more: dict[str, Any] | None = None,
+    ) -> None:
         replies: dict[int | str, Any] = {200: reply, 202: opening, "default": wire.Problem}
         responses: dict[int | str, dict[str, Any]] = {
             status: {"description": _first_line(type), "content": _content(schema_of[str(type)])}
             for status, type in replies.items()
             if type is not None
         }
-        takes = None if body is None else {"requestBody": {"required": True, "content": _content(schema_of[str(body)])}}
+        takes = {} if body is None else {"requestBody": {"required": True, "content": _content(schema_of[str(body)])}}
+        extra = {**takes, **(more or {})}
         api.add_api_route(
-            path, route, methods=[verb], responses=responses, openapi_extra=takes, response_class=Response
+            path, route, methods=[verb], responses=responses, openapi_extra=extra, response_class=Response
         )
 
     session = f"{_V1}/sessions/{{session_id}}"
@@ -86,6 +97,8 @@ def describe(calls: Calls, slow_reset_s: float) -> FastAPI:
     add("GET", f"{_V1}/health", routes.health, wire.HealthReply)
     add("GET", f"{_V1}/ready", routes.ready, wire.ReadyReply)
     add("GET", "/metrics", routes.metrics)
+    if sandboxes is not None:
+        sandbox_routes.add_routes(add, sandboxes, slow_reset_s)
 
     def document() -> dict[str, Any]:
         if api.openapi_schema is None:
@@ -155,7 +168,7 @@ class _Routes:
 
     async def metrics(self) -> Response:
         """Metrics in Prometheus's text format."""
-        return Response(exposition(self._calls.sessions), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self._calls.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def failed(self, request: Request, error: Exception) -> Response:
         return _problem(self._by(request).problem(error, request.path_params.get("session_id")))

@@ -41,9 +41,7 @@ def dial_url(url: str, timeout_s: float, *, token: str | None = None, ca: Path |
     Raises:
         UsageError: It is not the address of a server, or the token or the file cannot be used.
     """
-    settings = _settings(timeout_s)
-    if token is not None:
-        settings["additional_headers"] = {"Authorization": f"Bearer {_checked(token)}"}
+    settings = {**_settings(timeout_s), "additional_headers": authorization(token)}
     wrong = UsageError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000 or unix:/tmp/env.sock")
     try:
         parts = urlsplit(url)
@@ -60,6 +58,19 @@ def dial_url(url: str, timeout_s: float, *, token: str | None = None, ca: Path |
         settings["ssl"] = _trusting(ca)
     target = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path}{SOCKET_PATH}"
     return lambda: _opened(connect(target, **settings))
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    """Return the headers with which a client shows `token`.
+
+    Raises:
+        UsageError: It cannot be one.
+    """
+    if token is None:
+        return {}
+    if not token.isascii() or not token.isprintable() or " " in token or not token:
+        raise UsageError("the token is not one: it is empty, or has blanks, line ends or odd characters in it")
+    return {"Authorization": f"Bearer {token}"}
 
 
 def dial_socket(open_socket: OpenSocket, timeout_s: float) -> Dial:
@@ -80,12 +91,6 @@ def dial_socket(open_socket: OpenSocket, timeout_s: float) -> Dial:
 
 async def _opened(connecting: connect) -> ClientConnection:
     return await connecting
-
-
-def _checked(token: str) -> str:
-    if not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError("the token is not one: it has blanks, line ends or odd characters in it")
-    return token
 
 
 def _trusting(ca: Path | str) -> ssl.SSLContext:

@@ -1,43 +1,17 @@
-"""The grammar of a training file: frozen sections that forbid unknown keys, with units in the names.
-
-There is no interpolation, no inheritance, no class path and no environment variable. `load` reads a file, `parse` a
-mapping; both report every problem at once, one line each, starting with the key.
-"""
+"""The training file."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from envkit.errors import ConfigError, did_you_mean
-from envkit.types import JSON
-
-_EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
-
-
-def _number(value: Any) -> Any:
-    """Read ``1e-6`` as the number that it is: to YAML, one with an exponent but no point is a text."""
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-
-
-_Exponent = BeforeValidator(_number)
-Share = Annotated[float, Field(ge=0, le=1), _Exponent]
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0), _Exponent]
-Rate = Annotated[float, Field(gt=0), _Exponent]
-
-
-class Section(BaseModel):
-    """A part of the file."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+from envkit.config import grammar
+from envkit.config.grammar import Count, Exponent, Rate, Seconds, Section, Share
+from envkit.config.losses import HealthSection, RestartSection
 
 
 class EnvSection(Section):
@@ -51,32 +25,12 @@ class EnvSection(Section):
     """Options of the environment, as for envkit.make."""
 
 
-class HealthSection(Section):
-    """When a sandbox counts as lost."""
-
-    interval_s: Seconds = 5.0
-    """Seconds between two probes."""
-    timeout_s: Seconds = 2.0
-    """Seconds until a probe counts as missed."""
-    misses: Count = 3
-    """Missed probes in a row until the sandbox is lost."""
-
-
-class RestartSection(Section):
-    """How often a lost sandbox is replaced."""
-
-    budget: Count = 5
-    """Replacements within one window, after which the run gives up."""
-    window_s: Seconds = 600.0
-    """Length of the window in seconds."""
-
-
 class SandboxSection(Section):
     """Where the environments run."""
 
-    kind: Literal["auto", "local", "process", "none"] = "auto"
-    """local: bubblewrap. process: a plain child process. auto: local where it works, otherwise process, and says so.
-    none: in the trainer's own process."""
+    kind: Literal["auto", "local", "docker", "process", "none"] = "auto"
+    """local: bubblewrap. docker: containers of the image envkit/games. process: a plain child process. auto: local
+    where it works, otherwise process, and says so. none: in the trainer's own process."""
     boxes: Count = 1
     """Number of sandboxes; the episodes are spread over them."""
     health: HealthSection = HealthSection()
@@ -116,7 +70,7 @@ class RolloutSection(Section):
     """Bound on one completion; none is 1 for the tiny policy (a move is a word) and 128 for others."""
     timeout_s: Seconds = 60.0
     """Seconds until a reset or step counts as hung; the episode is then void."""
-    temperature: Annotated[float, Field(gt=0), _Exponent] = 1.0
+    temperature: Annotated[float, Field(gt=0), Exponent] = 1.0
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3
     """How often a void episode (lost sandbox, hung step) is played again."""
@@ -135,15 +89,15 @@ class AlgorithmSection(Section):
     """Discount a turn."""
     gae_lambda: Share | None = None
     """Weight of longer estimates (ppo)."""
-    clip: Annotated[float, Field(gt=0, lt=1), _Exponent] | None = None
+    clip: Annotated[float, Field(gt=0, lt=1), Exponent] | None = None
     """Half-width of the trust region around ratio 1."""
-    entropy_coefficient: Annotated[float, Field(ge=0), _Exponent] | None = None
+    entropy_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
     """Weight of the entropy bonus."""
-    kl_coefficient: Annotated[float, Field(ge=0), _Exponent] | None = None
+    kl_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
     """Weight of the KL to the policy that reinforcement started from; 0 keeps no reference."""
-    value_coefficient: Annotated[float, Field(ge=0), _Exponent] | None = None
+    value_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
     """Weight of the critic's loss (ppo)."""
-    advantage_clip: Annotated[float, Field(gt=0), _Exponent] | None = None
+    advantage_clip: Annotated[float, Field(gt=0), Exponent] | None = None
     """Bound on the size of an advantage; none does not bound it."""
     epochs: Count | None = None
     """Passes over the samples of one train step."""
@@ -163,7 +117,7 @@ class TorchTrainerSection(Section):
     """AdamW's step size for the policy; about 1e-6 for a pretrained model."""
     critic_learning_rate: Rate = 1e-3
     """The same for the critic (ppo)."""
-    max_grad_norm: Annotated[float, Field(gt=0), _Exponent] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0), Exponent] = 1.0
     """The gradient's norm is clipped to this."""
     micro_tokens: Count = 16384
     """Bound on the tokens of one forward and backward pass, padding included."""
@@ -255,22 +209,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Args:
         path: A YAML file.
-        overrides: ``"a.b=value"`` texts, the value read as YAML.
+        overrides: ``"a.b=value"`` texts, the values read as YAML.
 
     Raises:
         ConfigError: The file cannot be read or says something that cannot be.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError([f"{path}: {error.strerror or error}"]) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: not YAML: {' '.join(str(error).split())}"]) from None
-    if not isinstance(content, dict):
-        raise ConfigError([f"{path}: must hold keys and values, such as 'env: {{id: Sokoban-v0}}'"])
-    for override in overrides:
-        _override(content, override)
-    return parse(content)
+    content = grammar.content_of(path, example="env: {id: Sokoban-v0}")
+    grammar.override(content, overrides)
+    return grammar.check(content, RunConfig)
 
 
 def parse(content: Mapping[str, Any]) -> RunConfig:
@@ -279,50 +225,9 @@ def parse(content: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: One line for each problem, each starting with its key.
     """
-    try:
-        return RunConfig.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(_line(problem) for problem in error.errors()) from None
+    return grammar.check(content, RunConfig)
 
 
 def dump(config: RunConfig) -> str:
     """Return the whole configuration as YAML, defaults included."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _override(content: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise ConfigError([f"{override}: must read key=value, such as trainer.steps=10"])
-    *parents, last = key.split(".")
-    place = content
-    for parent in parents:
-        inner = place.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            raise ConfigError([f"{key}: {parent} is a value and has no keys"])
-        place = inner
-    try:
-        place[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ConfigError([f"{key}: {value!r} is not YAML"]) from None
-
-
-def _line(problem: Any) -> str:
-    location: tuple[str | int, ...] = problem["loc"]
-    key = ".".join(str(part) for part in location)
-    if problem["type"] == "extra_forbidden":
-        return f"{key}: no such key{did_you_mean(str(location[-1]), _keys(location[:-1]))}"
-    value: JSON = problem.get("input")
-    shown = f", got {value!r}" if isinstance(value, (str, int, float, bool)) else ""
-    return f"{key}: {problem['msg']}{shown}"
-
-
-def _keys(location: Sequence[str | int]) -> list[str]:
-    """Return the keys that exist in the section at `location`."""
-    section: type[BaseModel] = RunConfig
-    for part in location:
-        inner = section.model_fields[str(part)].annotation if str(part) in section.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        section = inner
-    return list(section.model_fields)

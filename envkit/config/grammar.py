@@ -1,0 +1,129 @@
+"""How files are read: frozen sections that forbid unknown keys, with units in the names.
+
+There is no interpolation, no inheritance, no class path and no environment variable. Every problem of a file is
+reported at once, one line each, starting with the key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from envkit.errors import ConfigError, did_you_mean
+from envkit.types import JSON
+
+_EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
+
+
+def _number(value: Any) -> Any:
+    """Read ``1e-6`` as the number that it is: to YAML, one with an exponent but no point is a text."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+Exponent = BeforeValidator(_number)
+Share = Annotated[float, Field(ge=0, le=1), Exponent]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0), Exponent]
+Rate = Annotated[float, Field(gt=0), Exponent]
+
+
+class Section(BaseModel):
+    """A part of the file."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+Root = TypeVar("Root", bound=Section)
+
+
+def content_of(path: Path, *, example: str) -> dict[str, Any]:
+    """Return what a file says.
+
+    Args:
+        path: A YAML file.
+        example: What such a file may hold, for whoever gives one that holds nothing.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: {error.strerror or error}"]) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: not YAML: {' '.join(str(error).split())}"]) from None
+    if not isinstance(content, dict):
+        raise ConfigError([f"{path}: must hold keys and values, such as '{example}'"])
+    return content
+
+
+def override(content: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Change `content` by ``"a.b=value"`` texts, the values read as YAML.
+
+    Raises:
+        ConfigError: One of them reads otherwise.
+    """
+    for one in overrides:
+        key, equals, value = one.partition("=")
+        if not equals or not key:
+            raise ConfigError([f"{one}: must read key=value, such as trainer.steps=10"])
+        try:
+            put(content, key, yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise ConfigError([f"{key}: {value!r} is not YAML"]) from None
+
+
+def put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Change one value of `content`, whose `key` is written with dots.
+
+    Raises:
+        ConfigError: Something on the way there is not a section.
+    """
+    *parents, last = key.split(".")
+    place = content
+    for parent in parents:
+        inner = place.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError([f"{key}: {parent} is a value and has no keys"])
+        place = inner
+    place[last] = value
+
+
+def check(content: Mapping[str, Any], root: type[Root]) -> Root:
+    """Check a mapping against the grammar.
+
+    Raises:
+        ConfigError: One line for each problem, each starting with its key.
+    """
+    try:
+        return root.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(_line(problem, root) for problem in error.errors()) from None
+
+
+def _line(problem: Any, root: type[BaseModel]) -> str:
+    location: tuple[str | int, ...] = problem["loc"]
+    key = ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: no such key{did_you_mean(str(location[-1]), _keys(location[:-1], root))}"
+    value: JSON = problem.get("input")
+    shown = f", got {value!r}" if isinstance(value, (str, int, float, bool)) else ""
+    return f"{key}: {problem['msg']}{shown}"
+
+
+def _keys(location: Sequence[str | int], root: type[BaseModel]) -> list[str]:
+    """Return the keys that exist in the section at `location`."""
+    section = root
+    for part in location:
+        inner = section.model_fields[str(part)].annotation if str(part) in section.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        section = inner
+    return list(section.model_fields)

@@ -1,0 +1,180 @@
+"""The file of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from envkit.config import grammar
+from envkit.config.grammar import Count, Exponent, Seconds, Section
+from envkit.config.losses import RestartSection
+
+BackendKind = Literal["auto", "local", "docker", "process", "ray", "none"]
+"""What sandboxes are made of."""
+
+Mib = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ListenSection(Section):
+    """Where the server is reached."""
+
+    host: str = "127.0.0.1"
+    """Name or address to listen on. Any but this machine's own loopback needs tokens (envkit token create)."""
+    port: Port = 8000
+    """0 takes a free one."""
+    socket: str | None = None
+    """Path of a Unix socket to listen on instead."""
+    certificate: str | None = None
+    """File with the certificate (PEM), for https."""
+    key: str | None = None
+    """File with its private key (PEM)."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> ListenSection:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key are given together or not at all")
+        return self
+
+
+class NodeSection(Section):
+    """What one machine can hold; a sandbox that asks for more is refused at once."""
+
+    boxes: Count = 256
+    """Sandboxes at once, those that serve environments included."""
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    """Processors that the bounds of its sandboxes may add up to; none does not count them."""
+    memory_mib: Mib | None = None
+    """MiB of memory, likewise."""
+    disk_mib: Mib | None = None
+    """MiB of disk, likewise."""
+
+
+class EnvsSection(Section):
+    """The boxes in which environments are served; many episodes share one."""
+
+    boxes: Annotated[int, Field(ge=0)] = 0
+    """Number of boxes; 0 takes one for each processor."""
+    capacity: Count = 1024
+    """Episodes at once, spread over the boxes."""
+    own_boxes: Annotated[int, Field(ge=0)] = 4
+    """Further boxes for worlds that do not share one: so many of their episodes run at once. None are started where no
+    registered environment needs them."""
+    spares: Annotated[int, Field(ge=0)] = 1
+    """Further boxes that are ready to replace a lost one."""
+    image: str | None = None
+    """Docker image with envkit in it; needed by the docker backend."""
+    memory_mib: Mib | None = None
+    """Bound on the memory of one box."""
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    """Bound on the processors of one box."""
+
+
+class StockSection(Section):
+    """Sandboxes that are kept ready for who asks for exactly such a one."""
+
+    count: Count = 1
+    """How many are kept ready."""
+    image: str | None = None
+    """Their image; none takes the backend's own."""
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    """Bound on processors."""
+    memory_mib: Mib | None = None
+    """Bound on memory."""
+    pids: Count | None = None
+    """Bound on processes."""
+    disk_mib: Mib | None = None
+    """Bound on what may be written."""
+    untrusted: bool = False
+    """Whether what runs inside may be hostile."""
+
+
+class SilenceSection(Section):
+    """When a sandbox that does not answer counts as lost. One that has ended is seen at once."""
+
+    interval_s: Seconds = 1.0
+    """Seconds between two probes."""
+    suspect_s: Seconds = 1.5
+    """Seconds of silence after which it is suspected."""
+    lost_s: Seconds = 4.0
+    """Seconds of silence after which it is lost; longer than any step of a world that only computes."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SilenceSection:
+        if not self.suspect_s <= self.lost_s:
+            raise ValueError("suspect_s is at most lost_s")
+        return self
+
+
+class LimitsSection(Section):
+    """What one caller may ask for."""
+
+    request_bytes: Count = 1 << 20
+    """Size of a body, or of one frame of a socket. Files may be larger."""
+    step_timeout_s: Seconds = 300.0
+    """Seconds after which a step is cancelled."""
+    session_ttl_s: Seconds = 600.0
+    """Seconds after which a session ends that nobody uses."""
+    sandbox_ttl_s: Seconds = 3600.0
+    """Seconds after which a sandbox ends that nobody uses, unless its user asked for less."""
+    sandboxes_per_tenant: Count | None = None
+    """Sandboxes that one tenant may have at once; none does not bound them."""
+    calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
+    """Calls a second of one tenant, each step of a batch counted; none does not bound them."""
+
+
+class AlertsSection(Section):
+    """Who is told that something is about to go wrong."""
+
+    webhook: str | None = None
+    """Address that each alert is sent to, as JSON; alerts are events and metrics in any case."""
+
+
+class AutoscaleSection(Section):
+    """Who is told that there are too few sandboxes or too many."""
+
+    command: Annotated[list[str], Field(min_length=1)] | None = None
+    """Program that is run with one more argument, how many more sandboxes are wanted (less than 0: fewer)."""
+    interval_s: Seconds = 15.0
+    """Seconds between two looks."""
+
+
+class ServeConfig(Section):
+    """A file for envkit serve."""
+
+    backend: BackendKind = "auto"
+    """local: bubblewrap. docker. process: plain child processes, which isolate nothing. ray: the nodes of a Ray
+    cluster. none: environments in the server's own process, and no sandboxes. auto: local where it works, otherwise
+    process, and says so."""
+    listen: ListenSection = ListenSection()
+    node: NodeSection = NodeSection()
+    envs: EnvsSection = EnvsSection()
+    spares: list[StockSection] = Field(default_factory=list)
+    """Sandboxes kept ready, by kind."""
+    silence: SilenceSection = SilenceSection()
+    restarts: RestartSection = RestartSection()
+    limits: LimitsSection = LimitsSection()
+    alerts: AlertsSection = AlertsSection()
+    autoscale: AutoscaleSection = AutoscaleSection()
+    access_log: str | None = "-"
+    """File that every request is written to, one line of JSON each; - is standard error, none writes none."""
+    state: str | None = None
+    """Folder of what survives a restart: leases and tokens. None takes envkit's folder in the user's state folder."""
+
+
+def read(path: Path | None, overrides: Sequence[str], options: Mapping[str, Any]) -> ServeConfig:
+    """Read a fleet's file; see `envkit.config.grammar.read`.
+
+    Args:
+        path: The file; None for one without any key.
+        overrides: ``"a.b=value"`` texts, the values read as YAML.
+        options: What goes over both, such as ``{"listen.port": 0}``.
+    """
+    content = {} if path is None else grammar.content_of(path, example="backend: local")
+    grammar.override(content, overrides)
+    for key, value in options.items():
+        grammar.put(content, key, value)
+    return grammar.check(content, ServeConfig)

@@ -1,0 +1,176 @@
+"""An episode of the fleet: it outlives the box that it began in, if its world can be rebuilt in another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from envkit.errors import SandboxError, SandboxLostError
+from envkit.protocols import Episode
+from envkit.types import JSON, Observation, Reset, Step, Task
+
+Seat: TypeAlias = Callable[[Task], AbstractAsyncContextManager[Episode]]
+"""Gives a new episode of a task in a healthy box."""
+
+REBUILDS = 3
+"""How often one episode may lose its box and be rebuilt, unless the caller says otherwise."""
+
+
+class EpisodeState(StrEnum):
+    """Where an episode of the fleet is in its life."""
+
+    PLAYING = "playing"
+    REBUILDING = "rebuilding"
+    """Its box is gone, and what was played is being played again in another one."""
+    VOID = "void"
+    """Its box is gone, and it cannot be rebuilt."""
+
+
+@dataclass(slots=True)
+class EpisodeTally:
+    """What became of episodes that lost their box.
+
+    Attributes:
+        rebuilt: Times that one was rebuilt and went on.
+        void: Episodes that could not be.
+    """
+
+    rebuilt: int = 0
+    void: int = 0
+
+
+class FleetEpisode:
+    """Plays a task in one box, and after its loss in the next; entering it waits for a place.
+
+    A world whose state is a function of task and actions is rebuilt by playing the same actions again; every answer has
+    to be the one that was given before. The first answer after that says so: ``info["rebuilt"]`` is the cause of the
+    loss. Otherwise the episode is void: the call raises `SandboxLostError`, as does every later one.
+
+    Args:
+        task: What is played.
+        seat: Gives it a place.
+        rebuilds: How often it may be rebuilt; 0 for a world that cannot be.
+        tally: Where rebuilt and void episodes are counted.
+
+    Attributes:
+        state: Where it is in its life.
+    """
+
+    def __init__(self, task: Task, seat: Seat, *, rebuilds: int, tally: EpisodeTally) -> None:
+        self.state = EpisodeState.PLAYING
+        self._task = task
+        self._seat = seat
+        self._keeps_log = rebuilds > 0
+        self._rebuilds_left = rebuilds
+        self._tally = tally
+        self._seated = AsyncExitStack()
+        self._episode: Episode
+        self._start: int | None = None
+        self._log: list[tuple[str, int]] = []
+        self._loss: SandboxLostError | None = None
+        self._news = ""
+
+    async def reset(self) -> Reset:
+        """Start the episode; see `envkit.protocols.Episode.reset`."""
+        while True:
+            episode = self._played()
+            try:
+                reset = await episode.reset()
+            except SandboxLostError as loss:
+                await self._rebuild(loss)
+            else:
+                self._start = _fingerprint(reset.observation)
+                return Reset(reset.observation, self._told(reset.info))
+
+    async def step(self, action: str) -> Step:
+        """Play one action; see `envkit.protocols.Episode.step`."""
+        while True:
+            episode = self._played()
+            try:
+                step = await episode.step(action)
+            except SandboxLostError as loss:
+                await self._rebuild(loss)
+            else:
+                if self._keeps_log:
+                    self._log.append((action, _fingerprint_of_step(step)))
+                return step if not self._news else step._replace(info=self._told(step.info))
+
+    async def __aenter__(self) -> Self:
+        self._episode = await self._seated.enter_async_context(self._seat(self._task))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._seated.__aexit__(kind, error, trace)
+
+    def _played(self) -> Episode:
+        if self.state is EpisodeState.VOID:
+            assert self._loss is not None
+            raise self._loss.with_traceback(None)
+        return self._episode
+
+    def _told(self, info: dict[str, JSON]) -> dict[str, JSON]:
+        news, self._news = self._news, ""
+        return {**info, "rebuilt": news} if news else info
+
+    async def _rebuild(self, loss: SandboxLostError) -> None:
+        """Bring the episode to where it was, in other boxes, until one of them lasts.
+
+        Raises:
+            SandboxLostError: It is void.
+        """
+        self.state = EpisodeState.REBUILDING
+        while self._rebuilds_left:
+            self._rebuilds_left -= 1
+            try:
+                await self._move()
+                turn = await self._replay()
+            except SandboxLostError as again:
+                loss = again
+                continue
+            except SandboxError as error:
+                loss = SandboxLostError(loss.sandbox_id, f"{loss.cause}; and {error}")
+                break
+            if turn is not None:
+                difference = f"when it was rebuilt, its world answered otherwise in turn {turn}"
+                loss = SandboxLostError(loss.sandbox_id, f"{loss.cause}; {difference}")
+                break
+            self.state = EpisodeState.PLAYING
+            self._news = loss.cause
+            self._tally.rebuilt += 1
+            return
+        self.state, self._loss = EpisodeState.VOID, loss
+        self._log.clear()
+        self._tally.void += 1
+        raise loss
+
+    async def _move(self) -> None:
+        """Leave the box that is gone for another one."""
+        left, self._seated = self._seated, AsyncExitStack()
+        await left.aclose()
+        self._episode = await self._seated.enter_async_context(self._seat(self._task))
+
+    async def _replay(self) -> int | None:
+        """Play again what was played; return the first turn that was answered otherwise, 0 for the reset."""
+        if self._start is None:  # nothing was
+            return None
+        if _fingerprint((await self._episode.reset()).observation) != self._start:
+            return 0
+        for turn, (action, known) in enumerate(self._log, 1):
+            if _fingerprint_of_step(await self._episode.step(action)) != known:
+                return turn
+        return None
+
+
+def _fingerprint(observation: Observation) -> int:
+    return hash((observation.text, observation.legal_moves, observation.images))
+
+
+def _fingerprint_of_step(step: Step) -> int:
+    # As text, since no NaN is another one's equal.
+    return hash((_fingerprint(step.observation), repr(step.reward), step.terminated, step.truncated))

@@ -1,0 +1,149 @@
+"""What a fleet must still know after it was killed: its sandboxes, in a file of SQLite.
+
+Nothing waits for the disk: a record that was handed to the system survives the end of this process, and a machine that
+loses its power loses its sandboxes too.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import msgspec
+
+from envkit import clock
+from envkit.errors import UsageError
+from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+
+_VERSION = 1
+_PHASES_KEPT = 50
+_OVER = (SandboxState.LOST, SandboxState.STOPPED)
+_SCHEMA = """
+create table if not exists sandboxes (
+    id text primary key, box_id text not null, node text not null, tenant text not null,
+    spec text not null, phases text not null, expires_at_s real
+) without rowid;
+"""
+
+
+class Ledger:
+    """The records of one fleet. Used as ``async with``, by one server at a time.
+
+    Args:
+        path: The file; made, mode 0600, if it is not there.
+
+    Raises:
+        UsageError: The file cannot be used: another server has it, or it is something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection
+        self._pending: dict[str, SandboxView] = {}
+        self._written = anyio.Event()
+        self._is_writing = False
+
+    async def save(self, view: SandboxView) -> None:
+        """Record a sandbox as it is; one that is over is forgotten. The newest of several records counts."""
+        self._pending[view.id] = view
+        written = self._written
+        if not self._is_writing:
+            self._is_writing = True
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self._write()
+                finally:
+                    self._is_writing = False
+        else:
+            await written.wait()
+
+    def load(self) -> Sequence[SandboxView]:
+        """Return the sandboxes that were not over when they were last recorded, oldest first."""
+        rows = self._connection.execute(
+            "select id, box_id, node, tenant, spec, phases, expires_at_s from sandboxes"
+        ).fetchall()
+        views = [
+            SandboxView(
+                id=id,
+                box_id=box_id,
+                node=node,
+                tenant=tenant,
+                spec=msgspec.json.decode(spec, type=SandboxSpec),
+                phases=tuple(msgspec.json.decode(phases, type=list[Phase])),
+                expires_at_s=expires_at_s,
+            )
+            for id, box_id, node, tenant, spec, phases, expires_at_s in rows
+        ]
+        return sorted(views, key=lambda view: view.phases[0].at_s)
+
+    async def __aenter__(self) -> Self:
+        self._connection = await clock.to_thread(_open, self._path)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            while self._is_writing:
+                await self._written.wait()
+            await clock.to_thread(self._connection.close)
+
+    async def _write(self) -> None:
+        """Write what is pending, and what comes meanwhile."""
+        while self._pending:
+            pending, self._pending = self._pending, {}
+            written, self._written = self._written, anyio.Event()
+            try:
+                await clock.to_thread(_put, self._connection, list(pending.values()))
+            finally:
+                written.set()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0.2)
+    try:
+        # One server has the file: its lock goes with the process, however that ends.
+        connection.execute("pragma locking_mode = exclusive")
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = normal")
+        (version,) = connection.execute("pragma user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise UsageError(f"{path} was written by another version of envkit; move it away or choose another folder")
+        connection.executescript(_SCHEMA)
+        connection.execute(f"pragma user_version = {_VERSION}")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if "locked" in str(error):
+            raise UsageError(f"another server has {path}; stop it or choose another folder for its state") from None
+        raise UsageError(f"{path} cannot be used: {error}") from None
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise UsageError(f"{path} is no ledger of envkit: {error}; move it away") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _put(connection: sqlite3.Connection, views: Sequence[SandboxView]) -> None:
+    over = [(view.id,) for view in views if view.state in _OVER]
+    rows = [_row(view) for view in views if view.state not in _OVER]
+    with closing(connection.cursor()) as cursor:
+        cursor.execute("begin")
+        cursor.executemany("delete from sandboxes where id = ?", over)
+        cursor.executemany("insert or replace into sandboxes values (?, ?, ?, ?, ?, ?, ?)", rows)
+        cursor.execute("commit")
+
+
+def _row(view: SandboxView) -> tuple[Any, ...]:
+    spec = msgspec.json.encode(asdict(view.spec)).decode()
+    phases = msgspec.json.encode(view.phases[-_PHASES_KEPT:]).decode()
+    return view.id, view.box_id, view.node, view.tenant, spec, phases, view.expires_at_s

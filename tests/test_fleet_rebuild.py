@@ -1,0 +1,296 @@
+"""Episodes that lose their box: rebuilt where that can be, void where it cannot, on virtual time."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxLostError, UnreachableError
+from envkit.fleet import FleetHost, Homes, RestartBudget
+from envkit.protocols import Episode
+from envkit.types import Observation, Reset, Step, Task
+
+TASK = Task("Echo-v0", 3)
+PLENTY = RestartBudget(restarts=10**6, first_delay_s=0.1, longest_delay_s=1.0)
+
+
+class Box:
+    """A sandbox, its server and the server's client in one; its worlds repeat all that was said to them."""
+
+    capacity = 99
+
+    def __init__(self, name: str, *, accent: str = "", dies_after: int | None = None) -> None:
+        self.id = name
+        self.accent = accent
+        self.dies_after = dies_after
+        self.calls = 0
+        self.died = anyio.Event()
+        self.cause = ""
+
+    def die(self, cause: str) -> None:
+        self.cause = self.cause or cause
+        self.died.set()
+
+    async def wait(self) -> str:
+        await self.died.wait()
+        return self.cause
+
+    async def stop(self) -> None:
+        self.die("stopped")
+
+    async def connect(self, name: str, /) -> socket.socket:
+        raise NotImplementedError
+
+    async def health(self) -> None:
+        self._check()
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+        yield Echo(self, task)
+
+    async def answer(self) -> None:
+        """Take a moment, or die of the call."""
+        await anyio.sleep(0.01)
+        if self.calls == self.dies_after:
+            self.die("killed by signal 9")
+        self.calls += 1
+        self._check()
+
+    def _check(self) -> None:
+        if self.died.is_set():
+            raise UnreachableError("connection refused")
+
+
+class Echo:
+    def __init__(self, box: Box, task: Task) -> None:
+        self.box = box
+        self.said = [str(task.seed)]
+
+    async def reset(self) -> Reset:
+        await self.box.answer()
+        return Reset(Observation(" ".join(self.said)), {})
+
+    async def step(self, action: str) -> Step:
+        await self.box.answer()
+        self.said.append(action + self.box.accent)
+        reward = float("nan") if action == "nothing" else float(len(self.said))
+        return Step(Observation(" ".join(self.said)), reward, len(self.said) > 8, False, {"box": self.box.id})
+
+
+@asynccontextmanager
+async def connect(box: object) -> AsyncIterator[Box]:
+    assert isinstance(box, Box)
+    yield box
+
+
+def fleet_of(*boxes: Box, at_once: int = 1, slots_per_box: int = 1, is_replayable: bool = True) -> FleetHost:
+    queue = list(boxes)
+
+    async def start() -> Box:
+        return queue.pop(0)
+
+    return FleetHost(
+        start,
+        connect,
+        boxes=at_once,
+        slots_per_box=slots_per_box,
+        restarts=PLENTY,
+        replayable=lambda env_id: is_replayable and env_id == TASK.env_id,
+    )
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    clock.run(main, virtual=True)
+
+
+def test_an_episode_goes_on_in_another_box_as_if_nothing_had_been() -> None:
+    async def main() -> None:
+        async with fleet_of(Box("a", dies_after=3), Box("b")) as fleet, fleet.lease(TASK) as episode:
+            assert await episode.reset() == Reset(Observation("3"), {})
+            steps = [await episode.step(word) for word in ("one", "nothing", "two", "three")]
+        assert [step.observation.text for step in steps] == [
+            "3 one",
+            "3 one nothing",
+            "3 one nothing two",
+            "3 one nothing two three",
+        ]
+        assert [step.info for step in steps] == [
+            {"box": "a"},
+            {"box": "a"},
+            {"box": "b", "rebuilt": "killed by signal 9"},
+            {"box": "b"},
+        ]
+        assert (fleet.lost, fleet.episodes.rebuilt, fleet.episodes.void) == (1, 1, 0)
+
+    run(main)
+
+
+def test_a_box_that_dies_during_the_reset_is_replaced_too() -> None:
+    async def main() -> None:
+        async with fleet_of(Box("a", dies_after=0), Box("b")) as fleet, fleet.lease(TASK) as episode:
+            assert await episode.reset() == Reset(Observation("3"), {"rebuilt": "killed by signal 9"})
+            assert (await episode.step("go")).info == {"box": "b"}
+
+    run(main)
+
+
+def test_an_episode_whose_box_died_between_two_steps_is_rebuilt_with_the_next() -> None:
+    async def main() -> None:
+        first = Box("a")
+        async with fleet_of(first, Box("b")) as fleet, fleet.lease(TASK) as episode:
+            await episode.reset()
+            await episode.step("one")
+            first.die("out of memory")
+            await anyio.sleep(60)
+            step = await episode.step("two")
+            assert (step.observation.text, step.info["rebuilt"]) == ("3 one two", "out of memory")
+
+    run(main)
+
+
+def test_boxes_may_die_while_an_episode_is_rebuilt_but_not_for_ever() -> None:
+    async def main(deaths: int) -> None:
+        boxes = [Box("first", dies_after=4), *(Box(f"bad-{n}", dies_after=2) for n in range(deaths)), Box("good")]
+        async with fleet_of(*boxes) as fleet, fleet.lease(TASK) as episode:
+            await episode.reset()
+            for word in "abc":
+                await episode.step(word)
+            assert (await episode.step("d")).observation.text == "3 a b c d"
+
+    run(lambda: main(2))
+    with pytest.raises(SandboxLostError, match="sandbox bad-2 lost: killed by signal 9"):
+        run(lambda: main(3))
+
+
+def test_a_world_that_answers_otherwise_when_rebuilt_makes_the_episode_void_for_good() -> None:
+    async def main() -> None:
+        async with fleet_of(Box("a", dies_after=3), Box("b", accent="!")) as fleet, fleet.lease(TASK) as episode:
+            await episode.reset()
+            await episode.step("one")
+            await episode.step("two")
+            for _ in range(2):
+                with pytest.raises(SandboxLostError, match="answered otherwise in turn 1") as raised:
+                    await episode.step("three")
+                assert raised.value.sandbox_id == "a"
+            assert (fleet.episodes.rebuilt, fleet.episodes.void) == (0, 1)
+
+    run(main)
+
+
+def test_a_world_that_cannot_be_rebuilt_is_void_at_once() -> None:
+    async def main() -> None:
+        fleet = fleet_of(Box("a", dies_after=1), Box("b"), is_replayable=False)
+        async with fleet, fleet.lease(TASK) as episode:
+            await episode.reset()
+            with pytest.raises(SandboxLostError, match="sandbox a lost: killed by signal 9"):
+                await episode.step("one")
+            assert fleet.episodes.void == 1
+
+    run(main)
+
+
+def test_who_gives_up_while_an_episode_is_rebuilt_leaves_no_place_taken() -> None:
+    async def main() -> None:
+        first, second = Box("a"), Box("b")
+        async with fleet_of(first, second) as fleet:
+            async with fleet.lease(TASK) as episode:
+                await episode.reset()
+                first.die("killed by signal 9")
+                with anyio.move_on_after(0.05):  # the replacement comes after 0.1 s
+                    await episode.step("one")
+            async with fleet.lease(TASK) as episode:
+                await episode.reset()
+                assert (await episode.step("two")).info == {"box": "b"}
+
+    run(main)
+
+
+def test_of_a_thousand_episodes_in_dying_boxes_each_is_finished_rebuilt_or_void() -> None:
+    async def main() -> None:
+        rng = random.Random(5)
+        fates = dict.fromkeys(("finished", "rebuilt", "void"), 0)
+        boxes = [Box(f"box-{n}", dies_after=rng.randint(20, 400)) for n in range(1000)]
+
+        async def play(number: int) -> None:
+            task = Task("Echo-v0" if number % 4 else "Odd-v0", number)
+            was_rebuilt = False
+            try:
+                async with fleet.lease(task) as episode:
+                    await episode.reset()
+                    for turn in range(8):
+                        step = await episode.step(str(turn))
+                        was_rebuilt |= "rebuilt" in step.info
+            except SandboxLostError:
+                fates["void"] += 1
+            else:
+                assert step.terminated
+                assert step.observation.text == " ".join([str(number), *map(str, range(8))])
+                fates["rebuilt" if was_rebuilt else "finished"] += 1
+
+        async with fleet_of(*boxes, at_once=8, slots_per_box=4) as fleet:
+            async with anyio.create_task_group() as tasks:
+                for number in range(1000):
+                    tasks.start_soon(play, number)
+            assert sum(fates.values()) == 1000
+            assert fates["void"] == fleet.episodes.void > 0
+            assert 0 < fates["rebuilt"] <= fleet.episodes.rebuilt
+            assert fleet.lost > 10
+        assert all(box.died.is_set() for box in boxes if box.calls)
+
+    run(main)
+
+
+def test_a_fleet_that_is_left_with_an_episode_in_it_says_so_to_who_plays_on() -> None:
+    async def main() -> None:
+        async with fleet_of(Box("a")) as fleet:
+            lease = fleet.lease(TASK)
+            episode = await lease.__aenter__()
+            await episode.reset()
+        with pytest.raises(SandboxLostError, match="the fleet was closed"):
+            await episode.step("one")
+        await lease.__aexit__(None, None, None)
+
+    run(main)
+
+
+def test_a_box_that_has_served_its_episodes_makes_room_for_a_new_one_without_counting_as_lost() -> None:
+    async def main() -> None:
+        queue = [Box(f"box-{n}") for n in range(9)]
+
+        async def start() -> Box:
+            return queue.pop(0)
+
+        async def play() -> None:
+            async with fleet.lease(TASK) as episode:
+                await episode.reset()
+                played_in.append((await episode.step("go")).info["box"])
+
+        played_in: list[object] = []
+        none = RestartBudget(restarts=0)
+        async with FleetHost(start, connect, boxes=2, slots_per_box=1, restarts=none, episodes_per_box=1) as fleet:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(6):
+                    tasks.start_soon(play)
+            assert sorted(map(str, played_in)) == [f"box-{n}" for n in range(6)]
+            assert (fleet.lost, fleet.restarts, fleet.capacity) == (0, 0, 2)
+
+    run(main)
+
+
+def test_worlds_that_share_a_box_and_worlds_that_do_not_are_told_apart() -> None:
+    async def main() -> None:
+        async with fleet_of(Box("shared"), slots_per_box=9) as shared, fleet_of(Box("own")) as own:
+            homes = Homes(shared, own, lambda env_id: env_id != "Heavy-v0")
+            assert homes.capacity == 10
+            for env_id, box in (("Light-v0", "shared"), ("Heavy-v0", "own")):
+                async with homes.lease(Task(env_id, 1)) as episode:
+                    await episode.reset()
+                    assert (await episode.step("go")).info == {"box": box}
+
+    run(main)
