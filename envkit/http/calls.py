@@ -18,6 +18,7 @@ from envkit import __version__
 from envkit.errors import (
     EnvError,
     EnvkitError,
+    ForbiddenError,
     RequestError,
     SandboxNotFoundError,
     UnreachableError,
@@ -25,7 +26,7 @@ from envkit.errors import (
     to_problem,
 )
 from envkit.http.asgi import Scope
-from envkit.http.callers import EVERYBODY, Caller
+from envkit.http.callers import EVERYBODY, PLAY, Caller
 from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.session import SessionView
 from envkit.http.sessions import SessionTable
@@ -59,6 +60,7 @@ Body = TypeVar("Body")
 
 _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
+_SIGNS_OF_LIFE = frozenset({"health", "ready"})
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -173,6 +175,16 @@ class Calls:
                     tasks.start_soon(play, queue)
         return b"[%b]" % b",".join(outcomes)
 
+    def refused(self, frame: Frame) -> bytes | None:
+        """Return the answer to a frame about sessions whose caller may not play; None if it may send it."""
+        if PLAY in self._caller.scopes or frame.method in _SIGNS_OF_LIFE:
+            return None
+        try:
+            self._caller.require(PLAY)
+        except ForbiddenError as error:
+            return self.refusal(frame.id, error)
+        return None
+
     def answer_now(self, frame: Frame, used: set[str]) -> bytes | None:
         """Answer a frame if that needs no waiting, else return None and do nothing; see `answer`."""
         if frame.method != "step":
@@ -208,8 +220,8 @@ class Calls:
             return _addressed(frame.id, self.failure(no_sandboxes()))
         return _addressed(frame.id, (await self.sandboxes.answer(frame, scope, used)).framed)
 
-    def refusal(self, frame_id: int | str | None, error: RequestError) -> bytes:
-        """Return the answer to a frame that cannot be understood; the id is None if not even that is known."""
+    def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
+        """Return the answer to a frame that is not obeyed; the id is None if not even that is known."""
         return _addressed(frame_id, self.failure(error))
 
     def step_now(self, body: SessionStepBody) -> bytes | None:

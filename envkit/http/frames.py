@@ -101,6 +101,8 @@ class Sockets:
                 outbox.put(calls.refusal(frame.id, too_large))
             elif frame.method.startswith(PREFIX):
                 answer_sandbox(frame)
+            elif (refusal := calls.refused(frame)) is not None:
+                outbox.put(refusal)
             elif (answer := calls.answer_now(frame, used)) is not None:
                 outbox.put(answer)
             else:

@@ -32,7 +32,7 @@ LONG = Task("Count-v0", 1, {"end": 10_000})
         ("/v1/sessions", "play"),
         ("/v1/sessions/a/step", "play"),
         ("/v1/sessions:step", "play"),
-        ("/v1/ws", "play"),
+        ("/v1/ws", ""),
         ("/v1/envs", "play"),
         ("/v1/sandboxes", "sandbox"),
         ("/v1/sandboxes/a/exec", "sandbox"),
@@ -171,10 +171,23 @@ def test_a_client_with_a_wrong_token_is_told_at_once(tmp_path: Path) -> None:
             with pytest.raises(UnauthorizedError, match=f"{stage.address}: {error}"):
                 async with EnvClient(stage.address, token=token):
                     pass
-        with pytest.raises(ForbiddenError, match="the scope play; this one has sandbox"):
-            async with EnvClient(stage.address, token=stage.token("acme", "sandbox")):
-                pass
         assert clock.now() - began < 2
+
+    on_stage(main, tmp_path)
+
+
+def test_over_a_socket_each_frame_needs_its_scope(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        async with EnvClient(stage.address, token=stage.token("acme", "sandbox")) as client:
+            assert (await client.health()).status == "alive"
+            with pytest.raises(ForbiddenError, match="the scope play; this one has sandbox"):
+                await client.envs()
+            with pytest.raises(ForbiddenError, match="the scope play; this one has sandbox"):
+                async with client.lease(LONG):
+                    pass
+        async with EnvClient(stage.address, token=stage.token("ops", "admin")) as client, client.lease(LONG) as episode:
+            await episode.reset()
+            assert (await episode.step("x")).observation.text == "1 x"
 
     on_stage(main, tmp_path)
 
