@@ -81,6 +81,16 @@ async def serve(
             _stop_listening(listener, uds)
 
 
+def require_address(host: str, port: int, uds: str | None) -> None:
+    """Return if a server could listen there now, so that nothing is started in vain.
+
+    Raises:
+        UsageError: It could not; the message says what to do.
+    """
+    listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
+    _stop_listening(listener, uds)
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its own signals, and told when to stop instead of asking ten times a second."""
 

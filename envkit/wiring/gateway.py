@@ -8,7 +8,7 @@ import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from envkit.http.access_log import AccessLog
 from envkit.http.app import create_app
 from envkit.http.guard import Guard
 from envkit.http.rates import Rate
-from envkit.http.server import serve
+from envkit.http.server import require_address, serve
 from envkit.http.tokens import TokenStore
 from envkit.protocols import EnvHost, Sandbox
 from envkit.sandbox import trees
@@ -76,11 +76,13 @@ async def serve_fleet(
         SandboxError: No box came up; says why.
     """
     listen, limits = config.listen, config.limits
+    require_address(listen.host, listen.port, listen.socket)
     tokens = _tokens(config)
     if tokens is not None:
         announce("tokens: every caller needs one (envkit token create)")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     async with open_fleet(config, announce) as fleet, _telling(config, fleet.pool):
+        log = _access_log(config)
         app = create_app(
             fleet.host,
             envs=envs.registered,
@@ -92,15 +94,16 @@ async def serve_fleet(
             sandbox_ttl_s=limits.sandbox_ttl_s,
             metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
         )
-        await serve(
-            Guard(app, tokens, rate=rate, log=_access_log(config)),
-            host=listen.host,
-            port=listen.port,
-            uds=listen.socket,
-            certificate=None if listen.certificate is None else Path(listen.certificate),
-            key=None if listen.key is None else Path(listen.key),
-            on_ready=on_ready,
-        )
+        with log or nullcontext():
+            await serve(
+                Guard(app, tokens, rate=rate, log=log),
+                host=listen.host,
+                port=listen.port,
+                uds=listen.socket,
+                certificate=None if listen.certificate is None else Path(listen.certificate),
+                key=None if listen.key is None else Path(listen.key),
+                on_ready=on_ready,
+            )
 
 
 @asynccontextmanager
