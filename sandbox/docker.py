@@ -37,7 +37,7 @@ from envkit.sandbox.container import (
 )
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
-from envkit.sandbox.leftovers import BOX_LABEL, RUN_LABEL, STAY_LABEL
+from envkit.sandbox.leftovers import BOX_LABEL, STAY_LABEL
 from envkit.types import JSON, SandboxSpec
 
 DEFAULT_IMAGE = "envkit/games:1"
@@ -170,8 +170,7 @@ class DockerBackend:
         with anyio.CancelScope(shield=True):
             try:
                 await self._boxes.close()
-                for found in await self._daemon.images(f"{RUN_LABEL}={self._run_name}"):
-                    await self._daemon.remove_image(found["Id"])
+                await leftovers.clear(self._daemon, self._run_name)
             finally:
                 await self._daemon.close()
                 self._opened = None
