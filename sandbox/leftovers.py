@@ -85,6 +85,9 @@ async def clear(daemon: Daemon, run: str) -> None:
     Raises:
         DaemonError: The daemon does not answer.
     """
+    with anyio.move_on_after(_ANSWER_S):
+        while any(list(root.glob(f"{run}+*")) for root in folders.roots()):  # noqa: ASYNC110 - threads tell nobody
+            await anyio.sleep(_PAUSE_S)
     for found in await daemon.containers(f"{RUN_LABEL}={run}"):
         if not _stays(found):
             await daemon.remove(found["Id"])
