@@ -141,8 +141,12 @@ def _of_owner(pid: int | None, *arguments: str) -> list[str]:
 
 
 def _groups(pid: int) -> set[Path]:
-    found = set()
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+    found: set[Path] = set()
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return found
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         found |= {Path(f"/sys/fs/cgroup/{name}{path}") for name in controllers.split(",")}
     return {folder for folder in found if folder.is_dir()}

@@ -137,9 +137,9 @@ def test_what_reaches_past_the_box_is_refused_to_programs_and_shells(kind: Kind,
 
 def test_what_reaches_past_the_box_is_refused_to_its_command(kind: Kind) -> None:
     async def main() -> None:
-        command = ("sh", "-c", '"$0" -c "$1" "$2" > said; mv said /tmp; sleep 1000', kind.python, TRIES, orders())
+        command = ("sh", "-c", '"$0" -c "$1" "$2" > said; mv said said-all; sleep 1000', kind.python, TRIES, orders())
         async with filtered(kind, *command) as box:
-            wait = "until [ -e /tmp/said ]; do sleep 0.01; done; cat /tmp/said"
+            wait = "until [ -e said-all ]; do sleep 0.01; done; cat said-all"
             require_refused((await box.exec(["sh", "-c", wait], timeout_s=30)).stdout)
 
     run(main)
