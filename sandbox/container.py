@@ -2,7 +2,7 @@
 
 The strict profile: a read-only root file system; what can be written (``/tmp``, ``/workspace``, the folder for sockets,
 ``/dev/shm``) is in memory and of bounded size, and counts as memory of the box; process 1 is root with four
-capabilities, and nobody can gain any; no network; the daemon's own filter of system calls.
+capabilities, and nobody can gain any; no network; a filter of system calls (`envkit.sandbox.system_calls`).
 
 The system profile differs in that the root file system can be written, everything runs as root with the capabilities
 that package managers and servers need, and what is written lies on the daemon's disk. `gives_up` names what is not
@@ -53,9 +53,8 @@ _SYSTEM_CAPABILITIES = (
     "FSETID",
     "NET_BIND_SERVICE",
     "SETPCAP",
-    "SYS_CHROOT",
 )
-"""Docker's own, less NET_RAW, MKNOD, AUDIT_WRITE and SETFCAP."""
+"""Docker's own, less NET_RAW, MKNOD, AUDIT_WRITE, SETFCAP and, whose call is refused, SYS_CHROOT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,7 @@ def options(
     argv: Sequence[str],
     labels: Mapping[str, str],
     *,
+    system_calls: str | None = None,
     bounds_disk: bool = False,
     has_agent: bool = True,
 ) -> dict[str, JSON]:
@@ -107,6 +107,7 @@ def options(
         image: Its files.
         argv: Program and arguments of process 1.
         labels: What to find it by.
+        system_calls: Filter of what its programs may ask of the kernel; None leaves that to the daemon.
         bounds_disk: Whether the daemon can bound the root file system's size.
         has_agent: Whether process 1 looks after the others, and needs capabilities for it.
     """
@@ -117,6 +118,8 @@ def options(
     }
     if spec.runtime is not None:
         host["Runtime"] = spec.runtime
+    if system_calls is not None:
+        host["SecurityOpt"] = ["no-new-privileges", f"seccomp={system_calls}"]
     if not has_agent:
         host |= {"Init": True, "CapAdd": []}
     return {

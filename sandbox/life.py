@@ -124,7 +124,7 @@ class Life:
                 with anyio.move_on_after(_GRACE_S):
                     await self._wait()
             self._oom_kills = max(self._oom_kills, self.group.oom_kills())
-            await self._empty()
+            await empty(self.group)
             self.let_go()
             if self.folder is not None:
                 await clock.to_thread(folders.remove, self.folder)
@@ -149,11 +149,13 @@ class Life:
             with suppress(OSError):
                 Path(f"/proc/{pid}/oom_score_adj").write_text(str(_VICTIM))
 
-    async def _empty(self) -> None:
-        with anyio.move_on_after(_EMPTY_S):
-            while not self.group.remove():
-                self.group.kill()
-                await anyio.sleep(0.005)
+
+async def empty(group: cgroups.Group) -> None:
+    """Kill who is in a group, and remove it when they are gone, for which they have 2 s."""
+    with anyio.move_on_after(_EMPTY_S):
+        while not group.remove():
+            group.kill()
+            await anyio.sleep(0.005)
 
 
 def launch(

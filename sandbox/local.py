@@ -312,8 +312,7 @@ class LocalBackend:
         self._opening = agent.opening()
         self._modules, self._importable = interpreter.standard_library(), interpreter.readable()
         for group in cgroups.gone(self._places):
-            group.kill()
-            group.remove()
+            await life.empty(group)
         return self
 
     async def __aexit__(

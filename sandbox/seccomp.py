@@ -98,9 +98,9 @@ _X32 = 0x40000000
 """Set in the numbers of the x86_64 kernel's second, 32-bit interface."""
 
 # CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}
-_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-_FAMILIES = (1, 2, 10, 16)
-_TYPES_INTO_TERMINALS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+FAMILIES = (1, 2, 10, 16)
+TYPES_INTO_TERMINALS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 
 _LOAD = 0x20
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
@@ -151,10 +151,10 @@ def _instructions(machine: _Machine) -> Iterator[_Instruction]:
     yield from _if(_IF_EQUAL, (_CLONE3,), errno.ENOSYS)
     numbers = sorted(number for both in _DENIED.values() if (number := both[machine.column]) is not None)
     yield from _if(_IF_EQUAL, numbers, errno.EPERM)
-    yield from _with_argument(machine.clone, _FIRST, list(_if(_IF_ANY_BIT, (_NEW_NAMESPACES,), errno.EPERM)))
-    yield from _with_argument(machine.ioctl, _SECOND, list(_if(_IF_EQUAL, _TYPES_INTO_TERMINALS, errno.EPERM)))
+    yield from _with_argument(machine.clone, _FIRST, list(_if(_IF_ANY_BIT, (NEW_NAMESPACES,), errno.EPERM)))
+    yield from _with_argument(machine.ioctl, _SECOND, list(_if(_IF_EQUAL, TYPES_INTO_TERMINALS, errno.EPERM)))
     for call in (machine.socket, machine.socketpair):
-        allowed = [(_IF_EQUAL, len(_FAMILIES) - index, 0, family) for index, family in enumerate(_FAMILIES)]
+        allowed = [(_IF_EQUAL, len(FAMILIES) - index, 0, family) for index, family in enumerate(FAMILIES)]
         yield from _with_argument(call, _FIRST, [*allowed, (_RETURN, 0, 0, _ERROR | errno.EAFNOSUPPORT)])
     yield _RETURN, 0, 0, _ALLOW
 
