@@ -49,7 +49,7 @@ async def keep(channel: Channel, folder: Path) -> None:
         _make(folder)
         folders.require_space(folder)
         for file_name, place in PLACES.items():
-            call = await channel.start("pack", path=place, max_bytes=_MAX_BYTES)
+            call = await channel.start("pack", path=place, max_bytes=_MAX_BYTES, leave_out_closed=True)
             try:
                 with _opened(folder / file_name, "xb") as file:
                     while (piece := await call.receive()) is not None:
