@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -20,6 +21,19 @@ _LINE_CHARACTERS = 300
 
 class MissingProgramError(Exception):
     """The image has no such program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a container writes to the disk of this host.
+
+    Attributes:
+        places: Folders that hold what differs from its image.
+        first_pid: Its process 1, as this host counts.
+    """
+
+    places: tuple[Path, ...]
+    first_pid: int
 
 
 class AttachedContainer:
@@ -55,6 +69,19 @@ class AttachedContainer:
             for mount in found.get("Mounts", ())
             if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - nothing there to wait for
         }
+
+    async def written(self) -> Written | None:
+        """Return what it writes to the disk of this host; None where we cannot see that."""
+        if not self._daemon.is_near or os.geteuid() != 0:
+            return None
+        found = await self._daemon.inspect(self.id) or {}
+        layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
+        if not os.access(layer, os.R_OK):
+            return None
+        volumes = [mount["Source"] for mount in found.get("Mounts", ()) if mount["Type"] == "volume"]
+        on_disk = [Path(volume) for volume in volumes if not os.path.ismount(volume)]  # noqa: ASYNC240
+        own = Path(found["HostsPath"]).parent  # /etc/hosts and the like are files apart
+        return Written((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
 
     async def cause(self) -> str:
         """Say in one line why it is gone; takes at most 2 s."""

@@ -27,16 +27,24 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
 GRADER_UID = 1001
 
+DISK_LABEL = "envkit.disk-mib"
+PROFILE_LABEL = "envkit.profile"
+
 KILLED = cause_of(-signal.SIGKILL, "")
 """The cause of an end that somebody, or the want of memory, has brought about."""
 
 _MEMORY_MIB = 1024
 _PIDS = 256
 _DISK_MIB = 256
+_SYSTEM_DISK_MIB = 4096
 _SHM_MIB = 16
 _LARGEST_GRADER_HOME_MIB = 64
 _OPEN_FILES = 4096
 """As many as a daemon can grant that was itself given few."""
+_ULIMITS: Sequence[JSON] = (
+    {"Name": "core", "Soft": 0, "Hard": 0},
+    {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
+)
 _DOOR_OPTIONS = "size=64k,nr_inodes=16,mode=0700,nosuid,nodev"
 _SOCKETS_OPTIONS = "size=1m,nr_inodes=1024,mode=0755,nosuid,nodev"
 _STRICT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
@@ -78,9 +86,10 @@ class Bounds:
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> Bounds:
-        """Fill in what `spec` leaves open; places to write to are together smaller than half of the memory."""
+        """Fill in what `spec` leaves open; places in memory are together no larger than half of it."""
         memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
-        disk_mib = min(_DISK_MIB, max(memory_mib // 4, 1)) if spec.disk_mib is None else spec.disk_mib
+        default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
+        disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
         return cls(memory_mib, _PIDS if spec.pids is None else spec.pids, disk_mib, spec.cpus)
 
 
@@ -125,7 +134,7 @@ def options(
         "AttachStderr": True,
         "Tty": False,
         "Healthcheck": {"Test": ["NONE"]},
-        "Labels": dict(labels),
+        "Labels": {**labels, DISK_LABEL: str(bounds.disk_mib), PROFILE_LABEL: spec.profile},
         "HostConfig": host,
     }
 
@@ -179,10 +188,7 @@ def _host(spec: SandboxSpec, bounds: Bounds, labels: Mapping[str, str]) -> dict[
         "AutoRemove": spec.stay,
         # Every frame of the channel would be written to the daemon's disk.
         "LogConfig": {"Type": "none"},
-        "Ulimits": [
-            {"Name": "core", "Soft": 0, "Hard": 0},
-            {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
-        ],
+        "Ulimits": [*_ULIMITS],
         # Volumes without names are removed with their container, and lie where this host sees what is in them.
         "Mounts": [
             _volume(SOCKETS, _sockets_options(spec), labels),
@@ -214,8 +220,13 @@ def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:
 
 
 def _system(bounds: Bounds, bounds_disk: bool) -> dict[str, JSON]:
-    places: dict[str, JSON] = {GRADER_HOME: _grader_home(bounds, 0)}
-    host: dict[str, JSON] = {"CapAdd": list(_SYSTEM_CAPABILITIES), "ReadonlyRootfs": False, "Tmpfs": places}
+    most = bounds.disk_mib << 20
+    host: dict[str, JSON] = {
+        "CapAdd": list(_SYSTEM_CAPABILITIES),
+        "ReadonlyRootfs": False,
+        "Tmpfs": {GRADER_HOME: _grader_home(bounds, 0)},
+        "Ulimits": [*_ULIMITS, {"Name": "fsize", "Soft": most, "Hard": most}],
+    }
     if bounds_disk:
         host["StorageOpt"] = {"size": f"{bounds.disk_mib}m"}
     return host

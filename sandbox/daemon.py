@@ -175,6 +175,19 @@ class Daemon:
         """Make an image of a container's files, with its labels, and return its id; the container stands still then."""
         return str((await self._call(self._api.commit, container))["Id"])
 
+    async def pause(self, container: str) -> None:
+        """Let nothing of a container run."""
+        await self._call(self._api.pause, container)
+
+    async def unpause(self, container: str) -> None:
+        """Let a container run again."""
+        await self._call(self._api.unpause, container)
+
+    async def written_bytes(self, container: str) -> int:
+        """Return the sizes of what a container has changed in its root file system, added up."""
+        found = await self._call(self._api.containers, all=True, size=True, filters={"id": container})
+        return int(found[0].get("SizeRw") or 0) if found else 0
+
     async def remove_image(self, image: str) -> None:
         """Remove an image; one that is gone, or that a container uses, is left."""
         try:

@@ -10,7 +10,6 @@ made them; the next backend that is opened on the same machine removes those who
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,31 +22,31 @@ import anyio
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
 from envkit.sandbox import agent, allowlist, attached, container, folders, leftovers, proxy, snapshots
-from envkit.sandbox.attached import AttachedContainer, MissingProgramError
+from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
 from envkit.sandbox.box import Box, Boxes, Hold
 from envkit.sandbox.boxes import GRADER_HOME, refuse
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
 from envkit.sandbox.container import (
     AGENT_UID,
+    DISK_LABEL,
     DOOR,
     GRADER_UID,
+    PROFILE_LABEL,
     SOCKETS,
     WORK,
+    Bounds,
     Image,
 )
 from envkit.sandbox.daemon import Daemon, DaemonError
+from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
 from envkit.sandbox.leftovers import BOX_LABEL, RUN_LABEL, STAY_LABEL
 from envkit.types import JSON, SandboxSpec
 
 DEFAULT_IMAGE = "envkit/games:1"
-LEAST_FREE_MIB = 1024
-"""What must be free on the disk that Docker writes to."""
-
 _STARTS_AT_ONCE = 8
 """The daemon starts no more in a second, however many are asked for at once."""
 _PYTHONS = ("python3", "python")
-_WATCH_S = 5.0
 _SNAPSHOTS = "snapshots"
 _DOOR_SOCKET = "s"
 _ATTACH_S = 10.0
@@ -130,14 +129,16 @@ class DockerBackend:
         container_id = str(found[0]["Id"])
         held = AttachedContainer(self._daemon, container_id, await self._daemon.attach(container_id))
         try:
-            volumes = await held.volumes()
+            labels = found[0]["Labels"]
+            spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
+            volumes, written = await held.volumes(), await self._written(held, spec)
             if DOOR not in volumes:
                 raise SandboxError(_NO_WAY_BACK)
             door = folders.connect(volumes[DOOR], _DOOR_SOCKET)
         except BaseException:
             held.stream.close()
             raise
-        box = self._box(box_id, held, volumes.get(SOCKETS), SandboxSpec(stay=True), SocketStream(door))
+        box = self._box(box_id, held, volumes.get(SOCKETS), spec, SocketStream(door), written)
         await box.started({}, _ATTACH_S)
         return box
 
@@ -163,6 +164,10 @@ class DockerBackend:
         if self._opened is None:
             raise SandboxError("the backend is not open; use 'async with'")
         return self._opened
+
+    @property
+    def _disk(self) -> DaemonDisk:
+        return DaemonDisk(self._daemon)
 
     async def _close(self) -> None:
         self._is_leaving = True
@@ -201,19 +206,11 @@ class DockerBackend:
             raise SandboxStartError(
                 box_id, f"Docker has no runtime {spec.runtime!r}, only {', '.join(runtimes)} (/etc/docker/daemon.json)"
             )
-        free_mib = self._free_mib()
+        free_mib = self._disk.free_mib()
         if free_mib is not None and free_mib < LEAST_FREE_MIB:
             raise SandboxStartError(
                 box_id, f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}; try docker system prune"
             )
-
-    def _free_mib(self) -> int | None:
-        """Return what is free on the daemon's disk; None where we cannot see that."""
-        try:
-            found = os.statvfs(self._daemon.info["DockerRootDir"])
-        except (OSError, KeyError):
-            return None
-        return found.f_bavail * found.f_frsize >> 20
 
     async def _files(self, box_id: str, spec: SandboxSpec, snapshot: str | None) -> tuple[Image, Path | None]:
         """Return the image to start from, and the folder of what is to be put back into it.
@@ -260,14 +257,17 @@ class DockerBackend:
         spec = plan.spec
         held = await self._run(plan, agent.command(python), self._opening)
         try:
-            volumes = await held.volumes()
+            volumes, written = await held.volumes(), await self._written(held, spec)
             if spec.stay and DOOR not in volumes:
                 raise SandboxStartError(plan.box_id, _NO_WAY_BACK)
+            if spec.profile == "system" and spec.disk_mib is not None and not (written or self._bounds_disk):
+                why = "Docker bounds a root file system only on xfs with project quota, and only root can watch one"
+                raise SandboxStartError(plan.box_id, f"disk_mib={spec.disk_mib} is refused: {why}")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await held.kill()
             raise
-        box = self._box(plan.box_id, held, volumes.get(SOCKETS), spec, held.stream)
+        box = self._box(plan.box_id, held, volumes.get(SOCKETS), spec, held.stream, written)
         is_root = spec.profile == "system"
         command = snapshots.waiting(spec.command) if plan.files else spec.command
         config: dict[str, JSON] = {
@@ -285,7 +285,7 @@ class DockerBackend:
         await box.started(config, spec.start_timeout_s)
         await proxy.open_for(box, spec, python)
         if plan.files is not None:
-            await snapshots.put_back(box, plan.files, spec)
+            await snapshots.put_back(box, plan.files, spec, None if is_root else AGENT_UID)
         return box
 
     async def _launch_fallback(self, plan: _Plan) -> FallbackBox:
@@ -329,15 +329,20 @@ class DockerBackend:
             else:
                 self._bounds_disk = True
                 return held
-        if spec.profile == "system" and spec.disk_mib is not None:
-            raise SandboxStartError(
-                plan.box_id,
-                f"disk_mib={spec.disk_mib} is refused: Docker bounds a root file system only on xfs with project quota",
-            )
         return await attached.run(self._daemon, options(has_agent=argv is not LIFE_LINE), opening)
 
+    async def _written(self, held: AttachedContainer, spec: SandboxSpec) -> Written | None:
+        """Return what a box writes to the daemon's disk."""
+        return await held.written() if spec.profile == "system" else None
+
     def _box(
-        self, box_id: str, held: AttachedContainer, sockets: Path | None, spec: SandboxSpec, stream: Stream
+        self,
+        box_id: str,
+        held: AttachedContainer,
+        sockets: Path | None,
+        spec: SandboxSpec,
+        stream: Stream,
+        written: Written | None,
     ) -> Box:
         channel = Channel(stream)
         gives_up = container.gives_up(spec, bounds_disk=bool(self._bounds_disk))
@@ -350,8 +355,8 @@ class DockerBackend:
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)
-        if "disk" in gives_up:
-            self._watch_disk(channel)
+        if spec.profile == "system":
+            box.while_alive(self._disk.watch(channel, written, Bounds.of(spec).disk_mib))
         return box
 
     async def _end(self, held: AttachedContainer, *, stays_on: bool) -> None:
@@ -360,25 +365,17 @@ class DockerBackend:
 
     async def _snapshot(self, box_id: str, spec: SandboxSpec, held: AttachedContainer, channel: Channel) -> str:
         """Keep the files of a box: as an image where all can be written, else what lies in its places for that."""
+        disk_mib = Bounds.of(spec).disk_mib
         if spec.profile == "system":
-            return await self._daemon.commit(held.id)
+            return await self._disk.commit(held.id, disk_mib)
         self._snapshots += 1
         name = f"snapshot-{self._snapshots}"
         try:
-            await snapshots.keep(channel, self._boxes.folder / _SNAPSHOTS / name)
+            extent = snapshots.Extent(disk_mib, AGENT_UID)
+            await snapshots.keep(channel, self._boxes.folder / _SNAPSHOTS / name, extent)
         except ChannelEndedError:
             raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
         return name
-
-    def _watch_disk(self, channel: Channel) -> None:
-        """End a box that may fill the daemon's disk before it does."""
-        free_mib = self._free_mib() if self._opened is not None else None
-        if channel.is_ended or free_mib is None:
-            return
-        if free_mib < LEAST_FREE_MIB:
-            channel.fail(f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}")
-        else:
-            channel.loop.call_later(_WATCH_S, self._watch_disk, channel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,15 +87,15 @@ def remove(folder: Path) -> None:
                 subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
-def require_space(folder: Path) -> None:
+def require_space(folder: Path, taking_bytes: int = 0) -> None:
     """Leave something of the host's disk to others.
 
     Raises:
-        OSError: Less than `LEAST_FREE_MIB` are free where `folder` is.
+        OSError: Less than `LEAST_FREE_MIB` would be free where `folder` is, once `taking_bytes` are taken.
     """
-    free_mib = shutil.disk_usage(folder).free >> 20
+    free_mib = (shutil.disk_usage(folder).free - taking_bytes) >> 20
     if free_mib < LEAST_FREE_MIB:
-        reason = f"only {free_mib} MiB are free, and {LEAST_FREE_MIB} are left to others"
+        reason = f"only {max(free_mib, 0)} MiB are free, and {LEAST_FREE_MIB} are left to others"
         raise OSError(errno.ENOSPC, reason, str(folder))
 
 

@@ -103,11 +103,11 @@ class LocalBackend:
     async def restore(self, snapshot: str, spec: SandboxSpec) -> Box:
         """Start `spec` with the files of `snapshot`, which this backend took; its command waits for them."""
         box_id = self._boxes.new_id()
-        folder = snapshots.find(self._boxes.folder / "snapshots", snapshot)
-        if folder is None:
+        file = snapshots.find(self._boxes.folder / "snapshots", snapshot)
+        if file is None:
             raise SandboxStartError(box_id, f"there is no snapshot {snapshot!r}")
         box = await self._start(box_id, spec, snapshots.waiting(spec.command))
-        await snapshots.put_back(box, folder, spec)
+        await snapshots.put_back(box, file, spec, _files_uid())
         return box
 
     async def attach(self, box_id: str) -> Box:
@@ -128,13 +128,14 @@ class LocalBackend:
         try:
             ours = folders.connect(first.folder(DOOR), _DOOR_SOCKET)
             sockets = first.folder(SOCKETS)
+            disk_mib = _size_mib(first.folder(WORK))
         except OSError:
             held.let_go()
             raise SandboxError(f"box {box_id!r} has just ended") from None
         except BaseException:
             held.let_go()
             raise
-        box = self._box(box_id, ours, held, sockets, SandboxSpec(stay=True))
+        box = self._box(box_id, ours, held, sockets, SandboxSpec(stay=True), disk_mib)
         await box.started({}, _ATTACH_S)
         return box
 
@@ -170,7 +171,7 @@ class LocalBackend:
                 await self._send_agent(ours)
             if limit.cancelled_caught:
                 raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
-            box = self._box(box_id, ours, held, self._furnished(held), spec)
+            box = self._box(box_id, ours, held, self._furnished(held), spec, look.disk_mib)
         except OSError as error:
             ours.close()
             cause = await held.cause()
@@ -210,13 +211,15 @@ class LocalBackend:
             stays.remember(held.folder, first.pid)
         return sockets
 
-    def _box(self, box_id: str, stream: socket.socket, held: Life, sockets: Path, spec: SandboxSpec) -> Box:
+    def _box(
+        self, box_id: str, stream: socket.socket, held: Life, sockets: Path, spec: SandboxSpec, disk_mib: int
+    ) -> Box:
         channel = Channel(SocketStream(stream))
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, spec.stay),
             sockets=sockets,
-            snapshot=partial(self._keep, box_id, channel),
+            snapshot=partial(self._keep, box_id, channel, snapshots.Extent(disk_mib, _files_uid())),
             gives_up=("network",) if spec.network == "open" else (),
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
@@ -229,11 +232,11 @@ class LocalBackend:
         else:
             await held.kill()
 
-    async def _keep(self, box_id: str, channel: Channel) -> str:
+    async def _keep(self, box_id: str, channel: Channel, extent: snapshots.Extent) -> str:
         self._snapshots_taken += 1
         name = f"snapshot-{self._snapshots_taken}"
         try:
-            await snapshots.keep(channel, self._boxes.folder / "snapshots" / name)
+            await snapshots.keep(channel, self._boxes.folder / "snapshots" / name, extent)
         except ChannelEndedError:
             raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
         return name
@@ -320,6 +323,17 @@ class LocalBackend:
     ) -> None:
         self._is_leaving = True
         await self._boxes.close()
+
+
+def _files_uid() -> int | None:
+    """Return whose the files of a box are; None where a box has one user."""
+    return _AGENT_UID if os.geteuid() == 0 else None
+
+
+def _size_mib(folder: Path) -> int:
+    """Return how much fits into a place that a box can write to."""
+    found = os.statvfs(folder)
+    return found.f_blocks * found.f_frsize >> 20
 
 
 def _python(look: bubblewrap.Look) -> str | None:

@@ -6,6 +6,7 @@ What ``ENVKIT_REQUIRE`` names (such as ``bwrap,docker``) must be there: its test
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from functools import cache
@@ -33,6 +34,9 @@ def peers_python() -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     if unknown := _required() - set(_PROBES):
         raise pytest.UsageError(f"ENVKIT_REQUIRE: {', '.join(unknown)}: there are {', '.join(_PROBES)}")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As in whatever a shell starts with '&'; the programs that tests interrupt would be deaf to it too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -119,7 +119,10 @@ def test_a_signal_ends_the_program_and_leaves_nothing(number: signal.Signals, co
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(number)
-        _, said = process.communicate(timeout=20)
+        try:
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert (process.returncode, said) == (code, "")
     deadline = clock.stopwatch() + 5
     while _count("86415"):

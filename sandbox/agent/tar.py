@@ -27,16 +27,11 @@ class RefusedEntryError(Exception):
     """An archive holds what is not unpacked."""
 
 
-def pack(path: bytes, write: Callable[[bytes], object], *, leaves_out_closed: bool = False) -> None:
+def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     """Write an archive of the file or folder `path`.
 
     The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name. What
     other file systems show inside a folder is left out. `path` may be a link; below it none is followed.
-
-    Args:
-        path: The file or folder.
-        write: Takes the archive, in pieces.
-        leaves_out_closed: Whether what belongs to another user, and is closed to this one, is left out too.
 
     Raises:
         OSError: Something cannot be read.
@@ -44,7 +39,7 @@ def pack(path: bytes, write: Callable[[bytes], object], *, leaves_out_closed: bo
     fd = os.open(path, _TO_READ)
     try:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
-            _pack_tree(fd, path, write, leaves_out_closed)
+            _pack_tree(fd, path, write)
         else:
             _pack_file(fd, os.path.basename(path), write)
     finally:
@@ -86,20 +81,15 @@ class _Folders:
         os.close(self.fd)
 
 
-def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], leaves_out_closed: bool) -> None:
-    device, us = os.fstat(top).st_dev, os.geteuid()
+def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
+    device = os.fstat(top).st_dev
     folders = _Folders(top)
-    waiting: list[tuple[tuple[bytes, ...], int]] = [((), us)]  # and their owners
+    waiting: list[tuple[bytes, ...]] = [()]
     at: tuple[bytes, ...] = ()
     try:
         while waiting:
-            at, owner = waiting.pop()
-            try:
-                folders.enter(at)
-            except PermissionError:
-                if leaves_out_closed and owner != us:
-                    continue
-                raise
+            at = waiting.pop()
+            folders.enter(at)
             steps, about = at, os.fstat(folders.fd)
             if about.st_dev != device:
                 continue
@@ -108,28 +98,21 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], leaves_o
                 at = (*steps, name)
                 about = os.stat(name, dir_fd=folders.fd, follow_symlinks=False)
                 if stat.S_ISDIR(about.st_mode):
-                    waiting.append((at, about.st_uid))
+                    waiting.append(at)
                 elif about.st_dev == device:
-                    _pack_entry(folders.fd, at, about, write, leaves_out_closed and about.st_uid != us)
+                    _pack_entry(folders.fd, at, about, write)
     except OSError as error:  # which knows the last step alone
         raise OSError(error.errno, error.strerror, os.path.join(path, *at)) from None
     finally:
         folders.close()
 
 
-def _pack_entry(
-    folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object], may_be_closed: bool
-) -> None:
+def _pack_entry(folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object]) -> None:
     """Write what is no folder."""
     if stat.S_ISLNK(about.st_mode):
         write(_header(b"/".join(steps), _SYMBOLIC, about, os.readlink(steps[-1], dir_fd=folder)))
     elif stat.S_ISREG(about.st_mode):
-        try:
-            fd = os.open(steps[-1], _TO_READ | os.O_NOFOLLOW, dir_fd=folder)
-        except PermissionError:
-            if may_be_closed:
-                return
-            raise
+        fd = os.open(steps[-1], _TO_READ | os.O_NOFOLLOW, dir_fd=folder)
         try:
             _pack_file(fd, b"/".join(steps), write)
         finally:

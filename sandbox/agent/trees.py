@@ -98,12 +98,11 @@ class Pack(_Tree):
         super().__init__(agent, connection, number, header)
         path = agent.inside(encoded(header["path"]))
         self._left = int(header["max_bytes"])
-        leaves_out = bool(header.get("leave_out_closed"))
         ours, theirs = os.pipe()
 
         def work() -> None:
             with open(theirs, "wb", PIECE_BYTES) as archive:  # headers are small, and each write wakes the host
-                tar.pack(path, archive.write, leaves_out_closed=leaves_out)
+                tar.pack(path, archive.write)
 
         self._archive = Output(agent.loop, ours, self._take, self, self._over_when_done)
         self._fork(work, [theirs])

@@ -6,8 +6,13 @@ import asyncio
 import json
 import struct
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+
+import anyio
+
+from envkit import clock
+from envkit.sandbox.channel import Channel
 
 HELLO: Mapping[str, object] = {"hello": 1, "pid": 1, "python": "3.11", "uid": 0}
 Header = dict[str, Any]
@@ -102,3 +107,20 @@ class Peer:
     def unheard(self) -> int:
         """Number of frames that were sent and not looked at."""
         return len(self._frames)
+
+
+async def opened() -> tuple[Channel, Peer]:
+    peer = Peer()
+    channel = Channel(peer)
+    peer.say(HELLO)
+    await channel.open({"work": "/workspace"}, 5)
+    assert await peer.heard() == ({"config": {"work": "/workspace"}}, b"")
+    return channel, peer
+
+
+def run(main: Callable[[], Awaitable[object]], *, virtual: bool = True) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(1000 if virtual else 30):
+            await main()
+
+    clock.run(bounded, virtual=virtual)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from envkit import clock
 from envkit.errors import (
-    DeadlineError,
     MissingFileError,
     RefusedFileError,
     SandboxError,
@@ -25,86 +23,10 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.protocols import Sandbox
-from envkit.sandbox.box import Box, Hold
-from envkit.sandbox.boxes import Boxes, refuse
-from envkit.sandbox.channel import Channel
+from envkit.sandbox.boxes import refuse
 from envkit.types import SandboxSpec
-from tests.sandbox.peer import HELLO, Peer
-
-COMMAND: dict[str, Any] = {"command": ["sleep", "1000"]}
-RESULT: dict[str, Any] = {"code": 0, "timed_out": False, "cut": 0, "duration_s": 0.5}
-
-
-def run(main: Callable[[], Awaitable[object]], *, virtual: bool = True) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(1000 if virtual else 30):
-            await main()
-
-    clock.run(bounded, virtual=virtual)
-
-
-class Case:
-    """A box, the agent that the test plays, and what the box has done with its hold.
-
-    Attributes:
-        cause: What the hold says; an exception is raised.
-        cause_s: How long that takes.
-        kill: What killing comes to; an exception is raised.
-        kill_s: How long that takes.
-        done: What was done, in order.
-    """
-
-    def __init__(self, **hold: Any) -> None:
-        self.peer = Peer()
-        self.cause: str | Exception = "killed by signal 9 (SIGKILL)"
-        self.cause_s = 0.0
-        self.kill: Exception | None = None
-        self.kill_s = 0.0
-        self.done: list[str] = []
-        self.channel = Channel(self.peer)
-        self.box = Box(
-            "case-1",
-            self.channel,
-            Hold(cause=self._cause, kill=self._kill, **hold),
-            work="/workspace",
-            forget=lambda box: self.done.append("forgotten"),
-        )
-
-    async def started(self) -> Case:
-        """Play the agent of a box that starts as it should."""
-        self.peer.say(HELLO)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.box.started, COMMAND, 5)
-            assert (await self.peer.heard())[0] == {"config": COMMAND}
-            await self.peer.answer(do="ping")
-        return self
-
-    async def _cause(self) -> str:
-        self.done.append("asked")
-        await anyio.sleep(self.cause_s)
-        if isinstance(self.cause, Exception):
-            raise self.cause
-        return self.cause
-
-    async def _kill(self) -> None:
-        self.done.append("killed")
-        await anyio.sleep(self.kill_s)
-        if self.kill is not None:
-            raise self.kill
-
-
-async def answered(case: Case, call: Awaitable[Any], **end: Any) -> Any:
-    """Return what `call` returns when it is answered by `end`."""
-    found = []
-
-    async def ask() -> None:
-        found.append(await call)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask)
-        header, _ = await case.peer.heard()
-        case.peer.say({"id": header["id"], **end})
-    return found[0]
+from tests.sandbox.box_case import COMMAND, RESULT, Case, answered
+from tests.sandbox.peer import HELLO, run
 
 
 def test_a_box_is_a_sandbox() -> None:
@@ -283,165 +205,6 @@ def test_what_the_agent_refuses_is_an_error_of_its_own_kind(code: str, kind: typ
     run(main)
 
 
-def test_a_box_that_dies_tells_every_caller_why_and_is_given_back_without_being_stopped() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        case.cause, case.cause_s = "out of memory", 0.5
-        causes = []
-
-        async def ask(call: Callable[[], Awaitable[object]]) -> None:
-            with pytest.raises(SandboxLostError) as caught:
-                await call()
-            causes.append((caught.value.sandbox_id, caught.value.cause, clock.now()))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, lambda: case.box.exec(["x"], timeout_s=100))
-            tasks.start_soon(ask, lambda: case.box.shell().run("x", timeout_s=100))
-            tasks.start_soon(ask, lambda: case.box.read("x"))
-            for _ in range(3):
-                await case.peer.heard()
-            case.peer.say_bytes(b"")
-            assert await case.box.wait() == "out of memory"
-        assert causes == [("case-1", "out of memory", 0.5)] * 3
-        assert case.done == ["asked", "killed", "forgotten"]
-        for late in (case.box.probe(1), case.box.connect("x"), case.box.snapshot(), case.box.log()):
-            with pytest.raises(SandboxLostError, match="case-1 lost: out of memory"):
-                await late
-        await case.box.stop()
-        assert await case.box.wait() == "out of memory"
-        assert case.done == ["asked", "killed", "forgotten"]
-
-    run(main)
-
-
-def test_a_cause_that_is_not_found_does_not_hold_anybody_up() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        case.cause_s = 1000
-        case.peer.say_bytes(b"")
-        assert await case.box.wait() == "it has ended"
-        assert clock.now() == 3
-        other = await Case().started()
-        other.cause = SandboxError("the daemon does not answer")
-        other.peer.say_bytes(b"")
-        assert await other.box.wait() == "it has ended"
-        await other.box.stop()
-        assert other.done == ["asked", "killed", "forgotten"]
-
-    run(main)
-
-
-def test_a_box_that_breaks_the_rules_is_killed_and_the_rule_is_the_cause() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        case.peer.say({"id": 99, "end": True})
-        assert await case.box.wait() == "broken frame: an answer to a call that nobody made"
-        await case.box.stop()
-        assert case.done == ["killed", "forgotten"]
-
-    run(main)
-
-
-def test_an_agent_that_does_not_answer_loses_its_box_its_life() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        with pytest.raises(SandboxLostError, match="it does not answer"):
-            await case.box.exec(["x"], timeout_s=20)
-        assert clock.now() == 30.5
-        await case.box.stop()
-        assert case.done == ["killed", "forgotten"]
-
-    run(main)
-
-
-def test_a_probe_that_is_not_answered_costs_the_box_nothing() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        with pytest.raises(DeadlineError, match=r"case-1 did not answer within 0.5 s"):
-            await case.box.probe(0.5)
-        assert (clock.now(), case.done) == (0.5, [])
-        for header in [(await case.peer.heard())[0] for _ in range(2)]:
-            if "do" in header:
-                case.peer.say({"id": header["id"], "end": True})
-        took = await answered(case, case.box.probe(5), end=True)
-        assert took == 0
-        await case.box.stop()
-
-    run(main)
-
-
-def test_everybody_who_stops_waits_until_it_is_gone_and_it_is_killed_once() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        case.kill_s = 2
-
-        async def work() -> None:
-            with pytest.raises(SandboxLostError, match="lost: stopped"):
-                await case.box.exec(["x"], timeout_s=100)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(work)
-            await case.peer.heard()
-            tasks.start_soon(case.box.stop)
-            tasks.start_soon(case.box.stop)
-            with anyio.move_on_after(1) as limit:
-                await case.box.stop()
-            assert (clock.now(), limit.cancelled_caught) == (2, False)
-        await case.box.stop()
-        assert (clock.now(), case.done) == (2, ["killed", "forgotten"])
-        assert await case.box.wait() == "stopped"
-
-    run(main)
-
-
-def test_a_kill_that_fails_or_hangs_is_told_to_who_stops() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        case.kill = SandboxError("the daemon does not answer")
-        for _ in range(2):
-            with pytest.raises(SandboxError, match="case-1 could not be ended: the daemon does not answer"):
-                await case.box.stop()
-        assert case.done == ["killed", "forgotten"]
-        other = await Case().started()
-        other.kill_s = 1000
-        with pytest.raises(SandboxError, match="case-1 could not be ended within 15 s"):
-            await other.box.stop()
-        assert (clock.now(), other.done) == (15, ["killed", "forgotten"])
-
-    run(main)
-
-
-def test_a_box_that_is_released_is_not_killed() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        await case.box.release()
-        assert (case.peer.is_closed, case.done) == (True, ["forgotten"])
-        with pytest.raises(SandboxLostError):
-            await case.box.probe(1)
-
-    run(main)
-
-
-def test_what_is_done_beside_a_box_ends_with_it() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        ended = anyio.Event()
-
-        async def work() -> None:
-            try:
-                await anyio.sleep_forever()
-            finally:
-                ended.set()
-
-        case.box.while_alive(work())
-        await anyio.sleep(1)
-        case.peer.say_bytes(b"")
-        await ended.wait()
-        assert clock.now() == 1
-
-    run(main)
-
-
 def test_snapshots_are_the_holds() -> None:
     async def main() -> None:
         async def snapshot() -> str:
@@ -527,39 +290,6 @@ def test_sockets_are_those_of_the_folder_or_reached_through_the_agent(tmp_path: 
         await other.box.stop()
 
     run(main, virtual=False)
-
-
-class Stopping:
-    """A box that takes its time, or fails, to stop."""
-
-    def __init__(self, stop_s: float, failure: str = "") -> None:
-        self.stop_s = stop_s
-        self.failure = failure
-
-    async def stop(self) -> None:
-        await anyio.sleep(self.stop_s)
-        if self.failure:
-            raise SandboxError(self.failure)
-
-
-def test_leaving_a_backend_stops_all_at_once_and_says_which_could_not_be() -> None:
-    async def main() -> None:
-        boxes = Boxes("case")
-        await boxes.open()
-        folder = boxes.folder
-        assert [boxes.new_id(), boxes.new_id()] == ["case-1", "case-2"]
-        assert boxes.new_folder("case-1") == folder / "case-1"
-        gone = Stopping(1000)
-        for box in (gone, Stopping(3), Stopping(5, "case-3 could not be ended"), Stopping(4)):
-            boxes.add(box)
-        boxes.forget(gone)
-        with pytest.raises(SandboxError, match=r"^case-3 could not be ended$"):
-            await boxes.close()
-        assert (clock.now(), folder.exists()) == (5, False)
-        with pytest.raises(SandboxError, match="is not open"):
-            boxes.new_id()
-
-    run(main)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_bounds_are_those_of_the_spec() -> None:
 @pytest.mark.parametrize(("memory_mib", "disk_mib"), [(None, 256), (512, 128), (64, 16), (8192, 256)])
 def test_places_to_write_to_leave_half_of_the_memory(memory_mib: int | None, disk_mib: int) -> None:
     assert Bounds.of(SandboxSpec(memory_mib=memory_mib)).disk_mib == disk_mib
+    assert Bounds.of(SandboxSpec(memory_mib=memory_mib, profile="system")).disk_mib == 4096
 
 
 def test_a_system_container_may_do_what_package_managers_need_and_no_more() -> None:
@@ -55,6 +56,8 @@ def test_a_system_container_may_do_what_package_managers_need_and_no_more() -> N
     assert found["SecurityOpt"] == ["no-new-privileges"]
     bounded = host(SandboxSpec(profile="system", disk_mib=500), bounds_disk=True)
     assert bounded["StorageOpt"] == {"size": "500m"}
+    assert {"Name": "fsize", "Soft": 500 << 20, "Hard": 500 << 20} in list(bounded["Ulimits"])  # type: ignore[arg-type]
+    assert "fsize" not in str(host(SandboxSpec())["Ulimits"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""The disk that Docker writes to, and what boxes whose root file system can be written take of it.
+
+Docker cannot bound a root file system on most disks, so such a box is watched. To add up its files takes a while, to
+ask the disk how much is free takes microseconds: since the box cannot have taken more than what has gone from the disk,
+its files are added up only when that could be too much, and from time to time, since others also give space back. The
+less the box has left, the sooner the disk is asked again. One file cannot be larger than the bound, by the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL
+
+import anyio
+
+from envkit import clock
+from envkit.errors import SandboxError
+from envkit.sandbox.attached import Written
+from envkit.sandbox.channel import Channel
+from envkit.sandbox.daemon import Daemon, DaemonError
+
+LEAST_FREE_MIB = 1024
+"""What must be free on it."""
+
+_FASTEST_BYTES_S = 4 << 30
+"""What a box may write in a second."""
+_SOONEST_S = 0.05
+_LATEST_S = 0.5
+_STALE_S = 5.0
+"""Seconds after which files are added up again although little has gone."""
+_REST = 20
+"""How many times as long as adding up took there is none without need."""
+_COUNT_S = 30.0
+_FILES_PER_MIB = 256
+"""So many as a MiB has blocks."""
+
+
+class DaemonDisk:
+    """What a daemon writes to.
+
+    Args:
+        daemon: The daemon.
+    """
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._root = str(daemon.info.get("DockerRootDir") or "")
+
+    def free_mib(self) -> int | None:
+        """Return what is free; None where we cannot see that."""
+        found = self._look()
+        return None if found is None else found.f_bavail * found.f_frsize >> 20
+
+    async def commit(self, container: str, disk_mib: int) -> str:
+        """Make an image of a container's files, which stands still then, and return its id.
+
+        Raises:
+            SandboxError: It has written more than `disk_mib`, or the disk is nearly full.
+        """
+        await self._daemon.pause(container)
+        try:
+            # With the holes of its files, which are none in an image.
+            bytes_ = await self._daemon.written_bytes(container)
+            if bytes_ > disk_mib << 20:
+                raise SandboxError(f"no snapshot: its files have {bytes_ >> 20} MiB, more than {disk_mib}")
+            free_mib = self.free_mib()
+            if free_mib is not None and free_mib - (bytes_ >> 20) < LEAST_FREE_MIB:
+                raise SandboxError(
+                    f"no snapshot: it has {bytes_ >> 20} MiB, Docker's disk has {free_mib} MiB free, and"
+                    f" {LEAST_FREE_MIB} are left to others"
+                )
+            return await self._daemon.commit(container)
+        finally:
+            with anyio.CancelScope(shield=True), suppress(DaemonError):  # it may have ended
+                await self._daemon.unpause(container)
+
+    async def watch(self, channel: Channel, written: Written | None, disk_mib: int) -> None:
+        """End a box before it fills the disk, or once its files take more than `disk_mib`, until it has ended.
+
+        Args:
+            channel: The box's.
+            written: Its files; None when they cannot be seen.
+            disk_mib: How much they may take.
+        """
+        content = _Use("--block-size=1", disk_mib << 20, _deleted_bytes)
+        files = _Use("--inodes", disk_mib * _FILES_PER_MIB)
+        while (found := self._look()) is not None and not channel.is_ended:
+            free_mib = found.f_bavail * found.f_frsize >> 20
+            if free_mib < LEAST_FREE_MIB:
+                channel.fail(f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}")
+                return
+            try:
+                if written and await content.is_too_much(written, found.f_bfree * found.f_frsize):
+                    taken_mib = -(-content.taken >> 20)
+                    channel.fail(f"its files take {taken_mib} MiB of Docker's disk, more than disk_mib={disk_mib}")
+                elif written and await files.is_too_much(written, found.f_ffree):
+                    channel.fail(f"it has {files.taken} files, more than the {files.bound} of disk_mib={disk_mib}")
+            except TimeoutError:
+                channel.fail(f"its files could not be added up within {_COUNT_S:g} s")
+            except OSError as error:
+                channel.fail(f"its files cannot be added up: {error}")
+            await anyio.sleep(min(max(content.left / _FASTEST_BYTES_S, _SOONEST_S), _LATEST_S))
+
+    def _look(self) -> os.statvfs_result | None:
+        if not self._daemon.is_near:
+            return None
+        try:
+            return os.statvfs(self._root)
+        except OSError:
+            return None
+
+
+@dataclass(slots=True)
+class _Use:
+    """What the files of one box take of one thing.
+
+    Attributes:
+        option: What `du` is to add up.
+        bound: How much they may take.
+        unseen: Returns what `du` does not see, given the box's first process.
+        taken: How much they took when that was added up.
+        left: How much they have left, if all that has gone since is theirs.
+    """
+
+    option: str
+    bound: int
+    unseen: Callable[[int], int] | None = None
+    taken: int = 0
+    left: int = 0
+    _free: int = -1
+    _counted_s: float = 0.0
+    _rest_s: float = 0.0
+
+    async def is_too_much(self, written: Written, free: int) -> bool:
+        """Say whether they take too much, adding them up if that may be.
+
+        Args:
+            written: The files.
+            free: What the disk has free.
+
+        Raises:
+            OSError: There is no `du`.
+            TimeoutError: It takes longer than half a minute.
+        """
+        self.left = self.bound - self.taken - max(self._free - free, 0)
+        is_stale = free != self._free and clock.now() - self._counted_s > self._rest_s
+        if self._free < 0 or self.left < 0 or is_stale:
+            began_s = clock.now()
+            self.taken = await self._added_up(written)
+            self._free, self._counted_s = free, clock.now()
+            self._rest_s = max(_STALE_S, _REST * (self._counted_s - began_s))
+            self.left = self.bound - self.taken
+        return self.taken > self.bound
+
+    async def _added_up(self, written: Written) -> int:
+        """Return what they take; what vanishes meanwhile is left out."""
+        command = ["du", "--summarize", "--total", "--one-file-system", self.option, "--", *map(str, written.places)]
+        with anyio.fail_after(_COUNT_S):
+            done = await anyio.run_process(command, stderr=DEVNULL, check=False, env={"LC_ALL": "C"})
+        total = done.stdout.splitlines()[-1:]
+        seen = int(total[0].split(b"\t")[0]) if total else 0
+        return seen if self.unseen is None else seen + await clock.to_thread(self.unseen, written.first_pid)
+
+
+def _deleted_bytes(first_pid: int) -> int:
+    """Return what files of a container take that are deleted and that its processes still have open."""
+    found: dict[int, int] = {}
+    first = Path("/proc", str(first_pid))
+    try:
+        own, root = (first / "ns/mnt").readlink(), (first / "root").stat()
+    except OSError:  # it has ended
+        return 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            files = (process / "fd").iterdir() if (process / "ns/mnt").readlink() == own else ()
+            for file in files:
+                with suppress(OSError):
+                    about = file.stat()
+                    if stat.S_ISREG(about.st_mode) and about.st_nlink == 0 and about.st_dev == root.st_dev:
+                        found[about.st_ino] = about.st_blocks * 512
+    return sum(found.values())

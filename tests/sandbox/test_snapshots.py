@@ -1,0 +1,201 @@
+"""What snapshots take of the host's disk, and that nothing is left of those that are refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxError, SandboxStartError
+from envkit.protocols import Sandbox
+from envkit.sandbox import folders, places_inside
+from envkit.sandbox.local import LocalBackend
+from envkit.types import SandboxSpec
+
+pytestmark = pytest.mark.bwrap
+
+# Names of 23 bytes, of which a file has one in a snapshot.
+TOUCH = "import os\nfor n in range(100_000): os.mknod('/tmp/a-file-of-no-size-%06d' % n)"
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(60):
+            await main()
+
+    clock.run(bounded)
+
+
+async def sh(box: Sandbox, command: str) -> str:
+    return (await box.exec(["sh", "-c", command], timeout_s=30)).stdout
+
+
+def kept() -> dict[str, int]:
+    """What snapshots there are, and what each takes of the disk."""
+    (run,) = [folder for root in folders.roots() for folder in root.glob(f"{folders.owner_name(os.getpid())}-*")]
+    return {file.name: file.stat().st_blocks * 512 for file in run.glob("snapshots/*")}
+
+
+def test_of_a_file_with_holes_what_is_written_is_kept_and_the_holes_are_put_back() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(disk_mib=8))
+            await sh(
+                box, "truncate -s 1T hole; cp --sparse=always hole other; truncate -s 5000000 end; echo end >> end"
+            )
+            await sh(box, "printf begin | dd of=hole conv=notrunc; printf far | dd of=hole conv=notrunc bs=1G seek=900")
+            name = await box.snapshot()
+            assert kept()[name] < 1 << 20
+            again = await backend.restore(name, SandboxSpec(disk_mib=8))
+            assert await sh(again, "stat -c %s hole other end") == "1099511627776\n1099511627776\n5000004\n"
+            assert int((await sh(again, "du -sk .")).split()[0]) < 100
+            assert await sh(again, "head -c 5 hole; tail -c +$((900 * 1024 * 1024 * 1024 + 1)) hole | head -c 3") == (
+                "beginfar"
+            )
+            assert await sh(again, "tail -c 4 end") == "end\n"
+
+    run(main)
+
+
+def test_a_snapshot_is_no_larger_than_what_the_places_of_its_box_may_hold() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(disk_mib=2))
+            await sh(box, "head -c 2097152 /dev/urandom > /tmp/full; head -c 2000000 /dev/urandom > most")
+            full = await box.snapshot()
+            assert kept()[full] <= 4 << 20
+            await sh(box, "head -c 9999999 /dev/urandom > most")
+            with pytest.raises(SandboxError, match=r"no snapshot: .* /workspace and /tmp have more than 4 MiB"):
+                await box.snapshot()
+            assert set(kept()) == {full}
+            with pytest.raises(SandboxStartError, match=r"cannot be put back: .*: No space left on device"):
+                await backend.restore(full, SandboxSpec(disk_mib=1))
+            assert set(kept()) == {full}
+
+    run(main)
+
+
+@pytest.mark.parametrize(("disk_mib", "fits"), [(1, False), (4, True)])
+def test_a_hundred_thousand_empty_files_are_bounded_by_their_names(disk_mib: int, *, fits: bool) -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(disk_mib=disk_mib))
+            await box.exec([sys.executable, "-c", TOUCH], timeout_s=30)
+            if not fits:
+                with pytest.raises(SandboxError, match="have more than 2 MiB"):
+                    await box.snapshot()
+                assert kept() == {}
+                return
+            name = await box.snapshot()
+            assert kept()[name] < 8 << 20
+            again = await backend.restore(name, SandboxSpec(disk_mib=disk_mib))
+            assert await sh(again, "ls -f /tmp | grep -c a-file-of") == "100000\n"
+
+    run(main)
+
+
+def test_a_second_name_of_a_file_is_kept_as_that() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(disk_mib=4))
+            await sh(box, "head -c 3000000 /dev/urandom > one; for n in 1 2 3 4 5 6; do ln one more$n; done")
+            again = await backend.restore(await box.snapshot(), SandboxSpec(disk_mib=4))
+            assert await sh(again, "stat -c %h one; cmp one more6 && stat -c %i one more6 | uniq | wc -l") == "7\n1\n"
+
+    run(main)
+
+
+def test_a_box_that_stops_all_that_it_may_holds_back_no_snapshot() -> None:
+    stop = "for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -STOP $p; done 2>/dev/null"
+
+    async def main() -> None:
+        async with LocalBackend() as backend, anyio.create_task_group() as tasks:
+            box = await backend.start(SandboxSpec())
+            await sh(box, "head -c 50000000 /dev/zero > big")
+            tasks.start_soon(partial(box.exec, ["sh", "-c", f"while :; do {stop}; done"], timeout_s=60))
+            await anyio.sleep(0.3)
+            name = await box.snapshot()
+            assert 50_000_000 < kept()[name] < 51_000_000
+            tasks.cancel_scope.cancel()
+
+    if os.geteuid() != 0:
+        pytest.skip("everything in the box is one user")
+    run(main)
+
+
+def test_a_snapshot_that_is_cancelled_leaves_nothing() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec())
+            await sh(box, "head -c 90000000 /dev/zero > big")
+            with anyio.move_on_after(0.06) as limit:
+                await box.snapshot()
+            assert limit.cancelled_caught
+            assert kept() == {}
+            assert await sh(box, "echo on") == "on\n"
+
+    run(main)
+
+
+def test_a_box_that_stays_has_its_bounds_also_when_it_is_found_again() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(stay=True, ttl_s=60, disk_mib=1))
+        async with LocalBackend() as other:
+            found = await other.attach(box.id)
+            await sh(found, "head -c 999999 /dev/urandom > one; cp one /tmp; mkdir names")
+            await sh(found, "cd names; for n in $(seq 2000); do : > $(printf %0200d $n); done")
+            with pytest.raises(SandboxError, match="more than 2 MiB"):
+                await found.snapshot()
+            await found.stop()
+
+    if os.geteuid() != 0:
+        pytest.skip("only root can guard the door")
+    run(main)
+
+
+def test_what_would_leave_too_little_to_others_is_not_written(tmp_path: Path) -> None:
+    free_bytes = shutil.disk_usage(tmp_path).free
+    folders.require_space(tmp_path, free_bytes // 2 - (folders.LEAST_FREE_MIB << 20))
+    with pytest.raises(OSError, match="only 0 MiB are free, and 512 are left to others"):
+        folders.require_space(tmp_path, 2 * free_bytes)
+
+
+def packed(place: Path) -> bytes:
+    pieces: list[bytes] = []
+    places_inside.pack([bytes(place)], pieces.append)
+    return b"".join(pieces)
+
+
+def test_nothing_is_put_back_by_way_of_a_link_or_out_of_place(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    place = tmp_path / "place"
+    (place / "sub").mkdir(parents=True)
+    (place / "sub" / "file").write_text("new")
+    whole = packed(place)
+    shutil.rmtree(place / "sub")
+    (place / "sub").symlink_to(tmp_path / "precious")
+    places_inside.unpack([bytes(place)], io.BytesIO(whole).read)
+    assert (place / "sub" / "file").read_text() == "new"
+    assert list((tmp_path / "precious").iterdir()) == []
+    record = bytes(place / "sub")
+    for other in (b"/etc", bytes(place / ".."), bytes(tmp_path / "precious")):
+        moved = whole.replace(len(record).to_bytes(4, "big") + record, len(other).to_bytes(4, "big") + other)
+        with pytest.raises(ValueError, match="is out of place"):
+            places_inside.unpack([bytes(place)], io.BytesIO(moved).read)
+
+
+def test_a_snapshot_that_ends_early_is_no_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    whole = packed(tmp_path)
+    for end in (0, 10, len(whole) - 60, len(whole) - 1):
+        with pytest.raises(ValueError, match="ends early"):
+            places_inside.unpack([bytes(tmp_path)], io.BytesIO(whole[:end]).read)
