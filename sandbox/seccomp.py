@@ -2,7 +2,8 @@
 
 A deny-list, since a list of what is allowed would have to follow every program and library. Refused (EPERM) is what
 reaches past namespaces and bounds (mounting, entering or making namespaces, kernel modules, keys, which belong to a
-user of the whole machine, clocks, swap, tracing) or what programs seldom need and the kernel's holes are often in
+user of the whole machine, contexts of asynchronous input and output, of which the whole machine has a fixed number,
+clocks, swap, tracing) or what programs seldom need and the kernel's holes are often in
 (`bpf`, `io_uring`, `userfaultfd`, `perf_event_open`). Sockets are of the families Unix, IPv4, IPv6 and netlink: others,
 like the one by which a virtual machine talks to its host, know no namespaces. `clone3`, whose flags lie in memory that
 no filter sees, and all calls newer than this list do not exist (ENOSYS), for which programs have an older way. A call
@@ -42,6 +43,7 @@ _DENIED: dict[str, tuple[int, int | None]] = {
     "fspick": (433, 433),
     "get_kernel_syms": (177, None),
     "init_module": (175, 105),
+    "io_setup": (206, 0),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425),

@@ -135,7 +135,7 @@ class Agent:
             return  # of a further channel: the box is as it is
         is_root = os.getuid() == 0
         self.users = {
-            "agent": kernel.User(config.get("agent_uid") if is_root else None),
+            "agent": kernel.User(config.get("agent_uid") if is_root else None, yields=True),
             "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
         }
         if config.get("root") and is_root:
@@ -167,7 +167,9 @@ class Agent:
         nothing = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)]
         self._stderr = Output(self.loop, ours, self._log.add, self)
         order = keeper.order([encoded(part) for part in argv], self._env, encoded(self.work), (0, 1, 2))
-        self.lanes.take(self.users["agent"]).run(order, [*nothing, theirs], self._on_command_ended)
+        lane = self.lanes.take(self.users["agent"])
+        self.lanes.spare(lane)  # the box ends with it
+        lane.run(order, [*nothing, theirs], self._on_command_ended)
 
     def _on_command_ended(self, report: Report) -> None:
         if self._stderr is not None:

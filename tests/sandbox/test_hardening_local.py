@@ -294,6 +294,13 @@ def test_the_agent_inside_cannot_be_read_steered_or_ended(user: SandboxUser) -> 
     assert said.count("not permitted") == 2
 
 
+def test_even_the_boxs_root_cannot_read_process_1() -> None:
+    said = attempt("head -c 1 /proc/1/mem; cat /proc/1/environ /proc/1/maps; readlink /proc/1/fd/*; echo end", "root")
+    assert said.count("Permission denied") == 3
+    assert "\nend\n" in f"\n{said}"
+    assert "socket:" not in said
+
+
 def test_even_the_boxs_root_cannot_kill_process_1() -> None:
     attempt("kill -9 1", user="root")  # which asserts that the box lives
 
