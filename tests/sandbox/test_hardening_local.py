@@ -273,7 +273,11 @@ for host in ("1.1.1.1", "169.254.169.254", "172.17.0.1", "127.0.0.1"):
 
 @pytest.mark.parametrize("user", ANYBODY)
 def test_the_docker_daemon_is_not_there(user: SandboxUser) -> None:
-    assert attempt("ls /run /var/run 2>/dev/null; env | grep -i docker", user=user).split() == ["/run:", "envkit", "envkit-grader"]
+    assert attempt("ls /run /var/run 2>/dev/null; env | grep -i docker", user=user).split() == [
+        "/run:",
+        "envkit",
+        "envkit-grader",
+    ]
 
 
 @pytest.mark.parametrize("user", ANYBODY)
