@@ -1,7 +1,7 @@
 """What a container is made of: the options that the Docker daemon is given, and what its state says about its end.
 
 The strict profile: a read-only root file system; what can be written (``/tmp``, ``/workspace``, the folder for sockets,
-``/dev/shm``) is in memory and of bounded size, and counts as memory of the box; process 1 is root with four
+a grader's, ``/dev/shm``) is in memory and of bounded size, and counts as memory of the box; process 1 is root with four
 capabilities, and nobody can gain any; no network; a filter of system calls (`envkit.sandbox.system_calls`).
 
 The system profile differs in that the root file system can be written, everything runs as root with the capabilities
@@ -15,6 +15,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from envkit.sandbox.boxes import GRADER_HOME
 from envkit.sandbox.child import cause_of
 from envkit.types import JSON, SandboxSpec
 
@@ -37,6 +38,7 @@ _PIDS = 256
 _DISK_MIB = 256
 _SYSTEM_DISK_MIB = 4096
 _SHM_MIB = 16
+_LARGEST_GRADER_HOME_MIB = 64
 _OPEN_FILES = 4096
 """As many as a daemon can grant that was itself given few."""
 _ULIMITS: Sequence[JSON] = (
@@ -216,6 +218,7 @@ def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:
     places: dict[str, JSON] = dict.fromkeys(image.volumes, f"{size},mode=1777")
     places["/tmp"] = f"{size},mode=1777"
     places[WORK] = f"{size},mode=0755,uid={AGENT_UID},gid={AGENT_UID}"
+    places[GRADER_HOME] = _grader_home(bounds, GRADER_UID)
     return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": places}
 
 
@@ -224,11 +227,17 @@ def _system(bounds: Bounds, bounds_disk: bool) -> dict[str, JSON]:
     host: dict[str, JSON] = {
         "CapAdd": list(_SYSTEM_CAPABILITIES),
         "ReadonlyRootfs": False,
+        "Tmpfs": {GRADER_HOME: _grader_home(bounds, 0)},
         "Ulimits": [*_ULIMITS, {"Name": "fsize", "Soft": most, "Hard": most}],
     }
     if bounds_disk:
         host["StorageOpt"] = {"size": f"{bounds.disk_mib}m"}
     return host
+
+
+def _grader_home(bounds: Bounds, uid: int) -> str:
+    size_mib = min(bounds.disk_mib, _LARGEST_GRADER_HOME_MIB)
+    return f"size={size_mib}m,exec,nosuid,nodev,mode=0700,uid={uid},gid={uid}"
 
 
 def _sockets_options(spec: SandboxSpec) -> str:

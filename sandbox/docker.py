@@ -24,7 +24,7 @@ from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did
 from envkit.sandbox import agent, allowlist, attached, container, folders, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
 from envkit.sandbox.box import Box, Boxes, Hold
-from envkit.sandbox.boxes import refuse
+from envkit.sandbox.boxes import GRADER_HOME, refuse
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
 from envkit.sandbox.container import (
     AGENT_UID,
@@ -273,6 +273,7 @@ class DockerBackend:
         config: dict[str, JSON] = {
             "agent_uid": None if is_root else AGENT_UID,
             "grader_uid": None if is_root else GRADER_UID,
+            "grader_home": GRADER_HOME,
             "root": True,
             "env": {**proxy.variables(spec), **container.environment(spec, plan.image)},
             "work": WORK,

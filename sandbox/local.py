@@ -42,7 +42,7 @@ from envkit.sandbox import (
     stays,
 )
 from envkit.sandbox.box import Box, Boxes, Hold
-from envkit.sandbox.boxes import refuse
+from envkit.sandbox.boxes import GRADER_HOME, refuse
 from envkit.sandbox.bubblewrap import DOOR, PATH, SOCKETS, WORK, why_unavailable
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
 from envkit.sandbox.first_process import FirstProcess
@@ -194,7 +194,7 @@ class LocalBackend:
         await anyio.wait_readable(stream)
 
     def _furnished(self, held: Life) -> Path:
-        """Give the agent's user its folders, before any program of the box runs; return that of its sockets.
+        """Give the box's users their folders, before any program of the box runs; return that of its sockets.
 
         Raises:
             OSError: The box has ended.
@@ -206,6 +206,7 @@ class LocalBackend:
         if os.geteuid() == 0:
             first.give(WORK, _AGENT_UID)
             first.give(SOCKETS, _AGENT_UID)
+            first.give(GRADER_HOME, _GRADER_UID)
         if held.folder is not None:
             stays.remember(held.folder, first.pid)
         return sockets
@@ -245,6 +246,7 @@ class LocalBackend:
         return {
             "agent_uid": _AGENT_UID if is_root else None,
             "grader_uid": _GRADER_UID if is_root else None,
+            "grader_home": GRADER_HOME,
             "root": is_root,
             "env": {**_ENV, **proxy.variables(spec), **spec.env},
             "work": WORK,

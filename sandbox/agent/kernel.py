@@ -43,13 +43,27 @@ class User:
     Attributes:
         uid: User and group id to take; None stays what the agent is.
         env: Variables that its programs have beside those of the box.
+        is_private: Whether what it leaves is closed to the others; has no meaning for one that is no other.
         yields: Whether its programs are ended when another user finds no room for a process.
     """
 
-    def __init__(self, uid: int | None, env: dict[bytes, bytes] | None = None, *, yields: bool = False) -> None:
+    def __init__(
+        self,
+        uid: int | None,
+        env: dict[bytes, bytes] | None = None,
+        *,
+        is_private: bool = False,
+        yields: bool = False,
+    ) -> None:
         self.uid = uid
         self.env = env or {}
+        self.is_private = is_private
         self.yields = yields
+
+    @property
+    def rights(self) -> int:
+        """What of a mode its new files have, unless somebody says otherwise."""
+        return 0o700 if self.is_private else 0o777
 
     def act(self, action: Callable[[], T]) -> T:
         """Return what `action` returns when done with this user's rights, so that links resolve with those."""
@@ -82,6 +96,8 @@ class User:
         _prctl(libc, _PR_SET_NO_NEW_PRIVS, 1)
         if self.uid is None:
             return
+        if self.is_private:
+            os.umask(0o077)
         _prctl(libc, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         for capability in range(_CAPABILITIES):
             _prctl(libc, _PR_CAPBSET_DROP, capability)  # refused without SETPCAP, and then the others must do
