@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .processes import Table
 
 _SURPLUS_S = 2.0
-"""How long lanes that are not needed just now are kept for the next burst."""
+"""How long a lane must not have been needed until it is let go."""
 LOST = -9
 """Exit code of a command whose lane was killed."""
 
@@ -151,7 +151,8 @@ class Lanes:
         self.loop = loop
         self._adopts: bool | None = None  # whether orphans of a lane's commands stay below the lane
         self._all: set[Lane] = set()
-        self._idle: dict[int | None, list[Lane]] = {}
+        self._idle: dict[int | None, list[Lane]] = {}  # the last one is taken first
+        self._surplus: dict[int | None, int] = {}  # how many of those nobody has taken since `_trim`
         self._children: dict[int, Callable[[int], None] | None] = {}
         self._trims = False
 
@@ -163,7 +164,9 @@ class Lanes:
         """
         idle = self._idle.get(user.uid)
         if idle:
-            return idle.pop()
+            lane = idle.pop()
+            self._surplus[user.uid] = min(self._surplus.get(user.uid, 0), len(idle))
+            return lane
         lane = Lane(self, user)
         self._all.add(lane)
         return lane
@@ -173,8 +176,7 @@ class Lanes:
         idle = self._idle.setdefault(lane.user.uid, [])
         idle.append(lane)
         if len(idle) > 1 and not self._trims:
-            self._trims = True
-            self.loop.after(_SURPLUS_S, self._trim)
+            self._trim_later()
 
     def discard(self, lane: Lane) -> None:
         self._all.discard(lane)
@@ -230,8 +232,15 @@ class Lanes:
         us = os.getpid()
         return {pid for pid, (parent, _) in running.items() if parent == us and pid not in self._children}
 
+    def _trim_later(self) -> None:
+        self._trims = True
+        self.loop.after(_SURPLUS_S, self._trim)
+
     def _trim(self) -> None:
         self._trims = False
-        for idle in self._idle.values():
-            for lane in idle[1:]:
+        for uid, idle in self._idle.items():
+            for lane in idle[1 : self._surplus.get(uid, 0)]:
                 lane.close()
+            self._surplus[uid] = len(idle)
+        if any(len(idle) > 1 for idle in self._idle.values()):
+            self._trim_later()
