@@ -155,7 +155,7 @@ class LocalBackend:
                 agent.command(python),
                 stream=theirs,
                 filter_program=self._filter,
-                places=self._places,
+                group=cgroups.Group(self._places, f"{self._boxes.folder.name}-{box_id}"),
                 bounds=self._bounds(spec),
             )
         except OSError as error:
@@ -206,7 +206,7 @@ class LocalBackend:
             first.give(WORK, _AGENT_UID)
             first.give(SOCKETS, _AGENT_UID)
         if held.folder is not None:
-            stays.remember(held.folder, first.pid)
+            stays.remember(held.folder, first.pid, held.group.name)
         return sockets
 
     def _box(self, box_id: str, stream: socket.socket, held: Life, sockets: Path, spec: SandboxSpec) -> Box:
@@ -309,8 +309,7 @@ class LocalBackend:
         self._opening = agent.opening()
         self._modules, self._importable = interpreter.standard_library(), interpreter.readable()
         for group in cgroups.gone(self._places):
-            group.kill()
-            group.remove()
+            group.remove()  # unless a box that stays is in it; whoever else was died with the owner
         return self
 
     async def __aexit__(
