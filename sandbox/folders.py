@@ -4,8 +4,8 @@
         process-1/                                              one box, where it needs a folder of the host
             s/                                                  what its sockets are in
 
-The owner of a run's folder is the process that runs it; that of a box which outlives its run, and of every control
-group, is the process that the box's life hangs on. The path of a Unix socket may have 107 bytes (103 on macOS), which
+The owner of a run's folder is the process that runs it; that of a box which outlives its run is the process that the
+box's life hangs on. The path of a Unix socket may have 107 bytes (103 on macOS), which
 is why the parent is not a nested cache folder.
 """
 

@@ -156,7 +156,7 @@ class LocalBackend:
                 agent.command(python),
                 stream=theirs,
                 filter_program=self._filter,
-                places=self._places,
+                group=cgroups.Group(self._places, f"{self._boxes.folder.name}-{box_id}"),
                 bounds=self._bounds(spec),
             )
         except OSError as error:
@@ -208,7 +208,7 @@ class LocalBackend:
             first.give(SOCKETS, _AGENT_UID)
             first.give(GRADER_HOME, _GRADER_UID)
         if held.folder is not None:
-            stays.remember(held.folder, first.pid)
+            stays.remember(held.folder, first.pid, held.group.name)
         return sockets
 
     def _box(
@@ -313,8 +313,10 @@ class LocalBackend:
         bubblewrap.write_etc(self._boxes.folder / "etc")
         self._opening = agent.opening()
         self._modules, self._importable = interpreter.standard_library(), interpreter.readable()
+        staying = stays.groups()
         for group in cgroups.gone(self._places):
-            await life.empty(group)
+            if group.name not in staying:
+                await life.empty(group)
         return self
 
     async def __aexit__(

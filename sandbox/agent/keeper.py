@@ -84,6 +84,7 @@ def serve(fd: int, user: kernel.User, parent: int) -> None:
     line = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
     os.close(fd)
     filler = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(filler, 0)  # what a command that is given no standard input reads
     while filler < _FIRST_FREE - 1:
         filler = os.dup(filler)
     while True:

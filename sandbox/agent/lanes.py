@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .processes import Table
 
 _SURPLUS_S = 2.0
-"""How long lanes that are not needed just now are kept for the next burst."""
+"""How long a lane must not have been needed until it is let go."""
 _RESERVE = 32
 """How many processes are free for who does not yield; a quarter of the box's bound where that is less."""
 _LOOK_S = 0.01
@@ -161,7 +161,8 @@ class Lanes:
         self.loop = loop
         self._adopts: bool | None = None  # whether orphans of a lane's commands stay below the lane
         self._all: set[Lane] = set()
-        self._idle: dict[kernel.User, list[Lane]] = {}
+        self._idle: dict[kernel.User, list[Lane]] = {}  # the last one is taken first
+        self._surplus: dict[kernel.User, int] = {}  # how many of those nobody has taken since `_trim`
         self._children: dict[int, Callable[[int], None] | None] = {}
         self._yielding: set[int] = set()  # those of them that are ended, with all below, to make room
         self._trims = False
@@ -180,7 +181,9 @@ class Lanes:
                 self._look_later(_LOOK_S)
         idle = self._idle.get(user)
         if idle:
-            return idle.pop()
+            lane = idle.pop()
+            self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
+            return lane
         lane = Lane(self, user)
         self._all.add(lane)
         return lane
@@ -190,8 +193,7 @@ class Lanes:
         idle = self._idle.setdefault(lane.user, [])
         idle.append(lane)
         if len(idle) > 1 and not self._trims:
-            self._trims = True
-            self.loop.after(_SURPLUS_S, self._trim)
+            self._trim_later()
 
     def discard(self, lane: Lane) -> None:
         self._all.discard(lane)
@@ -303,8 +305,15 @@ class Lanes:
             self.reap()
         return True
 
+    def _trim_later(self) -> None:
+        self._trims = True
+        self.loop.after(_SURPLUS_S, self._trim)
+
     def _trim(self) -> None:
         self._trims = False
-        for idle in self._idle.values():
-            for lane in idle[1:]:
+        for user, idle in self._idle.items():
+            for lane in idle[1 : self._surplus.get(user, 0)]:
                 lane.close()
+            self._surplus[user] = len(idle)
+        if any(len(idle) > 1 for idle in self._idle.values()):
+            self._trim_later()

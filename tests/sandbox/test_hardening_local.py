@@ -382,7 +382,9 @@ def test_the_groups_and_folders_of_an_owner_that_was_killed_are_cleared_away() -
         with anyio.fail_after(5):
             while not all(folders.is_owner_gone(name) for name in left):  # noqa: ASYNC110 - other processes tell nobody
                 await anyio.sleep(0.01)
-        async with LocalBackend():
-            assert not left & groups()
+        with anyio.fail_after(5):
+            while left & groups():  # who was in it may still be dying
+                async with LocalBackend():
+                    pass
 
     run(main)
