@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+import stat
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import anyio
+
+from envkit import clock
 from envkit.sandbox import folders
-from envkit.sandbox.daemon import Daemon
+from envkit.sandbox.daemon import Daemon, DaemonError
 
 RUN_LABEL = "envkit.run"
 OWNER_LABEL = "envkit.owner"
@@ -16,6 +22,10 @@ BOX_LABEL = "envkit.box"
 STAY_LABEL = "envkit.stay"
 
 _ENDED = ("created", "dead", "exited")
+_ANSWER_S = 5.0
+"""How long after it was asked the daemon may still make a container."""
+_REAP_S = 15.0
+_PAUSE_S = 0.05
 
 
 def labels(run: str, box_id: str, *, stays: bool) -> dict[str, str]:
@@ -30,29 +40,122 @@ def labels(run: str, box_id: str, *, stays: bool) -> dict[str, str]:
     return {**found, STAY_LABEL: "yes"} if stays else found
 
 
+@contextmanager
+def underway(made: Mapping[str, str]) -> Iterator[None]:
+    """Leave a note, for the length of the block, that the daemon is asked for what has the labels `made`.
+
+    It makes that even when we are killed before it answers, so who clears away after us must know what is to come.
+    """
+    notes = [root / _note(made) for root in folders.roots()][:1]
+    with suppress(OSError):
+        for note in notes:
+            note.touch(mode=0o600)
+    try:
+        yield
+    finally:
+        for note in notes:
+            note.unlink(missing_ok=True)
+
+
 async def reap(daemon: Daemon) -> list[str]:
     """Remove the containers, volumes and snapshots of processes of this machine that are gone; return their names.
 
-    A box that is to stay is left while it runs.
+    A box that is to stay is left while it runs. What the daemon was still asked for when its owner died is waited for.
+    When this returns nothing is left, except what the daemon does not let go within 15 s.
 
     Raises:
         DaemonError: The daemon does not answer.
     """
-    gone = []
-    for found in await daemon.containers(OWNER_LABEL):
-        stays = STAY_LABEL in found["Labels"] and found["State"] not in _ENDED
-        if _is_ownerless(found["Labels"]) and not stays:
-            await daemon.remove(found["Id"])
-            gone.append(str(found["Id"]))
-    for found in await daemon.volumes(OWNER_LABEL):
-        if _is_ownerless(found["Labels"]):
-            await daemon.remove_volume(found["Name"])
-            gone.append(str(found["Name"]))
+    gone: set[str] = set()
+    deadline = clock.now() + _REAP_S
+    while not await _reap_once(daemon, gone):
+        if clock.now() > deadline:
+            break
+        await anyio.sleep(_PAUSE_S)
     for found in await daemon.images(OWNER_LABEL):
         if _is_ownerless(found["Labels"]):
             await daemon.remove_image(found["Id"])
-            gone.append(str(found["Id"]))
-    return gone
+            gone.add(str(found["Id"]))
+    return sorted(gone)
+
+
+async def clear(daemon: Daemon, run: str) -> None:
+    """Remove what a run of this process has left: snapshots, and containers that no box knows of any more.
+
+    Raises:
+        DaemonError: The daemon does not answer.
+    """
+    with anyio.move_on_after(_ANSWER_S):
+        while any(list(root.glob(f"{run}+*")) for root in folders.roots()):  # noqa: ASYNC110 - threads tell nobody
+            await anyio.sleep(_PAUSE_S)
+    for found in await daemon.containers(f"{RUN_LABEL}={run}"):
+        if not _stays(found):
+            await daemon.remove(found["Id"])
+    for found in await daemon.images(f"{RUN_LABEL}={run}"):
+        await daemon.remove_image(found["Id"])
+
+
+async def _reap_once(daemon: Daemon, gone: set[str]) -> bool:
+    """Remove what is found, add its names to `gone`, and say whether there was nothing and nothing is to come."""
+    notes = list(_notes())  # before we look, since a note is taken away when its container is there
+    containers = await daemon.containers(OWNER_LABEL)
+    made = {_note(found["Labels"]) for found in containers}
+    staying = {_note(found["Labels"]) for found in containers if _stays(found)}
+    doomed = [one for one in containers if not _stays(one) and _is_ownerless(one["Labels"])]
+    async with anyio.create_task_group() as tasks:
+        for found in doomed:
+            tasks.start_soon(_unless_refused, daemon.remove, str(found["Id"]))
+    volumes = [
+        one
+        for one in await daemon.volumes(OWNER_LABEL)
+        if _is_ownerless(one["Labels"]) and _note(one["Labels"]) not in staying
+    ]
+    for found in volumes:
+        await _unless_refused(daemon.remove_volume, str(found["Name"]))
+    for note in notes:
+        if note.name in made or not _is_fresh(note):
+            note.unlink(missing_ok=True)
+    gone |= {str(found["Id"]) for found in doomed} | {str(found["Name"]) for found in volumes}
+    return not doomed and not volumes and not any(note.exists() for note in notes)
+
+
+async def _unless_refused(remove: Callable[[str], Awaitable[None]], name: str) -> None:
+    """Remove something, or leave it to a later look."""
+    with suppress(DaemonError):
+        await remove(name)
+
+
+def _notes() -> Iterator[Path]:
+    """The notes of processes that are gone, of our user."""
+    for root in folders.roots():
+        for note in root.glob("envkit-*-*-*-*+*"):
+            if folders.is_owner_gone(note.name) and _is_ours(note):
+                yield note
+
+
+def _note(made: Mapping[str, str]) -> str:
+    """The name of the note about what has these labels; it begins with the owner's."""
+    return f"{made.get(RUN_LABEL)}+{made.get(BOX_LABEL)}"
+
+
+def _is_ours(note: Path) -> bool:
+    try:
+        found = note.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _is_fresh(note: Path) -> bool:
+    """Whether what it is about may still come."""
+    try:
+        return clock.wall() - note.lstat().st_mtime < _ANSWER_S
+    except OSError:
+        return False
+
+
+def _stays(found: Mapping[str, Any]) -> bool:
+    return STAY_LABEL in found["Labels"] and found["State"] not in _ENDED
 
 
 def _owner() -> str:

@@ -27,7 +27,7 @@ from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.fallback import FallbackBox
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.process import ProcessBackend
-from envkit.types import ExecResult, SandboxSpec, SandboxUser
+from envkit.types import ExecResult, FileUser, SandboxSpec, SandboxUser
 
 T = TypeVar("T")
 
@@ -156,6 +156,11 @@ class BlockingSandbox:
         return self._box.id
 
     @property
+    def grader_home(self) -> str:
+        """The folder that only a grader can enter; see `envkit.protocols.Sandbox.grader_home`."""
+        return self._box.grader_home
+
+    @property
     def gives_up(self) -> Sequence[str]:
         """What it does not hold of what others of its kind hold."""
         return self._box.gives_up
@@ -179,21 +184,21 @@ class BlockingSandbox:
         """Return the shell `name`, which starts with its first command."""
         return BlockingShell(self._box.shell(name, user=user), self.wait_for)
 
-    def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+    def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
         """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
-        return self.wait_for(partial(self._box.read, path, max_bytes=max_bytes))
+        return self.wait_for(partial(self._box.read, path, max_bytes=max_bytes, user=user))
 
-    def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
+    def write(self, path: str, content: str | bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         """Write a file, text as UTF-8; see `envkit.protocols.Sandbox.write`."""
-        self.wait_for(partial(self._box.write, path, _bytes(content), mode=mode))
+        self.wait_for(partial(self._box.write, path, _bytes(content), mode=mode, user=user))
 
-    def upload(self, source: str | Path, target: str) -> None:
+    def upload(self, source: str | Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file or folder into the box; see `envkit.protocols.Sandbox.upload`."""
-        self.wait_for(partial(self._box.upload, Path(source), target))
+        self.wait_for(partial(self._box.upload, Path(source), target, user=user))
 
-    def download(self, source: str, target: str | Path, *, max_bytes: int = 1 << 30) -> None:
+    def download(self, source: str, target: str | Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         """Copy a file or folder out of the box; see `envkit.protocols.Sandbox.download`."""
-        self.wait_for(partial(self._box.download, source, Path(target), max_bytes=max_bytes))
+        self.wait_for(partial(self._box.download, source, Path(target), max_bytes=max_bytes, user=user))
 
     def connect(self, place: str | int) -> socket.socket:
         """Return a connected stream to a socket or port inside; see `envkit.protocols.Sandbox.connect`."""

@@ -182,10 +182,10 @@ def test_nothing_runs_on_when_the_program_ends(end: str) -> None:
 
 
 def _runs(argument: str) -> bool:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
             try:
-                if argument.encode() in Path(entry.path, "cmdline").read_bytes().split(b"\0"):
+                if argument.encode() in (process / "cmdline").read_bytes().split(b"\0"):
                     return True
             except OSError:
                 continue
