@@ -144,7 +144,7 @@ class App:
         async with self._calls.sessions, anyio.create_task_group() as tasks:
             self._sockets = Sockets(self._calls, tasks, self._max_request_bytes)
             if self._calls.sandboxes is not None:
-                self._calls.sandboxes.repeats.tasks = tasks
+                self._calls.sandboxes.live(tasks)
             await send({"type": "lifespan.startup.complete"})
             await receive()
             tasks.cancel_scope.cancel()

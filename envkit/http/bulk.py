@@ -77,7 +77,9 @@ class Bulk:
             while piece := await exchange.do(response.read, _PIECE_BYTES):
                 yield piece
 
-    async def _request(self, verb: str, target: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+    async def _request(
+        self, verb: str, target: str, body: bytes, timeout_s: float, headers: Mapping[str, str]
+    ) -> bytes:
         async with _Exchange(self, timeout_s) as exchange:
             await exchange.begin(verb, target, {**headers, "Content-Length": str(len(body))})
             with suppress(UnreachableError):  # it may have answered before it has read all

@@ -15,11 +15,10 @@ from envkit.http import sandbox_wire as wire
 from envkit.http.asgi import JSON, PROBLEM, RETRY_AFTER_S, Receive, Scope, Send, read_body, respond
 from envkit.http.folders import MAX_TREE_BYTES, Folders
 from envkit.http.repeats import Outcome
-from envkit.http.sandbox_calls import SandboxCalls, Tenant, tenant_of
-from envkit.http.wire import PROTOCOL, DoneReply, read, write
+from envkit.http.sandbox_calls import SandboxCalls, tenant_of
+from envkit.http.sandbox_starts import Tenant
+from envkit.http.wire import DoneReply, read, write
 from envkit.types import FleetEvent, SandboxUser
-
-BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
 
 MAX_EXEC_BYTES = 32 << 20
 """Size of the body of a program or command, input included, above which it is refused."""
@@ -51,9 +50,9 @@ class SandboxPaths:
     async def answer_hot(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer the run of a program or of a shell's command; False where the request is for something else."""
         path: str = scope["path"]
-        if scope["method"] != "POST" or not path.startswith(BEFORE_ID):
+        if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID):
             return False
-        id, *rest = path[len(BEFORE_ID) :].split("/")
+        id, *rest = path[len(wire.BEFORE_ID) :].split("/")
         if rest == ["exec"]:
             await self.exec(id, scope, receive, send)
         elif len(rest) == 2 and rest[0] == "shells":

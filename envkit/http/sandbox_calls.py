@@ -7,18 +7,15 @@ a bound in seconds, so that none hangs, whatever its sandbox does.
 from __future__ import annotations
 
 import hashlib
-import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
-from envkit import clock
 from envkit.errors import (
     DeadlineError,
     EnvkitError,
@@ -33,6 +30,7 @@ from envkit.errors import (
 from envkit.http import sandbox_wire as wire
 from envkit.http.asgi import Scope
 from envkit.http.repeats import Outcome, Repeats
+from envkit.http.sandbox_starts import Order, Snapshots, Starts, Tenant
 from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import JSON
@@ -49,10 +47,7 @@ _SLACK_S = 30.0
 _FILE_S = 120.0
 _STOP_S = 60.0
 _WAIT_S = 25.0
-_MAX_SNAPSHOTS = 10_000
-_UNTOLD_S = 600.0
 
-Tenant: TypeAlias = str | None
 Call: TypeAlias = Callable[[Any, Tenant], Awaitable[Outcome]]
 T = TypeVar("T")
 
@@ -88,18 +83,6 @@ def tenant_of(scope: Scope) -> Tenant:
     return tenant
 
 
-@dataclass(slots=True)
-class _Creation:
-    """A sandbox that is being started for somebody."""
-
-    tenant: str
-    content: bytes
-    done: anyio.Event = field(default_factory=anyio.Event)
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    error: Exception | None = None
-    ended_at: float = 0.0
-
-
 class SandboxCalls:
     """The calls about sandboxes of protocol version 1.
 
@@ -121,8 +104,8 @@ class SandboxCalls:
         self.repeats = Repeats(self.failure)
         self.closing = anyio.Event()
         self._problem = problem
-        self._creations: dict[str, _Creation] = {}
-        self._snapshots: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._starts = Starts(pool, self.repeats.drop)
+        self._snapshots = Snapshots()
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
             "create": (msgspec.json.Decoder(wire.CreateFrame), self._plain(self.create)),
             "view": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.view)),
@@ -140,6 +123,10 @@ class SandboxCalls:
             "stop": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.stop)),
             "cancel": (msgspec.json.Decoder(wire.CancelFrame), self._plain(self.cancel)),
         }
+
+    def live(self, tasks: TaskGroup) -> None:
+        """Have what outlives its caller done in `tasks`."""
+        self.repeats.tasks = self._starts.tasks = tasks
 
     async def answer(self, frame: Frame, scope: Scope, used: set[str]) -> Outcome:
         """Answer a frame; an error is an answer too. The sandbox that it uses, if it does, is added to `used`."""
@@ -162,28 +149,18 @@ class SandboxCalls:
     def keep(self, used: set[str], tenant: Tenant) -> None:
         """Renew the leases of the sandboxes named in `used`; the names of those that are over are taken out."""
         for id in list(used):
-            if id not in self._creations:
+            if id not in self._starts:
                 try:
                     self.pool.get(id, tenant=tenant)
                 except EnvkitError:
                     used.discard(id)
 
     async def create(self, body: wire.CreateFrame, tenant: Tenant) -> wire.SandboxReply:
-        """Lend a sandbox; a caller that goes away meanwhile leaves that alone.
-
-        A start that fails is reported to whoever waits for it, or else to the next who asks.
-        """
+        """Lend a sandbox; a caller that goes away meanwhile leaves that alone."""
         self.refuse_when_closing()
-        id = body.sandbox_id
-        creation = self._creations.get(id)
-        if creation is None or (creation.tenant, creation.content) != (tenant or "", _content(body)):
-            creation = self._begin(id, body, tenant)  # where it is another, the pool says what is to be said
-        await creation.done.wait()
-        if self._creations.get(id) is creation:
-            del self._creations[id]
-        if creation.error is not None:
-            raise creation.error.with_traceback(None)
-        return wire.SandboxReply.of(self.pool.view(id, tenant=tenant))
+        snapshot = None if body.snapshot is None else self._snapshots.known(body.snapshot, tenant)
+        await self._starts.run(Order(body.sandbox_id, body.spec(), tenant or "", body.lease_s, snapshot))
+        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=tenant))
 
     async def view(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.SandboxReply:
         return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=tenant))
@@ -252,12 +229,8 @@ class SandboxCalls:
         sandbox = self.find(body.sandbox_id, tenant)
 
         async def run() -> wire.SnapshotReply:
-            # The backends' own names can be guessed, and would give one tenant the files of another.
-            name = f"snapshot-{secrets.token_hex(16)}"
-            self._snapshots[name] = (self.pool.view(body.sandbox_id).tenant, await sandbox.snapshot())
-            if len(self._snapshots) > _MAX_SNAPSHOTS:
-                self._snapshots.popitem(last=False)
-            return wire.SnapshotReply(name)
+            owner = self.pool.view(body.sandbox_id, tenant=tenant).tenant
+            return wire.SnapshotReply(self._snapshots.name(owner, await sandbox.snapshot()))
 
         return await self._once(body, body.key, run, self.max_timeout_s)
 
@@ -292,11 +265,7 @@ class SandboxCalls:
         """End a sandbox; goes on when the caller goes away."""
         id = body.sandbox_id
         with anyio.CancelScope(shield=True):
-            creation = self._creations.get(id)
-            if creation is not None and tenant in (None, creation.tenant):
-                creation.scope.cancel()
-                await creation.done.wait()
-                self._creations.pop(id, None)
+            await self._starts.cancel(id, tenant)
             with suppress(SandboxNotFoundError):  # it may be another's, and so may be what was called
                 self.pool.view(id, tenant=tenant)
                 self.repeats.drop(id)
@@ -344,42 +313,6 @@ class SandboxCalls:
 
     def _plain(self, method: Callable[[Any, Tenant], Awaitable[object]]) -> Call:
         return lambda body, tenant: self.outcome(partial(method, body, tenant))
-
-    def _begin(self, id: str, body: wire.CreateFrame, tenant: Tenant) -> _Creation:
-        try:
-            self.pool.view(id)
-        except SandboxNotFoundError:
-            self.repeats.drop(id)  # those of an earlier one of this name, which ended by itself
-        untold_s = clock.now() - _UNTOLD_S
-        for name, one in list(self._creations.items()):
-            if one.done.is_set() and one.ended_at < untold_s:
-                del self._creations[name]
-        snapshot = None if body.snapshot is None else self._snapshot(body.snapshot, tenant)
-        creation = _Creation(tenant or "", _content(body))
-        self._creations.setdefault(id, creation)
-        assert self.repeats.tasks is not None
-        self.repeats.tasks.start_soon(self._create, id, body, tenant, snapshot, creation)
-        return creation
-
-    async def _create(
-        self, id: str, body: wire.CreateFrame, tenant: Tenant, snapshot: str | None, creation: _Creation
-    ) -> None:
-        creation.error = SandboxNotFoundError(f"sandbox {id} was stopped while it was started")
-        try:
-            with creation.scope:
-                await self.pool.create(id, body.spec(), tenant=tenant or "", ttl_s=body.lease_s, snapshot=snapshot)
-                creation.error = None
-        except Exception as error:
-            creation.error = error
-        finally:
-            creation.ended_at = clock.now()
-            creation.done.set()
-
-    def _snapshot(self, name: str, tenant: Tenant) -> str:
-        owner, known = self._snapshots.get(name, (None, ""))
-        if owner is None or tenant not in (None, owner):
-            raise SandboxNotFoundError(f"there is no snapshot {name[:200]!r}")
-        return known
 
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
         await self.closing.wait()

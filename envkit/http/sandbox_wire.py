@@ -16,7 +16,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from envkit.errors import RequestError
+from envkit.http.wire import PROTOCOL
 from envkit.types import ExecResult, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
+
+BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
+"""What the paths of one sandbox begin with."""
 
 LEASE_S = 3600.0
 """Seconds without use after which a sandbox is stopped, unless its maker says otherwise."""
