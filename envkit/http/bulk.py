@@ -135,9 +135,10 @@ class _Exchange:
             return response
         content = await self.do(response.read, _PIECE_BYTES)
         try:
-            raise from_problem(_PROBLEM.decode(content))
+            problem = from_problem(_PROBLEM.decode(content))
         except (ValueError, RecursionError):
             raise self._bulk.unreachable(f"answers with status {response.status}; is it an `envkit serve`?") from None
+        raise problem
 
     async def answer(self) -> bytes:
         response = await self.response()
