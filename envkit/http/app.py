@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import anyio
 import msgspec
 
-from envkit.errors import TooLargeError
+from envkit.errors import RequestError
 from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
 from envkit.http.calls import Calls, no_sandboxes
@@ -125,7 +125,7 @@ class App:
     async def _any(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(scope, receive, self._max_request_bytes)
-        except TooLargeError as error:
+        except RequestError as error:
             await respond_problem(send, self._calls.problem(error))
         else:
             await self._describe()(scope, replay(body, receive), send)

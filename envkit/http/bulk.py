@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import anyio
 import msgspec
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, from_problem
@@ -117,6 +118,7 @@ class _Exchange:
         self._bulk = bulk
         self._timeout_s = timeout_s
         self._connection = bulk.connect(min(timeout_s, CONNECT_TIMEOUT_S))
+        self._is_waiting = False
 
     async def begin(self, verb: str, target: str, headers: Mapping[str, str]) -> None:
         await self.do(self._begin, verb, target, {**self._bulk.headers, **headers, "Connection": "close"})
@@ -156,17 +158,21 @@ class _Exchange:
 
     async def do(self, call: Callable[..., T], *args: object) -> T:
         """Do in a thread what waits for the connection; who is cancelled meanwhile breaks it."""
-        result: list[T] = []
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._break_unless, result)
-                result.append(await clock.to_thread(call, *args))
-                tasks.cancel_scope.cancel()
-        except* (OSError, http.client.HTTPException) as group:
-            cause = group.exceptions[0]
-            text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        failure: Exception | None = None
+        self._is_waiting = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._break_when_cancelled)
+            try:
+                result = await clock.to_thread(call, *args)
+            except (OSError, http.client.HTTPException) as error:
+                await checkpoint_if_cancelled()  # then it was we who broke it
+                failure = error
+            self._is_waiting = False
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            text = getattr(failure, "strerror", None) or str(failure) or type(failure).__name__
             raise self._bulk.unreachable(text) from None
-        return result[0]
+        return result
 
     async def __aenter__(self) -> _Exchange:
         return self
@@ -184,11 +190,11 @@ class _Exchange:
             connection.putheader(name, value)
         connection.endheaders()
 
-    async def _break_unless(self, result: list[T]) -> None:
+    async def _break_when_cancelled(self) -> None:
         try:
             await anyio.sleep_forever()
         finally:
-            if not result and self._connection.sock is not None:
+            if self._is_waiting and self._connection.sock is not None:
                 with suppress(OSError):
                     self._connection.sock.shutdown(socket.SHUT_RDWR)
 

@@ -85,8 +85,9 @@ class Line:
         return self.decoded(method, await self.channel.call(f"sandbox.{method}", body, timeout_s), reply)
 
     async def stop(self, id: str) -> None:
-        """End a sandbox and wait until nothing is left of it; safe to repeat."""
-        await self.call("stop", wire.SandboxFrame(id), DoneReply, _STOP_S)
+        """End a sandbox and wait until nothing is left of it; safe to repeat, not cancelled, bounded (75 s)."""
+        with anyio.CancelScope(shield=True):
+            await self.call("stop", wire.SandboxFrame(id), DoneReply, _STOP_S)
 
     def decoded(self, method: str, content: bytes | msgspec.Raw, reply: type[T]) -> T:
         """Return an answer.

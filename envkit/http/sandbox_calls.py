@@ -335,7 +335,13 @@ async def _within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
 
 def _content(body: msgspec.Struct) -> bytes:
     """Return what a call asks for, in few bytes."""
-    return hashlib.blake2b(write([type(body).__name__, body]), digest_size=32).digest()
+    digest = hashlib.blake2b(type(body).__name__.encode(), digest_size=32)
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        part = value if isinstance(value, bytes) else repr(value).encode(errors="surrogatepass")
+        digest.update(b"%b %d " % (name.encode(), len(part)))
+        digest.update(part)
+    return digest.digest()
 
 
 def _refused(what: str, error: ValueError) -> EnvkitError:

@@ -70,7 +70,7 @@ class SandboxClient:
             raise
         finally:
             if is_reachable:
-                with anyio.CancelScope(shield=True), suppress(EnvkitError):
+                with suppress(EnvkitError):
                     await self.stop(id)
 
     async def create(
@@ -110,7 +110,7 @@ class SandboxClient:
         return [one.view() for one in (await self._line.call("list", NoBody(), wire.SandboxesReply)).sandboxes]
 
     async def stop(self, id: str) -> None:
-        """End a sandbox and wait until nothing is left of it; safe to repeat."""
+        """End a sandbox and wait until nothing is left of it; safe to repeat, not cancelled, bounded (75 s)."""
         await self._line.stop(wire.read_sandbox_id(id))
 
     async def __aenter__(self) -> Self:

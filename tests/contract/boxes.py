@@ -70,8 +70,8 @@ PARAMS = [
     pytest.param("local", marks=pytest.mark.bwrap),
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
-    pytest.param("remote", marks=pytest.mark.bwrap),
 ]
+REMOTE = pytest.param("remote", marks=pytest.mark.bwrap)
 
 
 def run(main: Callable[[], Awaitable[object]]) -> None:
