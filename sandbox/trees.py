@@ -53,7 +53,7 @@ async def waiting_place() -> AsyncIterator[Path]:
         try:
             folders.require_space(place)
         except OSError as error:
-            raise RefusedFileError(error.strerror) from None
+            raise RefusedFileError(str(error)) from None
         yield place
     finally:
         with anyio.CancelScope(shield=True):

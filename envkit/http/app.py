@@ -14,11 +14,12 @@ import msgspec
 from envkit.errors import RequestError
 from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
+from envkit.http.callers import caller_of
 from envkit.http.calls import Calls, no_sandboxes
 from envkit.http.folders import Folders, Trees
 from envkit.http.frames import Sockets
 from envkit.http.sandbox_asgi import SandboxPaths
-from envkit.http.sandbox_calls import MAX_TIMEOUT_S
+from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
@@ -64,7 +65,9 @@ def create_app(
         max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s)
-    calls = Calls(sessions, envs, pool, max_timeout_s)
+    calls = Calls(sessions, envs)
+    if pool is not None:
+        calls.sandboxes = SandboxCalls(pool, calls.problem, max_timeout_s=max_timeout_s)
     folders = None if trees is None else Folders(trees)
     return App(calls, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
 
@@ -99,7 +102,7 @@ class App:
 
     async def drain(self, timeout_s: float) -> None:
         """Begin nothing new, and wait until the calls that came over sockets are answered."""
-        self._calls.is_closing = True
+        self._calls.sessions.is_closing = True
         if self._calls.sandboxes is not None:
             self._calls.sandboxes.closing.set()
         if self._sockets is not None:
@@ -107,12 +110,13 @@ class App:
                 await self._sockets.answered()
 
     async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        calls = self._calls.by(caller_of(scope))
         try:
             step = wire.read(await read_body(scope, receive, self._max_request_bytes), _STEP)
             body = wire.SessionStepBody(step.turn, step.action, session_id=id)
-            reply = self._calls.encode(await self._calls.step(body), id)
+            reply = calls.encode(await calls.step(body), id)
         except Exception as error:
-            await respond_problem(send, self._calls.problem(error, id))
+            await respond_problem(send, calls.problem(error, id))
         else:
             await respond(send, reply)
 
@@ -135,7 +139,7 @@ class App:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            await self._sockets.serve(scope, receive, send)
+            await self._sockets.serve(caller_of(scope), receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, from_problem
-from envkit.http.dial import CONNECT_TIMEOUT_S, authorization
+from envkit.http.dial import CONNECT_TIMEOUT_S, authorization, trusting
 
 _PIECE_BYTES = 1 << 20
 _PROBLEM = msgspec.json.Decoder(dict[str, Any])
@@ -34,12 +35,14 @@ class Bulk:
     Args:
         url: Where it is, as `envkit.http.dial.dial_url` takes it.
         token: Shown with each request, where there is one.
+        ca: PEM file of the certificates that it is trusted by, instead of the system's.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, ca: Path | str | None = None) -> None:
         self._url = url
         self._parts = urlsplit(url)
         self._headers = authorization(token)
+        self._ca = ca
 
     async def request(
         self, verb: str, target: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
@@ -94,9 +97,8 @@ class Bulk:
             return _UnixConnection(parts.path, timeout_s)
         assert parts.hostname is not None  # `dial_url` has looked at it
         if parts.scheme == "https":
-            return http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout_s, context=ssl.create_default_context()
-            )
+            context = ssl.create_default_context() if self._ca is None else trusting(self._ca)
+            return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
 
     def path(self, target: str) -> str:

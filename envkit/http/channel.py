@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 import anyio
@@ -19,7 +20,14 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.http11 import Response
 
 from envkit import clock
-from envkit.errors import DeadlineError, EnvkitError, UnreachableError, from_problem
+from envkit.errors import (
+    DeadlineError,
+    EnvkitError,
+    ForbiddenError,
+    UnauthorizedError,
+    UnreachableError,
+    from_problem,
+)
 from envkit.http.dial import Dial
 from envkit.http.wire import Answer, batches, write
 
@@ -31,9 +39,9 @@ _MIN_SWEEP_S, _MAX_SWEEP_S = 0.01, 0.5
 _BATCH_BYTES = 1 << 19
 _CLOSING_S = 1.0
 
-_PROBLEM = msgspec.json.Decoder(dict[str, Any])
 _ANSWERS = msgspec.json.Decoder(list[Answer])
 _ANSWER = msgspec.json.Decoder(Answer)
+_PROBLEM = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Call:
@@ -101,15 +109,12 @@ class Channel:
 
         Raises:
             UnreachableError: Nothing answers, or not what is expected.
-            EnvkitError: The server refuses, such as for want of a token.
+            UnauthorizedError, ForbiddenError, RateLimitError: The server answers, and refuses us.
         """
         try:
             return await self._connect()
         except InvalidStatus as error:
-            status = error.response.status_code
-            if (refusal := _refusal(error.response)) is not None:
-                raise refusal from None
-            raise UnreachableError(f"{self._address} answers with status {status}; is it an `envkit serve`?") from None
+            raise self._refusal(error.response) from None
         except ssl.SSLError as error:
             raise UnreachableError(f"{self._address}: {error.reason or error}") from None
         except (OSError, EOFError, WebSocketException) as error:
@@ -181,6 +186,9 @@ class Channel:
                 await anyio.sleep(delay_s)
                 try:
                     socket = await self.open()
+                except (UnauthorizedError, ForbiddenError) as error:  # asking again does not help
+                    failure = error
+                    break
                 except EnvkitError as error:
                     failure = error
                 else:
@@ -203,6 +211,19 @@ class Channel:
                         DeadlineError(f"{self._address} did not answer {call.method!r} within {call.timeout_s:g} s")
                     )
 
+    def _refusal(self, response: Response) -> EnvkitError:
+        """Return what the server says instead of opening a socket."""
+        says = f"{self._address} answers with status {response.status_code}"
+        try:
+            error = from_problem(_PROBLEM.decode(response.body or b""))
+        except (ValueError, RecursionError):
+            if response.status_code == HTTPStatus.UNAUTHORIZED:  # a proxy before it
+                return UnauthorizedError(f"{says}: it wants to know who we are")
+            return UnreachableError(f"{says}; is it an `envkit serve`?")
+        if isinstance(error, (UnauthorizedError, ForbiddenError)):
+            return type(error)(f"{self._address}: {error.detail}")
+        return error
+
     def _closed(self) -> UnreachableError:
         return UnreachableError(f"the connection to {self._address} was closed")
 
@@ -210,12 +231,3 @@ class Channel:
         for call in self._calls.values():
             call.fail(error)
         self._unsent = []
-
-
-def _refusal(response: Response) -> EnvkitError | None:
-    """Return what a server says that does not take us; None where it says nothing that we know."""
-    try:
-        error = from_problem(_PROBLEM.decode(response.body or b""))
-    except (ValueError, RecursionError):
-        return None
-    return None if type(error) is EnvkitError else error

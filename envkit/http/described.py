@@ -18,7 +18,8 @@ from starlette.exceptions import HTTPException
 from envkit import __version__
 from envkit.errors import EnvkitError, RequestError, to_problem
 from envkit.http import sandbox_routes, wire
-from envkit.http.asgi import RETRY_AFTER_S
+from envkit.http.asgi import RETRY_AFTER_S, retry_after_s
+from envkit.http.callers import caller_of
 from envkit.http.calls import Calls
 from envkit.http.sandbox_asgi import SandboxPaths
 from envkit.http.tally import exposition
@@ -124,40 +125,42 @@ class _Routes:
         """
         task = wire.read(await request.body(), _TASK)
         body = wire.CreateBody(task.env_id, task.seed, task.options, session_id=wire.read_id(session_id))
+        calls = self._by(request)
         with anyio.move_on_after(self._slow_reset_s):
-            return self._reply(await self._calls.create(body), session_id)
-        opening = wire.OpeningReply(turn=0, state=self._calls.sessions.get(session_id).state.value)
+            return self._reply(request, await calls.create(body), session_id)
+        session = await calls.session(wire.SessionBody(session_id))
+        opening = wire.OpeningReply(turn=0, state=session.state)
         return _json(wire.write(opening), status=202, headers={"Retry-After": str(RETRY_AFTER_S)})
 
     async def step(self, session_id: str, request: Request) -> Response:
         """Play one move. Repeating the call with the same `turn` and `action` is safe."""
         step = wire.read(await request.body(), _STEP)
         body = wire.SessionStepBody(step.turn, step.action, session_id=session_id)
-        return self._reply(await self._calls.step(body), session_id)
+        return self._reply(request, await self._by(request).step(body), session_id)
 
     async def steps(self, request: Request) -> Response:
         """Play moves of many sessions: a list in, and a list of results or errors out, in the same order."""
-        return _json(await self._calls.steps(await request.body()))
+        return _json(await self._by(request).steps(await request.body()))
 
-    async def sessions(self) -> Response:
+    async def sessions(self, request: Request) -> Response:
         """Look at all sessions."""
-        return self._reply(await self._calls.list_sessions(_NOTHING))
+        return self._reply(request, await self._by(request).list_sessions(_NOTHING))
 
-    async def session(self, session_id: str) -> Response:
+    async def session(self, session_id: str, request: Request) -> Response:
         """Look at a session, without keeping it from expiring."""
-        return self._reply(await self._calls.session(wire.SessionBody(session_id)))
+        return self._reply(request, await self._by(request).session(wire.SessionBody(session_id)))
 
-    async def delete(self, session_id: str) -> Response:
+    async def delete(self, session_id: str, request: Request) -> Response:
         """End a session. Repeating the call is safe, as is ending one that does not exist."""
-        return self._reply(await self._calls.delete(wire.SessionBody(session_id)))
+        return self._reply(request, await self._by(request).delete(wire.SessionBody(session_id)))
 
-    async def envs(self) -> Response:
+    async def envs(self, request: Request) -> Response:
         """List the environments that can be played."""
-        return self._reply(await self._calls.list_envs(_NOTHING))
+        return self._reply(request, await self._calls.list_envs(_NOTHING))
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """Say that the server is alive."""
-        return self._reply(await self._calls.health(_NOTHING))
+        return self._reply(request, await self._calls.health(_NOTHING))
 
     async def ready(self) -> Response:
         """Say whether a session can be made now; if not, with status 503."""
@@ -169,7 +172,7 @@ class _Routes:
         return Response(exposition(self._calls.sessions), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        return _problem(self._calls.problem(error, request.path_params.get("session_id")))
+        return _problem(self._by(request).problem(error, request.path_params.get("session_id")))
 
     async def lost(self, request: Request, error: Exception) -> Response:
         """Answer what no route takes, keeping the status that says why (404, 405)."""
@@ -178,8 +181,11 @@ class _Routes:
         problem = msgspec.convert({**to_problem(what), "status": error.status_code}, wire.Problem)
         return _problem(problem, dict(error.headers or {}))
 
-    def _reply(self, reply: object, session_id: str | None = None) -> Response:
-        return _json(self._calls.encode(reply, session_id))
+    def _by(self, request: Request) -> Calls:
+        return self._calls.by(caller_of(request.scope))
+
+    def _reply(self, request: Request, reply: object, session_id: str | None = None) -> Response:
+        return _json(self._by(request).encode(reply, session_id))
 
 
 def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -187,7 +193,7 @@ def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = No
 
 
 def _problem(problem: wire.Problem, headers: dict[str, str] | None = None) -> Response:
-    again = {"Retry-After": str(RETRY_AFTER_S)} if problem.retry else {}
+    again = {"Retry-After": str(retry_after_s(problem))} if problem.retry else {}
     return Response(wire.write(problem), problem.status, {**(headers or {}), **again}, "application/problem+json")
 
 

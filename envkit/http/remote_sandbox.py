@@ -60,13 +60,14 @@ class Line:
     Args:
         url: Where it is.
         token: Shown to it, where it wants one.
+        ca: PEM file of the certificates that it is trusted by; None for the system's.
         trees: Packs and unpacks folders; None: they cannot be copied.
     """
 
-    def __init__(self, url: str, token: str | None, trees: Trees | None) -> None:
+    def __init__(self, url: str, token: str | None, ca: Path | str | None, trees: Trees | None) -> None:
         self.address = url.rstrip("/")
-        self.channel = Channel(self.address, dial_url(self.address, CALL_S, token))
-        self.bulk = Bulk(self.address, token)
+        self.channel = Channel(self.address, dial_url(self.address, CALL_S, token=token, ca=ca))
+        self.bulk = Bulk(self.address, token, ca)
         self._trees = trees
 
     @property

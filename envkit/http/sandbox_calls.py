@@ -1,7 +1,6 @@
 """What can be asked of a server about sandboxes: the calls by name, whatever they came over.
 
-Every call is of a tenant: a name, or None for an administrator, who sees the sandboxes of all. What a call asks for has
-a bound in seconds, so that none hangs, whatever its sandbox does.
+What a call asks for has a bound in seconds, so that none hangs, whatever its sandbox does.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from anyio.abc import TaskGroup
 from envkit.errors import (
     DeadlineError,
     EnvkitError,
-    ForbiddenError,
     OptionError,
     RequestError,
     SandboxNotFoundError,
@@ -28,9 +26,9 @@ from envkit.errors import (
     did_you_mean,
 )
 from envkit.http import sandbox_wire as wire
-from envkit.http.asgi import Scope
+from envkit.http.callers import Caller
 from envkit.http.repeats import Outcome, Repeats
-from envkit.http.sandbox_starts import Order, Snapshots, Starts, Tenant
+from envkit.http.sandbox_starts import Order, Snapshots, Starts
 from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import JSON
@@ -48,7 +46,7 @@ _FILE_S = 120.0
 _STOP_S = 60.0
 _WAIT_S = 25.0
 
-Call: TypeAlias = Callable[[Any, Tenant], Awaitable[Outcome]]
+Call: TypeAlias = Callable[[Any, Caller], Awaitable[Outcome]]
 T = TypeVar("T")
 
 
@@ -66,21 +64,9 @@ class Measured(Protocol):
     async def stats(self) -> Mapping[str, JSON]: ...
 
 
-def tenant_of(scope: Scope) -> Tenant:
-    """Return the tenant whose call an ASGI scope is: empty where there are no tokens, None for an administrator.
-
-    Raises:
-        ForbiddenError: The caller may not use sandboxes.
-    """
-    caller = (scope.get("state") or {}).get("caller")
-    if caller is None:
-        return ""
-    if "admin" in caller.scopes:
-        return None
-    if "sandbox" not in caller.scopes:
-        raise ForbiddenError("the token does not allow the use of sandboxes (scope sandbox)")
-    tenant: str = caller.tenant
-    return tenant
+def seen_by(caller: Caller) -> str | None:
+    """Return the tenant whose sandboxes `caller` sees; None for an administrator, who sees those of all."""
+    return None if caller.is_admin else caller.tenant
 
 
 class SandboxCalls:
@@ -128,11 +114,10 @@ class SandboxCalls:
         """Have what outlives its caller done in `tasks`."""
         self.repeats.tasks = self._starts.tasks = tasks
 
-    async def answer(self, frame: Frame, scope: Scope, used: set[str]) -> Outcome:
+    async def answer(self, frame: Frame, caller: Caller, used: set[str]) -> Outcome:
         """Answer a frame; an error is an answer too. The sandbox that it uses, if it does, is added to `used`."""
         name = frame.method.removeprefix(PREFIX)
         try:
-            tenant = tenant_of(scope)
             if name not in self._methods:
                 hint = did_you_mean(frame.method, [f"{PREFIX}{one}" for one in self._methods])
                 raise RequestError(f"there is no method {frame.method!r}{hint}")
@@ -144,32 +129,32 @@ class SandboxCalls:
             used.discard(body.sandbox_id)
         elif name not in ("list", "view"):
             used.add(body.sandbox_id)
-        return await self.attempt(partial(call, body, tenant))
+        return await self.attempt(partial(call, body, caller))
 
-    def keep(self, used: set[str], tenant: Tenant) -> None:
+    def keep(self, used: set[str], caller: Caller) -> None:
         """Renew the leases of the sandboxes named in `used`; the names of those that are over are taken out."""
         for id in list(used):
             if id not in self._starts:
                 try:
-                    self.pool.get(id, tenant=tenant)
+                    self.pool.get(id, tenant=seen_by(caller))
                 except EnvkitError:
                     used.discard(id)
 
-    async def create(self, body: wire.CreateFrame, tenant: Tenant) -> wire.SandboxReply:
+    async def create(self, body: wire.CreateFrame, caller: Caller) -> wire.SandboxReply:
         """Lend a sandbox; a caller that goes away meanwhile leaves that alone."""
         self.refuse_when_closing()
-        snapshot = None if body.snapshot is None else self._snapshots.known(body.snapshot, tenant)
-        await self._starts.run(Order(body.sandbox_id, body.spec(), tenant or "", body.lease_s, snapshot))
-        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=tenant))
+        snapshot = None if body.snapshot is None else self._snapshots.known(body.snapshot, seen_by(caller))
+        await self._starts.run(Order(body.sandbox_id, body.spec(), caller.tenant, body.lease_s, snapshot))
+        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=seen_by(caller)))
 
-    async def view(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.SandboxReply:
-        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=tenant))
+    async def view(self, body: wire.SandboxFrame, caller: Caller) -> wire.SandboxReply:
+        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=seen_by(caller)))
 
-    async def views(self, body: NoBody, tenant: Tenant) -> wire.SandboxesReply:
-        return wire.SandboxesReply([wire.SandboxReply.of(view) for view in self.pool.views(tenant=tenant)])
+    async def views(self, body: NoBody, caller: Caller) -> wire.SandboxesReply:
+        return wire.SandboxesReply([wire.SandboxReply.of(view) for view in self.pool.views(tenant=seen_by(caller))])
 
-    async def exec(self, body: wire.ExecFrame, tenant: Tenant) -> Outcome:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def exec(self, body: wire.ExecFrame, caller: Caller) -> Outcome:
+        sandbox = self.find(body.sandbox_id, caller)
         self._check_timeout(body.timeout_s)
 
         async def run() -> wire.ExecReply:
@@ -189,8 +174,8 @@ class SandboxCalls:
 
         return await self._once(body, body.key, run, body.timeout_s + _SLACK_S)
 
-    async def shell(self, body: wire.ShellFrame, tenant: Tenant) -> Outcome:
-        shell = self.find(body.sandbox_id, tenant).shell(body.shell, user=body.user)
+    async def shell(self, body: wire.ShellFrame, caller: Caller) -> Outcome:
+        shell = self.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
         self._check_timeout(body.timeout_s)
 
         async def run() -> wire.ExecReply:
@@ -203,20 +188,20 @@ class SandboxCalls:
         # Others may be before us, each with a time of its own.
         return await self._once(body, body.key, run, self.max_timeout_s + _SLACK_S)
 
-    async def close_shell(self, body: wire.CloseShellFrame, tenant: Tenant) -> DoneReply:
-        shell = self.find(body.sandbox_id, tenant).shell(body.shell, user=body.user)
+    async def close_shell(self, body: wire.CloseShellFrame, caller: Caller) -> DoneReply:
+        shell = self.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
         await _within(_SLACK_S, shell.close)
         return DoneReply()
 
-    async def read(self, body: wire.ReadFrame, tenant: Tenant) -> wire.FileReply:
-        return wire.FileReply(await self.read_file(body.sandbox_id, body.path, body.max_bytes, tenant))
+    async def read(self, body: wire.ReadFrame, caller: Caller) -> wire.FileReply:
+        return wire.FileReply(await self.read_file(body.sandbox_id, body.path, body.max_bytes, caller))
 
-    async def read_file(self, id: str, path: str, max_bytes: int, tenant: Tenant) -> bytes:
-        sandbox = self.find(id, tenant)
+    async def read_file(self, id: str, path: str, max_bytes: int, caller: Caller) -> bytes:
+        sandbox = self.find(id, caller)
         return await _within(_FILE_S, partial(sandbox.read, _path(path), max_bytes=max_bytes))
 
-    async def write(self, body: wire.WriteFrame, tenant: Tenant) -> Outcome:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def write(self, body: wire.WriteFrame, caller: Caller) -> Outcome:
+        sandbox = self.find(body.sandbox_id, caller)
         path = _path(body.path)
 
         async def run() -> DoneReply:
@@ -225,22 +210,22 @@ class SandboxCalls:
 
         return await self._once(body, body.key, run, _FILE_S)
 
-    async def snapshot(self, body: wire.SnapshotFrame, tenant: Tenant) -> Outcome:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller) -> Outcome:
+        sandbox = self.find(body.sandbox_id, caller)
 
         async def run() -> wire.SnapshotReply:
-            owner = self.pool.view(body.sandbox_id, tenant=tenant).tenant
+            owner = self.pool.view(body.sandbox_id, tenant=seen_by(caller)).tenant
             return wire.SnapshotReply(self._snapshots.name(owner, await sandbox.snapshot()))
 
         return await self._once(body, body.key, run, self.max_timeout_s)
 
-    async def probe(self, body: wire.ProbeFrame, tenant: Tenant) -> wire.ProbeReply:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def probe(self, body: wire.ProbeFrame, caller: Caller) -> wire.ProbeReply:
+        sandbox = self.find(body.sandbox_id, caller)
         self._check_timeout(body.timeout_s)
         return wire.ProbeReply(await sandbox.probe(body.timeout_s))
 
-    async def wait(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.WaitReply:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def wait(self, body: wire.SandboxFrame, caller: Caller) -> wire.WaitReply:
+        sandbox = self.find(body.sandbox_id, caller)
         cause = None
         with anyio.move_on_after(_WAIT_S):
             async with anyio.create_task_group() as tasks:
@@ -249,32 +234,32 @@ class SandboxCalls:
                 tasks.cancel_scope.cancel()
         return wire.WaitReply(cause)
 
-    async def log(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.LogReply:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def log(self, body: wire.SandboxFrame, caller: Caller) -> wire.LogReply:
+        sandbox = self.find(body.sandbox_id, caller)
         if not isinstance(sandbox, Logging):
             raise UnsupportedError(f"sandbox {body.sandbox_id} keeps no log")
         return wire.LogReply(await _within(_SLACK_S, sandbox.log))
 
-    async def stats(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.StatsReply:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def stats(self, body: wire.SandboxFrame, caller: Caller) -> wire.StatsReply:
+        sandbox = self.find(body.sandbox_id, caller)
         if not isinstance(sandbox, Measured):
             raise UnsupportedError(f"sandbox {body.sandbox_id} does not say what it uses")
         return wire.StatsReply(dict(await _within(_SLACK_S, sandbox.stats)))
 
-    async def stop(self, body: wire.SandboxFrame, tenant: Tenant) -> DoneReply:
+    async def stop(self, body: wire.SandboxFrame, caller: Caller) -> DoneReply:
         """End a sandbox; goes on when the caller goes away."""
         id = body.sandbox_id
         with anyio.CancelScope(shield=True):
-            await self._starts.cancel(id, tenant)
+            await self._starts.cancel(id, seen_by(caller))
             with suppress(SandboxNotFoundError):  # it may be another's, and so may be what was called
-                self.pool.view(id, tenant=tenant)
+                self.pool.view(id, tenant=seen_by(caller))
                 self.repeats.drop(id)
-            await _within(_STOP_S, partial(self.pool.stop, id, tenant=tenant))
+            await _within(_STOP_S, partial(self.pool.stop, id, tenant=seen_by(caller)))
         return DoneReply()
 
-    async def cancel(self, body: wire.CancelFrame, tenant: Tenant) -> DoneReply:
+    async def cancel(self, body: wire.CancelFrame, caller: Caller) -> DoneReply:
         """End a call that has a key, and return once that is done."""
-        self.find(body.sandbox_id, tenant)
+        self.find(body.sandbox_id, caller)
         await _within(_SLACK_S, partial(self.repeats.cancel, body.sandbox_id, body.key))
         return DoneReply()
 
@@ -297,10 +282,10 @@ class SandboxCalls:
         problem = self._problem(error)
         return Outcome(write(problem), problem.status, problem.retry)
 
-    def find(self, id: str, tenant: Tenant) -> Sandbox:
+    def find(self, id: str, caller: Caller) -> Sandbox:
         """Return a sandbox that is to be used. Raises as `SandboxPool.get`, and while the server shuts down."""
         self.refuse_when_closing()
-        return self.pool.get(id, tenant=tenant)
+        return self.pool.get(id, tenant=seen_by(caller))
 
     async def _once(
         self, body: msgspec.Struct, key: str | None, run: Callable[[], Awaitable[object]], bound_s: float
@@ -311,8 +296,8 @@ class SandboxCalls:
         id: str = body.sandbox_id  # type: ignore[attr-defined]
         return await self.repeats.once(id, key, _content(body), work)
 
-    def _plain(self, method: Callable[[Any, Tenant], Awaitable[object]]) -> Call:
-        return lambda body, tenant: self.outcome(partial(method, body, tenant))
+    def _plain(self, method: Callable[[Any, Caller], Awaitable[object]]) -> Call:
+        return lambda body, caller: self.outcome(partial(method, body, caller))
 
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
         await self.closing.wait()

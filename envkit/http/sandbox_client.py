@@ -7,10 +7,12 @@ once. A call that is cancelled here is ended there before that is known here.
 
 from __future__ import annotations
 
+import os
 import random
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -25,6 +27,7 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.http import sandbox_wire as wire
+from envkit.http.client import TOKEN_VARIABLE
 from envkit.http.folders import Trees
 from envkit.http.remote_sandbox import CALL_S, SLACK_S, Line, RemoteSandbox
 from envkit.http.wire import HealthReply, NoBody
@@ -40,12 +43,15 @@ class SandboxClient:
 
     Args:
         url: Where the server is: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
-        token: Shown to the server, where it wants one.
+        token: What to show the server; the variable ``ENVKIT_TOKEN``, unless given.
+        ca: PEM file of the certificates that an ``https://`` server is trusted by, instead of the system's.
         trees: Packs and unpacks folders (`envkit.sandbox.trees`); None: they cannot be copied.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, trees: Trees | None = None) -> None:
-        self._line = Line(url, token, trees)
+    def __init__(
+        self, url: str, token: str | None = None, *, ca: Path | str | None = None, trees: Trees | None = None
+    ) -> None:
+        self._line = Line(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, trees)
         self._rng = random.Random()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
 

@@ -6,7 +6,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,9 +17,6 @@ from envkit.types import SandboxSpec
 
 _UNTOLD_S = 600.0
 _MAX_SNAPSHOTS = 10_000
-
-Tenant: TypeAlias = str | None
-"""Whose call it is; None for an administrator, who sees what belongs to all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +74,10 @@ class Starts:
         if start.error is not None:
             raise start.error.with_traceback(None)
 
-    async def cancel(self, id: str, tenant: Tenant) -> None:
-        """End a start that goes on, if it is the caller's."""
+    async def cancel(self, id: str, seen: str | None) -> None:
+        """End a start that goes on, if it is of the tenant `seen`; None is any."""
         start = self._starts.get(id)
-        if start is not None and tenant in (None, start.order.tenant):
+        if start is not None and seen in (None, start.order.tenant):
             start.scope.cancel()
             await start.done.wait()
             self._starts.pop(id, None)
@@ -131,13 +127,13 @@ class Snapshots:
             self._kept.popitem(last=False)
         return name
 
-    def known(self, name: str, tenant: Tenant) -> str:
+    def known(self, name: str, seen: str | None) -> str:
         """Return what the pool knows it as.
 
         Raises:
-            SandboxNotFoundError: It is nobody's, or another's.
+            SandboxNotFoundError: It is nobody's, or not of the tenant `seen`; None is any.
         """
         owner, known = self._kept.get(name, (None, ""))
-        if owner is None or tenant not in (None, owner):
+        if owner is None or seen not in (None, owner):
             raise SandboxNotFoundError(f"there is no snapshot {name[:200]!r}")
         return known
