@@ -53,9 +53,14 @@ class Places:
 
 
 class Group:
-    """The group of one box: a folder, or with version 1 one for each controller."""
+    """The group of one box: a folder, or with version 1 one for each controller.
+
+    Attributes:
+        name: Name of each of its folders.
+    """
 
     def __init__(self, places: Places, name: str) -> None:
+        self.name = name
         self._is_unified = places.is_unified
         self._folders = {controller: parent / name for controller, parent in places.parents.items()}
 

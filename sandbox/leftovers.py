@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from envkit.sandbox import folders
 from envkit.sandbox.daemon import Daemon
@@ -30,29 +31,43 @@ def labels(run: str, box_id: str, *, stays: bool) -> dict[str, str]:
     return {**found, STAY_LABEL: "yes"} if stays else found
 
 
-async def reap(daemon: Daemon) -> list[str]:
-    """Remove the containers, volumes and snapshots of processes of this machine that are gone; return their names.
+class Leftover(NamedTuple):
+    """Something of a process that is gone: a ``"container"``, a ``"volume"`` or an ``"image"``."""
 
-    A box that is to stay is left while it runs.
+    kind: Literal["container", "volume", "image"]
+    id: str
+
+
+async def gone(daemon: Daemon) -> list[Leftover]:
+    """Return the containers, volumes and snapshots of processes of this machine that are gone.
+
+    A box that is to stay is none of them while it runs.
 
     Raises:
         DaemonError: The daemon does not answer.
     """
-    gone = []
-    for found in await daemon.containers(OWNER_LABEL):
-        stays = STAY_LABEL in found["Labels"] and found["State"] not in _ENDED
-        if _is_ownerless(found["Labels"]) and not stays:
-            await daemon.remove(found["Id"])
-            gone.append(str(found["Id"]))
-    for found in await daemon.volumes(OWNER_LABEL):
-        if _is_ownerless(found["Labels"]):
-            await daemon.remove_volume(found["Name"])
-            gone.append(str(found["Name"]))
-    for found in await daemon.images(OWNER_LABEL):
-        if _is_ownerless(found["Labels"]):
-            await daemon.remove_image(found["Id"])
-            gone.append(str(found["Id"]))
-    return gone
+    found: list[Leftover] = []
+    for one in await daemon.containers(OWNER_LABEL):
+        stays = STAY_LABEL in one["Labels"] and one["State"] not in _ENDED
+        if _is_ownerless(one["Labels"]) and not stays:
+            found.append(Leftover("container", str(one["Id"])))
+    volumes, images = await daemon.volumes(OWNER_LABEL), await daemon.images(OWNER_LABEL)
+    found += [Leftover("volume", str(one["Name"])) for one in volumes if _is_ownerless(one["Labels"])]
+    found += [Leftover("image", str(one["Id"])) for one in images if _is_ownerless(one["Labels"])]
+    return found
+
+
+async def reap(daemon: Daemon) -> list[Leftover]:
+    """Remove what `gone` returns, and return it.
+
+    Raises:
+        DaemonError: The daemon does not answer.
+    """
+    removers = {"container": daemon.remove, "volume": daemon.remove_volume, "image": daemon.remove_image}
+    found = await gone(daemon)
+    for kind, id in found:
+        await removers[kind](id)
+    return found
 
 
 def _owner() -> str:

@@ -23,7 +23,6 @@ from envkit import clock
 from envkit.errors import (
     CapacityError,
     EnvkitError,
-    UnreachableError,
     UsageError,
 )
 from envkit.http import sandbox_wire as wire
@@ -66,18 +65,31 @@ class SandboxClient:
         """
         if tenant:
             raise UsageError("a remote sandbox belongs to the tenant of the token; leave tenant out")
-        id = f"lease-{uuid.uuid4().hex}"
-        is_reachable = True
+        sandbox = await self.start(spec, wait_s=wait_s)
         try:
-            await self._create_with_patience(id, spec, wait_s)
-            yield self.get(id)
-        except UnreachableError:
-            is_reachable = False  # then it ends by itself
-            raise
+            yield sandbox
         finally:
-            if is_reachable:
-                with suppress(EnvkitError):
-                    await self.stop(id)
+            with suppress(EnvkitError):  # where the server is gone, it ends by itself
+                await sandbox.stop()
+
+    async def start(self, spec: SandboxSpec, *, snapshot: str | None = None, wait_s: float = 0.0) -> RemoteSandbox:
+        """Lend a sandbox that the server stops within a minute after it has lost us; whoever has it stops it.
+
+        Raises:
+            EnvkitError: As `create`; `CapacityError` after asking again for `wait_s` seconds.
+        """
+        id = f"lease-{uuid.uuid4().hex}"
+        try:
+            await self._create_with_patience(id, spec, snapshot, wait_s)
+        except BaseException:
+            with suppress(EnvkitError):
+                await self.stop(id)
+            raise
+        return self.get(id)
+
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> RemoteSandbox:
+        """Lend a sandbox as `start` does, with the files of `snapshot`."""
+        return await self.start(spec, snapshot=snapshot)
 
     async def create(
         self, id: str, spec: SandboxSpec, *, ttl_s: float | None = wire.LEASE_S, snapshot: str | None = None
@@ -141,13 +153,13 @@ class SandboxClient:
         # Not told of the block's own error, which it would wrap in a group.
         await self._tasks.__aexit__(None, None, None)
 
-    async def _create_with_patience(self, id: str, spec: SandboxSpec, wait_s: float) -> None:
+    async def _create_with_patience(self, id: str, spec: SandboxSpec, snapshot: str | None, wait_s: float) -> None:
         """Make a sandbox as soon as there is room, asking again for `wait_s` seconds."""
         until = clock.now() + wait_s
         delay_s, most_s = _FULL_DELAYS_S
         while True:
             try:
-                await self.create(id, spec, ttl_s=_LEASE_S)
+                await self.create(id, spec, ttl_s=_LEASE_S, snapshot=snapshot)
             except CapacityError:
                 if clock.now() + delay_s > until:
                     raise
