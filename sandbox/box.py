@@ -28,11 +28,11 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.sandbox import folders, forward, trees
-from envkit.sandbox.boxes import GRADER_HOME, Boxes
+from envkit.sandbox.boxes import Boxes
 from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
 from envkit.sandbox.program import Program, fields_of
 from envkit.sandbox.shell import BoxShell, result_of
-from envkit.types import JSON, ExecResult, FileUser, SandboxUser
+from envkit.types import GRADER_HOME, JSON, ExecResult, FileUser, SandboxUser
 
 __all__ = ["SOCKETS", "Box", "Boxes", "Hold"]
 

@@ -14,7 +14,6 @@ from envkit.sandbox import folders
 from envkit.sandbox.texts import fault_of_variables, fault_of_words
 from envkit.types import SandboxSpec
 
-GRADER_HOME = "/run/envkit-grader"
 """Where a box has the folder that only a grader can enter."""
 
 

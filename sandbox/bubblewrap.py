@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from envkit.sandbox.boxes import GRADER_HOME
+from envkit.types import GRADER_HOME
 
 WORK = "/workspace"
 SOCKETS = "/run/envkit"

@@ -15,9 +15,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from envkit.sandbox.boxes import GRADER_HOME
 from envkit.sandbox.child import cause_of
-from envkit.types import JSON, SandboxSpec
+from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 WORK = "/workspace"
 SOCKETS = "/run/envkit"

@@ -24,7 +24,7 @@ from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did
 from envkit.sandbox import agent, allowlist, attached, container, folders, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
 from envkit.sandbox.box import Box, Boxes, Hold
-from envkit.sandbox.boxes import GRADER_HOME, refuse
+from envkit.sandbox.boxes import refuse
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
 from envkit.sandbox.container import (
     AGENT_UID,
@@ -41,7 +41,7 @@ from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
 from envkit.sandbox.leftovers import BOX_LABEL, STAY_LABEL
-from envkit.types import JSON, SandboxSpec
+from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 DEFAULT_IMAGE = "envkit/games:1"
 _STARTS_AT_ONCE = 8

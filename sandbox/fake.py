@@ -33,8 +33,8 @@ from envkit.errors import (
     UnsupportedError,
     UsageError,
 )
-from envkit.sandbox.boxes import GRADER_HOME, refuse
-from envkit.types import ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
+from envkit.sandbox.boxes import refuse
+from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
 
 WORK = "/workspace"
 

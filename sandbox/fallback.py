@@ -28,11 +28,10 @@ from envkit.errors import (
 )
 from envkit.protocols import Shell
 from envkit.sandbox.attached import AttachedContainer
-from envkit.sandbox.boxes import GRADER_HOME
 from envkit.sandbox.container import AGENT_UID, GRADER_UID, WORK
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.stream import AttachStream
-from envkit.types import ExecResult, FileUser, SandboxUser
+from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxUser
 
 LIFE_LINE = ("/bin/sh", "-c", "while read -r line; do :; done")
 """What the box's life hangs on."""

@@ -69,15 +69,18 @@ def of_tail(tail: str) -> Iterator[Path]:
         yield from (folder for folder in root.glob(f"envkit-*-*-*-{tail}") if _is_ours(folder))
 
 
+def gone() -> list[Path]:
+    """Return the folders of our user, on this machine, whose owner is gone."""
+    found = (folder for root in roots() for folder in root.glob("envkit-*-*-*-*"))
+    return [folder for folder in found if is_owner_gone(folder.name) and _is_ours(folder)]
+
+
 def reap() -> list[Path]:
     """Remove the folders whose owner is gone, and return them; those of other users and other machines stay."""
-    gone = []
-    for root in roots():
-        for folder in root.glob("envkit-*-*-*-*"):
-            if is_owner_gone(folder.name) and _is_ours(folder):
-                remove(folder)
-                gone.append(folder)
-    return gone
+    found = gone()
+    for folder in found:
+        remove(folder)
+    return found
 
 
 def remove(folder: Path) -> None:

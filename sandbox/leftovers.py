@@ -8,7 +8,7 @@ import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import anyio
 
@@ -57,26 +57,49 @@ def underway(made: Mapping[str, str]) -> Iterator[None]:
             note.unlink(missing_ok=True)
 
 
-async def reap(daemon: Daemon) -> list[str]:
-    """Remove the containers, volumes and snapshots of processes of this machine that are gone; return their names.
+class Leftover(NamedTuple):
+    """Something of a process that is gone: a ``"container"``, a ``"volume"`` or an ``"image"``."""
 
-    A box that is to stay is left while it runs. What the daemon was still asked for when its owner died is waited for.
+    kind: Literal["container", "volume", "image"]
+    id: str
+
+
+async def gone(daemon: Daemon) -> list[Leftover]:
+    """Return the containers, volumes and snapshots of processes of this machine that are gone.
+
+    A box that is to stay is none of them while it runs.
+
+    Raises:
+        DaemonError: The daemon does not answer.
+    """
+    containers = await daemon.containers(OWNER_LABEL)
+    staying = {_note(one["Labels"]) for one in containers if _stays(one)}
+    found = [
+        Leftover("container", str(one["Id"])) for one in containers if not _stays(one) and _is_ownerless(one["Labels"])
+    ]
+    found += [
+        Leftover("volume", str(one["Name"]))
+        for one in await daemon.volumes(OWNER_LABEL)
+        if _is_ownerless(one["Labels"]) and _note(one["Labels"]) not in staying
+    ]
+    images = await daemon.images(OWNER_LABEL)
+    return found + [Leftover("image", str(one["Id"])) for one in images if _is_ownerless(one["Labels"])]
+
+
+async def reap(daemon: Daemon) -> list[Leftover]:
+    """Remove what `gone` returns, and return it. What the daemon was still asked for when its owner died is waited for.
     When this returns nothing is left, except what the daemon does not let go within 15 s.
 
     Raises:
         DaemonError: The daemon does not answer.
     """
-    gone: set[str] = set()
+    removed: set[Leftover] = set()
     deadline = clock.now() + _REAP_S
-    while not await _reap_once(daemon, gone):
+    while not await _reap_once(daemon, removed):
         if clock.now() > deadline:
             break
         await anyio.sleep(_PAUSE_S)
-    for found in await daemon.images(OWNER_LABEL):
-        if _is_ownerless(found["Labels"]):
-            await daemon.remove_image(found["Id"])
-            gone.add(str(found["Id"]))
-    return sorted(gone)
+    return sorted(removed)
 
 
 async def clear(daemon: Daemon, run: str) -> None:
@@ -95,28 +118,22 @@ async def clear(daemon: Daemon, run: str) -> None:
         await daemon.remove_image(found["Id"])
 
 
-async def _reap_once(daemon: Daemon, gone: set[str]) -> bool:
-    """Remove what is found, add its names to `gone`, and say whether there was nothing and nothing is to come."""
+async def _reap_once(daemon: Daemon, removed: set[Leftover]) -> bool:
+    """Remove what is found, add it to `removed`, and say whether there was nothing and nothing is to come."""
     notes = list(_notes())  # before we look, since a note is taken away when its container is there
-    containers = await daemon.containers(OWNER_LABEL)
-    made = {_note(found["Labels"]) for found in containers}
-    staying = {_note(found["Labels"]) for found in containers if _stays(found)}
-    doomed = [one for one in containers if not _stays(one) and _is_ownerless(one["Labels"])]
-    async with anyio.create_task_group() as tasks:
-        for found in doomed:
-            tasks.start_soon(_unless_refused, daemon.remove, str(found["Id"]))
-    volumes = [
-        one
-        for one in await daemon.volumes(OWNER_LABEL)
-        if _is_ownerless(one["Labels"]) and _note(one["Labels"]) not in staying
-    ]
-    for found in volumes:
-        await _unless_refused(daemon.remove_volume, str(found["Name"]))
+    made = {_note(one["Labels"]) for one in await daemon.containers(OWNER_LABEL)}
+    found = await gone(daemon)
+    removers = {"container": daemon.remove, "volume": daemon.remove_volume, "image": daemon.remove_image}
+    for kind in removers:  # in this order, since a container holds on to its volumes and its image
+        async with anyio.create_task_group() as tasks:
+            for one in found:
+                if one.kind == kind:
+                    tasks.start_soon(_unless_refused, removers[kind], one.id)
     for note in notes:
         if note.name in made or not _is_fresh(note):
             note.unlink(missing_ok=True)
-    gone |= {str(found["Id"]) for found in doomed} | {str(found["Name"]) for found in volumes}
-    return not doomed and not volumes and not any(note.exists() for note in notes)
+    removed.update(found)
+    return not found and not any(note.exists() for note in notes)
 
 
 async def _unless_refused(remove: Callable[[str], Awaitable[None]], name: str) -> None:

@@ -42,12 +42,12 @@ from envkit.sandbox import (
     stays,
 )
 from envkit.sandbox.box import Box, Boxes, Hold
-from envkit.sandbox.boxes import GRADER_HOME, refuse
+from envkit.sandbox.boxes import refuse
 from envkit.sandbox.bubblewrap import DOOR, PATH, SOCKETS, WORK, why_unavailable
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
 from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.life import Life
-from envkit.types import JSON, SandboxSpec
+from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 __all__ = ["LocalBackend", "why_unavailable"]
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import anyio
 
@@ -135,8 +135,7 @@ class AttachStream(asyncio.Protocol):
         await self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
 
     def data_received(self, data: bytes) -> None:
         if self._head is not None:

@@ -35,7 +35,7 @@ MAX_SOCKETS = 256
 _V1 = f"/v{wire.PROTOCOL}/"
 _SCOPES = (
     (f"{_V1}sessions", PLAY),
-    (wire.SOCKET_PATH, ""),  # each of its frames has a scope of its own
+    (wire.SOCKET_PATH, ""),  # each frame says what it needs
     (f"{_V1}sandboxes", SANDBOX),
     (f"{_V1}envs", PLAY),
     ("/metrics", METRICS),

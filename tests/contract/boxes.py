@@ -23,9 +23,10 @@ from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.process import ProcessBackend
 from envkit.types import SandboxSpec
+from tests.contract.remote import RemoteBackend, RemoteBox
 from tests.sandbox.containers import image
 
-Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend
+Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend | RemoteBackend
 
 _BOOT = b"take(0,int(take(0,9)))"
 """Part of the command line of every agent."""
@@ -51,11 +52,11 @@ class Kind:
         return replace(SandboxSpec(command, image=image() if self.has_images else None), **fields)  # type: ignore[arg-type]
 
     @asynccontextmanager
-    async def box(self, *command: str, **fields: object) -> AsyncIterator[Box]:
+    async def box(self, *command: str, **fields: object) -> AsyncIterator[Box | RemoteBox]:
         """Start one for the length of the block."""
         async with self.backend() as backend:
             box = await backend.start(self.spec(*command, **fields))
-            assert isinstance(box, Box)
+            assert isinstance(box, (Box, RemoteBox))
             yield box
 
 
@@ -63,12 +64,14 @@ KINDS = {
     "local": Kind("local", LocalBackend, sys.executable),
     "process": Kind("process", ProcessBackend, sys.executable),
     "docker": Kind("docker", DockerBackend, "/usr/bin/python3", has_images=True),
+    "remote": Kind("remote", RemoteBackend, sys.executable),
 }
 PARAMS = [
     pytest.param("local", marks=pytest.mark.bwrap),
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
 ]
+REMOTE = pytest.param("remote", marks=pytest.mark.bwrap)
 
 
 def run(main: Callable[[], Awaitable[object]], timeout_s: float = 90) -> None:
