@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import anyio
 import httpx
@@ -70,3 +72,46 @@ async def _run(
             pool = SmallPool(boxes)
             async with serving(host, pool=pool, trees=trees, **settings) as address:
                 await work(address, pool)
+
+
+class Relay:
+    """Stands between a client and a server on TCP, and can break what passes through it."""
+
+    def __init__(self, address: str) -> None:
+        self._target = address.removeprefix("http://").split(":")
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.address = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def close(self) -> None:
+        self._server.close()
+        self.cut()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self._target[0], int(self._target[1]))
+        self._writers += [writer, far_writer]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_pump, reader, far_writer)
+            tasks.start_soon(_pump, far_reader, writer)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+    writer.transport.abort()

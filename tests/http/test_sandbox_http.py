@@ -19,7 +19,7 @@ from tests.http.stage import over_http as without_pool
 A = "/v1/sandboxes/a"
 
 
-def run(*argv: str, **more: Any) -> dict[str, Any]:
+def run(*argv: object, **more: Any) -> dict[str, Any]:
     return {"argv": argv, "timeout_s": 5, **more}
 
 
@@ -66,7 +66,7 @@ def test_a_start_that_takes_its_time_is_202_until_it_is_there() -> None:
         first = await client.put(A, json={})
         assert (first.status_code, first.headers["retry-after"]) == (202, "1")
         assert first.json() == {"sandbox_id": "a", "state": "starting"}
-        statuses = []
+        statuses: list[int] = []
         while not statuses or statuses[-1] == 202:
             statuses.append((await client.put(A, json={})).status_code)
         assert statuses[-1] == 200
