@@ -200,10 +200,9 @@ class FakeBox:
         self._fate = fate
         self._keep = keep
         ready = clock.now()
-        ttl_s = math.inf if spec.ttl_s is None else spec.ttl_s
-        self._dies_at = ready + min(fate.dies_after_s, ttl_s)
+        self._dies_at = ready + min(fate.dies_after_s, math.inf if spec.ttl_s is None else spec.ttl_s)
         self._hangs_at = ready + fate.hangs_after_s
-        self._cause = fate.cause if fate.dies_after_s <= ttl_s else "its time to live is over"
+        self._cause = fate.cause if fate.dies_after_s == self._dies_at - ready else "its time to live is over"
         self._is_ended = anyio.Event()
         self._shells: dict[tuple[str, SandboxUser], FakeShell] = {}
 

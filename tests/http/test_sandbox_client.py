@@ -93,6 +93,8 @@ def test_a_sandbox_by_name_is_anybodys_who_knows_the_name() -> None:
 
 
 def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
+    backend = scripted()
+
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         async with client.lease(SPEC) as box:
             causes = []
@@ -107,9 +109,11 @@ def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
                 tasks.start_soon(work)
+                await anyio.sleep(0.2)
+                backend.boxes[0].die("out of luck")
             assert causes == ["out of luck"]
 
-    by_client(main, scripted(dies_after_s=0.3, cause="out of luck"))
+    by_client(main, backend)
 
 
 def test_a_probe_that_is_not_answered_is_late() -> None:
