@@ -24,7 +24,7 @@ MAX_OWED = 10_000
 """Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
 
 _FREE = frozenset({"health", "ready"})
-"""The method that needs no scope."""
+"""The methods that need no scope."""
 
 _KEEP_S = 1.0
 """Seconds between renewals of the leases of sandboxes."""
