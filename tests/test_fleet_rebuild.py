@@ -13,7 +13,7 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.fleet import FleetHost, Homes, RestartBudget
-from envkit.protocols import Episode
+from envkit.protocols import LastingEpisode
 from envkit.types import Observation, Reset, Step, Task
 
 TASK = Task("Echo-v0", 3)
@@ -51,7 +51,7 @@ class Box:
         self._check()
 
     @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
         yield Echo(self, task)
 
     async def answer(self) -> None:
@@ -68,6 +68,8 @@ class Box:
 
 
 class Echo:
+    turn = 0
+
     def __init__(self, box: Box, task: Task) -> None:
         self.box = box
         self.said = [str(task.seed)]
@@ -81,6 +83,9 @@ class Echo:
         self.said.append(action + self.box.accent)
         reward = float("nan") if action == "nothing" else float(len(self.said))
         return Step(Observation(" ".join(self.said)), reward, len(self.said) > 8, False, {"box": self.box.id})
+
+    async def again(self, action: str) -> Step:
+        raise NotImplementedError
 
 
 @asynccontextmanager

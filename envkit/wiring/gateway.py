@@ -158,14 +158,14 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             ledger=ledger,
         )
         await stack.enter_async_context(pool)
-        shared = await stack.enter_async_context(_host(config, pool, shared_box, "shared", boxes=count))
+        shared = await stack.enter_async_context(_host(config, pool, ledger, shared_box, "shared", boxes=count))
         announce(f"sandboxes: {what}{why}; environments in {count} {'box' if count == 1 else 'boxes'}")
         alone = {spec.id for spec in envs.registered() if not spec.shares}
         if not config.envs.own_boxes or not alone:
             yield Fleet(shared, pool, (shared,))
             return
         own_box = _env_box(config, backend, 1)
-        own = await stack.enter_async_context(_host(config, pool, own_box, "own", boxes=config.envs.own_boxes))
+        own = await stack.enter_async_context(_host(config, pool, ledger, own_box, "own", boxes=config.envs.own_boxes))
         yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own))
 
 
@@ -191,7 +191,9 @@ class _EnvBoxes:
         return self._pool.get(name)
 
 
-def _host(config: ServeConfig, pool: Pool, box: SandboxSpec, kind: str, *, boxes: int) -> FleetHost:
+def _host(
+    config: ServeConfig, pool: Pool, ledger: Ledger | None, box: SandboxSpec, kind: str, *, boxes: int
+) -> FleetHost:
     """Return the host that plays in boxes of one kind; in ``"own"`` ones a single episode each."""
     silence = config.silence
     return FleetHost(
@@ -202,6 +204,7 @@ def _host(config: ServeConfig, pool: Pool, box: SandboxSpec, kind: str, *, boxes
         episodes_per_box=1 if kind == "own" else None,
         restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
         probing=Probing(silence.interval_s, silence.lost_s - silence.interval_s, misses=1),
+        seats=ledger,
         replayable={spec.id for spec in envs.registered() if spec.replayable}.__contains__,
     )
 

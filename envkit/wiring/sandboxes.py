@@ -13,7 +13,7 @@ from envkit.config import HealthSection, RestartSection
 from envkit.errors import UnknownEnvError, UsageError
 from envkit.fleet import BoxClient, FleetHost, Home, Probing, RestartBudget
 from envkit.http.client import EnvClient
-from envkit.protocols import EnvHost, Episode
+from envkit.protocols import EnvHost, LastingEpisode
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.sandbox import docker, interpreter
 from envkit.sandbox.docker import DockerBackend
@@ -149,9 +149,9 @@ class _Inside:
         return await self._client.health()
 
     @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
         try:
-            async with self._client.lease(task) as episode:
+            async with self._client.lease(task, id=id) as episode:
                 yield episode
         except UnknownEnvError as error:
             if any(spec.id == error.env_id for spec in envs.registered()):
