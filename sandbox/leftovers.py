@@ -6,7 +6,9 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from envkit.errors import SandboxError
 from envkit.sandbox import folders
 from envkit.sandbox.daemon import Daemon
 
@@ -53,6 +55,19 @@ async def reap(daemon: Daemon) -> list[str]:
             await daemon.remove_image(found["Id"])
             gone.append(str(found["Id"]))
     return gone
+
+
+async def staying(daemon: Daemon, box_id: str) -> Mapping[str, Any]:
+    """Return the container of a box that stays.
+
+    Raises:
+        SandboxError: No box of this id stays on this machine.
+        DaemonError: The daemon does not answer.
+    """
+    for found in await daemon.containers(f"{BOX_LABEL}={box_id}"):
+        if STAY_LABEL in found["Labels"]:
+            return found
+    raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
 
 
 def _owner() -> str:
