@@ -181,11 +181,20 @@ class ForbiddenError(EnvkitError):
 
 
 class RateLimitError(EnvkitError):
-    """The caller asks more often than its tenant may; asking again later helps."""
+    """The caller asks more often than its tenant may; asking again later helps.
+
+    Attributes:
+        wait_s: Seconds after which it may ask again.
+    """
 
     code = "rate_limit"
     status = 429
     retry = True
+    fields = ("detail", "wait_s")
+
+    def __init__(self, detail: str, wait_s: float = 1.0) -> None:
+        super().__init__(detail)
+        self.wait_s = wait_s
 
 
 class DeadlineError(EnvkitError):
@@ -284,7 +293,7 @@ class SandboxNotFoundError(SandboxError):
 
 
 class SandboxConflictError(SandboxError):
-    """The sandbox's id is taken by one with another spec."""
+    """The sandbox's id is taken by one with another spec, or a call's key by another call."""
 
     code = "sandbox_conflict"
     status = 409

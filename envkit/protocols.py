@@ -263,10 +263,19 @@ class SandboxPool(Protocol):
         """
         ...
 
-    async def create(self, id: str, spec: SandboxSpec, *, tenant: str = "", ttl_s: float | None = None) -> SandboxView:
+    async def create(
+        self,
+        id: str,
+        spec: SandboxSpec,
+        *,
+        tenant: str = "",
+        ttl_s: float | None = None,
+        snapshot: str | None = None,
+    ) -> SandboxView:
         """Lend a sandbox under a name until it is stopped or `ttl_s` seconds pass in which nobody uses it.
 
-        The same call again returns the sandbox as it is now, whatever has become of it.
+        The same call again returns the sandbox as it is now, whatever has become of it. With `snapshot`, what
+        `Sandbox.snapshot` of one of this pool has returned, it begins with those files.
 
         Raises:
             SandboxConflictError: The name belongs to a sandbox with another spec.

@@ -79,6 +79,15 @@ class AttachedContainer:
         own = Path(found["HostsPath"]).parent  # /etc/hosts and the like are files apart
         return Written((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
 
+    async def look(self) -> str:
+        """Return ``"paused"`` if it is; empty otherwise.
+
+        Raises:
+            DaemonError: The daemon does not answer.
+        """
+        found = await self._daemon.inspect(self.id)
+        return "paused" if found is not None and found["State"].get("Paused") else ""
+
     async def cause(self) -> str:
         """Say in one line why it is gone; takes at most 2 s."""
         lines = self.stream.stderr.decode(errors="replace").strip().splitlines() or [""]
@@ -96,7 +105,7 @@ class AttachedContainer:
     async def _cause(self, last_line: str) -> str | None:
         found = await self._daemon.inspect(self.id)
         why = "removed" if found is None else container.cause(found["State"], last_line)
-        if why == container.KILLED and await self._daemon.out_of_memory_since(self.id, self._began_s):
+        if why in (container.KILLED, "removed") and await self._daemon.out_of_memory_since(self.id, self._began_s):
             return "out of memory"
         return why
 

@@ -61,6 +61,7 @@ class Hold:
         sockets: The folder of its sockets on the host; None: they are reached through the agent.
         snapshot: Keeps its files and returns the name; None where that cannot be done.
         gives_up: What is not held of what others of its kind hold, such as ``"uid"``.
+        look: Says what holds it up, as far as that is seen from outside; None where nothing is.
     """
 
     cause: Callable[[], Awaitable[str]]
@@ -68,6 +69,7 @@ class Hold:
     sockets: Path | None = None
     snapshot: Callable[[], Awaitable[str]] | None = None
     gives_up: tuple[str, ...] = ()
+    look: Callable[[], Awaitable[str]] | None = None
 
 
 class Box:
@@ -268,8 +270,16 @@ class Box:
 
     async def stats(self) -> dict[str, JSON]:
         """Return what the agent knows: ``processes``, ``uptime_s``, and ``memory_bytes`` where that can be known."""
-        end = (await self.call("stats")).end
-        return {name: value for name, value in end.items() if name not in ("id", "end")}
+        return {name: value for name, value in (await self.call("stats")).end.items() if name not in ("id", "end")}
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nothing more is taken from it because somebody here does not take what has come."""
+        return self._channel.is_stalled
+
+    async def look(self) -> str:
+        """Return what holds it up, such as ``"paused"``; empty where nothing is to be seen."""
+        return "" if self._hold.look is None else await self._hold.look()
 
     async def wait(self) -> str:
         """Return, once it is gone, the cause in one line."""

@@ -356,6 +356,7 @@ class DockerBackend:
             sockets=sockets,
             snapshot=partial(self._snapshot, box_id, spec, held, channel),
             gives_up=gives_up,
+            look=held.look,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)

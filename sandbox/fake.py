@@ -110,18 +110,25 @@ class FakeBackend:
         script: Says what becomes of box number 0, 1, 2..., with a generator of its own.
         seed: What the generators are seeded from.
         capabilities: What it says is enforced, by name; what is not named is.
+        kind: Class of the boxes; None for `FakeBox`.
 
     Attributes:
         boxes: All that became ready, in that order.
     """
 
     def __init__(
-        self, script: Script = _plain, *, seed: int = 0, capabilities: Mapping[str, bool] | None = None
+        self,
+        script: Script = _plain,
+        *,
+        seed: int = 0,
+        capabilities: Mapping[str, bool] | None = None,
+        kind: type[FakeBox] | None = None,
     ) -> None:
         self.boxes: list[FakeBox] = []
         self._script = script
         self._seed = seed
         self._capabilities = {**dict.fromkeys(_ENFORCED, True), **(capabilities or {})}
+        self._kind = kind or FakeBox
         self._asked = 0
         self._snapshots: dict[str, dict[str, bytes]] = {}
         self._is_open = False
@@ -138,6 +145,13 @@ class FakeBackend:
         files = self._snapshots.get(snapshot)
         return await self._start(spec, files, None if files is not None else f"there is no snapshot {snapshot!r}")
 
+    async def attach(self, box_id: str) -> FakeBox:
+        """Return a box that stays, which was started before the backend was closed and opened again."""
+        found = [box for box in self.boxes if box.id == box_id and box.spec.stay and not box.is_gone]
+        if not found:
+            raise SandboxError(f"there is no box {box_id!r} that stays")
+        return found[0]
+
     async def __aenter__(self) -> Self:
         self._is_open = True
         return self
@@ -146,7 +160,7 @@ class FakeBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
-        for box in self.boxes:
+        for box in (box for box in self.boxes if not box.spec.stay):
             box.die("stopped")
 
     async def _start(self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None) -> FakeBox:
@@ -164,7 +178,7 @@ class FakeBackend:
             raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
         if fate.start_failure is not None:
             raise SandboxStartError(box_id, fate.start_failure)
-        box = FakeBox(box_id, spec, fate, dict(files or {}), self._keep)
+        box = self._kind(box_id, spec, fate, dict(files or {}), self._keep)
         self.boxes.append(box)
         return box
 
@@ -203,7 +217,8 @@ class FakeBox:
         self._dies_at = ready + min(fate.dies_after_s, math.inf if spec.ttl_s is None else spec.ttl_s)
         self._hangs_at = ready + fate.hangs_after_s
         self._cause = fate.cause if fate.dies_after_s == self._dies_at - ready else "its time to live is over"
-        self._is_ended = anyio.Event()
+        self._is_ended, self._runs = anyio.Event(), anyio.Event()
+        self._runs.set()
         self._shells: dict[tuple[str, SandboxUser], FakeShell] = {}
 
     @property
@@ -219,6 +234,17 @@ class FakeBox:
         if not self.is_gone:
             self._cause = cause
         self._is_ended.set()
+        self._runs.set()
+
+    def pause(self) -> None:
+        """Answer nothing until `resume`."""
+        self._runs = anyio.Event()
+
+    def resume(self) -> None:
+        self._runs.set()
+
+    async def look(self) -> str:
+        return "" if self._runs.is_set() else "paused"
 
     async def exec(
         self,
@@ -242,7 +268,7 @@ class FakeBox:
         result = self._fate.answer(command)
         await self._pass(min(result.duration_s, timeout_s), _GRACE_S + timeout_s)
         is_late = result.duration_s > timeout_s
-        out, err = (_tail(content, max_output_bytes) for content in (result.stdout_bytes, result.stderr_bytes))
+        out, err = (text[max(0, len(text) - max_output_bytes) :] for text in (result.stdout_bytes, result.stderr_bytes))
         return ExecResult(
             exit_code=None if is_late else result.exit_code,
             stdout_bytes=out,
@@ -322,6 +348,9 @@ class FakeBox:
             SandboxLostError: The box is gone.
         """
         await anyio.lowlevel.checkpoint()
+        if not self._runs.is_set():
+            with anyio.CancelScope(deadline=self._dies_at):
+                await self._runs.wait()
         is_answered = clock.now() + seconds < self._hangs_at
         until = clock.now() + (seconds if is_answered else patience_s)
         if not self.is_gone and until > clock.now():
@@ -353,10 +382,6 @@ class FakeShell:
 
 def _full(path: str) -> str:
     return posixpath.normpath(posixpath.join(WORK, path))
-
-
-def _tail(content: bytes, count: int) -> bytes:
-    return content[max(0, len(content) - count) :]
 
 
 def _read_tree(source: Path, target: str) -> dict[str, bytes]:

@@ -46,6 +46,14 @@ class FirstProcess:
         """
         os.chown(self.folder(place), uid, uid)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal such as SIGSTOP holds it up."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        except OSError:
+            return False
+
     def kill(self) -> None:
         """Kill it, and with it everything in the box; safe to repeat."""
         if self._handles:

@@ -111,6 +111,11 @@ class Life:
             return "out of memory"
         return cause_of(signal_in(code), self._child.last_line())
 
+    async def look(self) -> str:
+        """Return ``"paused"`` if its first process is held up by a signal; empty otherwise."""
+        first = self.first()
+        return "paused" if first is not None and first.is_stopped else ""
+
     async def kill(self) -> None:
         """End everything in the box and remove what it leaves; safe to repeat, not cancelled, bounded."""
         with anyio.CancelScope(shield=True):

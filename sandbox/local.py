@@ -227,6 +227,7 @@ class LocalBackend:
             sockets=sockets,
             snapshot=partial(self._keep, box_id, channel, snapshots.Extent(disk_mib, _files_uid())),
             gives_up=("network",) if spec.network == "open" else (),
+            look=held.look,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)

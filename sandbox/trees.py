@@ -14,7 +14,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,6 +41,25 @@ def is_folder(source: Path) -> bool:
     return source.is_dir() and not source.is_symlink()
 
 
+@asynccontextmanager
+async def waiting_place() -> AsyncIterator[Path]:
+    """Give a new, private folder for what is on its way; a later run removes it if we cannot.
+
+    Raises:
+        RefusedFileError: There is too little space for anything.
+    """
+    place = await clock.to_thread(folders.new_run_folder)
+    try:
+        try:
+            folders.require_space(place)
+        except OSError as error:
+            raise RefusedFileError(str(error.strerror)) from None
+        yield place
+    finally:
+        with anyio.CancelScope(shield=True):
+            await clock.to_thread(folders.remove, place)
+
+
 async def packed(source: Path, name: str) -> AsyncGenerator[bytes, None]:
     """Yield the file, link or folder `source` as a tar stream, in pieces of about a MiB.
 
@@ -57,7 +76,7 @@ async def packed(source: Path, name: str) -> AsyncGenerator[bytes, None]:
         yield piece
 
 
-async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int) -> None:
+async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, takes_any_link: bool = False) -> None:
     """Write a tar stream to `target`, or nothing at all.
 
     Setuid, setgid and sticky bits are dropped, and so are owners; what it holds can be read by us.
@@ -66,6 +85,7 @@ async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int
         pieces: The stream.
         target: Must not exist; its folder must.
         max_bytes: Bound on all contents together.
+        takes_any_link: Whether links may lead out, for what only waits here to go into a box: nobody follows them.
 
     Raises:
         UsageError: `target` exists, or its folder does not.
@@ -75,7 +95,7 @@ async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int
     place = await clock.to_thread(_place_beside, target)
     unpacker: Unpacker | None = None
     try:
-        unpacker = Unpacker(place, max_bytes)
+        unpacker = Unpacker(place, max_bytes, takes_any_link=takes_any_link)
         waiting: list[bytes] = []
         count = 0
         async for piece in pieces:
@@ -99,10 +119,12 @@ class Unpacker:
     Args:
         place: A new folder of ours, which nobody else writes to.
         max_bytes: Bound on all contents together.
+        takes_any_link: Whether links may lead out.
     """
 
-    def __init__(self, place: Path, max_bytes: int) -> None:
+    def __init__(self, place: Path, max_bytes: int, *, takes_any_link: bool = False) -> None:
         self._place = place
+        self._takes_any_link = takes_any_link
         self._left = self._max_bytes = max_bytes
         self._waiting = bytearray()
         self._modes: list[tuple[tuple[str, ...], int]] = []
@@ -184,7 +206,8 @@ class Unpacker:
                 elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
                     yield from self._take_file(member, folder, name)
                 elif member.issym():
-                    _check_link(member, len(parts) - 1)
+                    if not self._takes_any_link:
+                        _check_link(member, len(parts) - 1)
                     os.symlink(member.linkname, name, dir_fd=folder)
                 elif member.islnk():
                     with self._parent(("tree", *_parts(member.linkname))) as (other_folder, other):

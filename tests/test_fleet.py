@@ -13,7 +13,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError, UnreachableError
-from envkit.fleet import FleetHost, Probing, RestartBudget, restart_delay
+from envkit.fleet import FleetHost, Probing, RestartBudget
 from envkit.fleet.box import BoxEvent, after
 from envkit.protocols import Episode
 from envkit.types import ExecResult, Observation, Reset, SandboxState, Step, Task
@@ -463,20 +463,6 @@ def test_a_lease_has_its_place_until_it_ends_and_the_callers_error_comes_out() -
             assert (yard.boxes[0].playing, yard.boxes[0].most_playing) == (0, 1)
 
     run(main)
-
-
-@pytest.mark.parametrize(
-    ("ages", "delay"), [([], 0.5), ([10], 1.0), ([10, 20], 2.0), ([10, 20, 30], 3.0), ([10, 20, 30, 40], None)]
-)
-def test_the_delay_doubles_to_a_bound_until_the_budget_is_spent(ages: list[float], delay: float | None) -> None:
-    budget = RestartBudget(restarts=4, window_s=60, first_delay_s=0.5, longest_delay_s=3)
-    assert restart_delay([100 - age for age in ages], budget, now=100) == delay
-
-
-def test_what_lies_before_the_window_is_forgotten() -> None:
-    budget = RestartBudget(restarts=2, window_s=60, first_delay_s=0.5)
-    assert restart_delay([0, 30, 40], budget, now=100) == 0.5
-    assert restart_delay([0, 30, 41], budget, now=100) == 1.0
 
 
 def test_only_a_box_that_was_ready_can_be_lost() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from envkit import __version__
-from envkit.cli import image, sandbox
+from envkit.cli import image, sandbox, token
 from envkit.cli.check import check
 from envkit.cli.doctor import doctor
 from envkit.cli.evaluate import evaluate
@@ -35,6 +35,7 @@ app.command("list")(list_envs)
 app.command("doctor")(doctor)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(image.app, name="image")
+app.add_typer(token.app, name="token")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

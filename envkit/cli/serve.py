@@ -1,10 +1,11 @@
-"""``envkit serve``: environments over HTTP."""
+"""``envkit serve``: environments and sandboxes over HTTP."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,41 +13,80 @@ from envkit.errors import UsageError
 
 
 def serve(
-    host: Annotated[str, typer.Option(metavar="NAME", help="Name or address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0 takes a free one.")] = 8000,
-    capacity: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Episodes at once.")] = 1024,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML file of the fleet (docs/serve-config.md).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another value for a key of the file.")
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="local (bubblewrap), docker, process, ray, or none: environments alone, in this process. "
+            "The default is local where it works, otherwise process.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name or address to listen on (127.0.0.1).", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="PORT", help="0 takes a free one (8000).", show_default=False),
+    ] = None,
+    capacity: Annotated[
+        int | None, typer.Option(min=1, metavar="COUNT", help="Episodes at once (1024).", show_default=False)
+    ] = None,
     ttl_s: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long a session lives that nobody uses.")
-    ] = 600.0,
+        float | None,
+        typer.Option(
+            min=1, metavar="SECONDS", help="How long a session lives that nobody uses (600).", show_default=False
+        ),
+    ] = None,
     socket: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Listen on a Unix socket instead of host and port.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where leases and tokens are kept (~/.local/state/envkit).")
     ] = None,
     inside: Annotated[
         bool, typer.Option("--inside", help="Be the server inside a sandbox: on a socket, and quick to start.")
     ] = False,
 ) -> None:
-    """Serve every registered environment over HTTP.
+    """Serve every registered environment, and sandboxes, over HTTP.
 
-    Prints one line, ready and the address, as soon as it answers. Ctrl-C ends it after the calls that run.
+    Prints one line, ready and the address, as soon as it answers. Ctrl-C ends it after the calls that run, and every
+    sandbox with it.
     """
-    if inside and socket is None:
-        raise UsageError("--inside needs --socket: a sandbox has no network")
     from envkit import clock
-    from envkit.wiring.serve import serve_envs
 
-    clock.run(
-        partial(
-            serve_envs,
-            host=host,
-            port=port,
-            uds=None if socket is None else str(socket),
-            capacity=capacity,
-            ttl_s=ttl_s,
-            on_ready=_ready,
-            lazy=inside,
-        ),
-        fast=True,
-    )
+    if inside:
+        if socket is None:
+            raise UsageError("--inside needs --socket: a sandbox has no network")
+        from envkit.wiring.serve import serve_envs
+
+        clock.run(
+            partial(serve_envs, uds=str(socket), capacity=capacity or 1024, on_ready=_ready, lazy=True), fast=True
+        )
+        return
+    from envkit.config import serving
+    from envkit.wiring.gateway import serve_fleet
+
+    options: dict[str, Any] = {
+        "backend": backend,
+        "listen.host": host,
+        "listen.port": port,
+        "listen.socket": None if socket is None else str(socket),
+        "envs.capacity": capacity,
+        "limits.session_ttl_s": ttl_s,
+        "state": None if state is None else str(state),
+    }
+    wanted = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
+    clock.run(partial(serve_fleet, wanted, announce=_announce, on_ready=_ready), fast=True)
+
+
+def _announce(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _ready(address: str) -> None:

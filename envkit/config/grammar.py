@@ -43,17 +43,15 @@ class Section(BaseModel):
 Root = TypeVar("Root", bound=Section)
 
 
-def read(path: Path, root: type[Root], overrides: Sequence[str] = (), *, example: str) -> Root:
-    """Read a file.
+def content_of(path: Path, *, example: str) -> dict[str, Any]:
+    """Return what a file says.
 
     Args:
         path: A YAML file.
-        root: The section that the whole of it is.
-        overrides: ``"a.b=value"`` texts, the value read as YAML.
         example: What such a file may hold, for whoever gives one that holds nothing.
 
     Raises:
-        ConfigError: The file cannot be read or says something that cannot be.
+        ConfigError: The file cannot be read.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -63,18 +61,39 @@ def read(path: Path, root: type[Root], overrides: Sequence[str] = (), *, example
         raise ConfigError([f"{path}: not YAML: {' '.join(str(error).split())}"]) from None
     if not isinstance(content, dict):
         raise ConfigError([f"{path}: must hold keys and values, such as '{example}'"])
-    return check(overridden(content, overrides), root)
+    return content
 
 
-def overridden(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return `content`, changed by ``"a.b=value"`` texts, the values read as YAML.
+def override(content: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Change `content` by ``"a.b=value"`` texts, the values read as YAML.
 
     Raises:
         ConfigError: One of them reads otherwise.
     """
-    for override in overrides:
-        _override(content, override)
-    return content
+    for one in overrides:
+        key, equals, value = one.partition("=")
+        if not equals or not key:
+            raise ConfigError([f"{one}: must read key=value, such as trainer.steps=10"])
+        try:
+            put(content, key, yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise ConfigError([f"{key}: {value!r} is not YAML"]) from None
+
+
+def put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Change one value of `content`, whose `key` is written with dots.
+
+    Raises:
+        ConfigError: Something on the way there is not a section.
+    """
+    *parents, last = key.split(".")
+    place = content
+    for parent in parents:
+        inner = place.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError([f"{key}: {parent} is a value and has no keys"])
+        place = inner
+    place[last] = value
 
 
 def check(content: Mapping[str, Any], root: type[Root]) -> Root:
@@ -87,23 +106,6 @@ def check(content: Mapping[str, Any], root: type[Root]) -> Root:
         return root.model_validate(content)
     except ValidationError as error:
         raise ConfigError(_line(problem, root) for problem in error.errors()) from None
-
-
-def _override(content: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise ConfigError([f"{override}: must read key=value, such as trainer.steps=10"])
-    *parents, last = key.split(".")
-    place = content
-    for parent in parents:
-        inner = place.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            raise ConfigError([f"{key}: {parent} is a value and has no keys"])
-        place = inner
-    try:
-        place[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ConfigError([f"{key}: {value!r} is not YAML"]) from None
 
 
 def _line(problem: Any, root: type[BaseModel]) -> str:

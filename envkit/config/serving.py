@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -58,8 +58,11 @@ class EnvsSection(Section):
 
     boxes: Annotated[int, Field(ge=0)] = 0
     """Number of boxes; 0 takes one for each processor."""
-    sessions_per_box: Count = 512
-    """Episodes that one box plays at once."""
+    capacity: Count = 1024
+    """Episodes at once, spread over the boxes."""
+    own_boxes: Annotated[int, Field(ge=0)] = 4
+    """Further boxes for worlds that do not share one: so many of their episodes run at once. None are started where no
+    registered environment needs them."""
     spares: Annotated[int, Field(ge=0)] = 1
     """Further boxes that are ready to replace a lost one."""
     image: str | None = None
@@ -156,15 +159,22 @@ class ServeConfig(Section):
     limits: LimitsSection = LimitsSection()
     alerts: AlertsSection = AlertsSection()
     autoscale: AutoscaleSection = AutoscaleSection()
+    access_log: str | None = "-"
+    """File that every request is written to, one line of JSON each; - is standard error, none writes none."""
     state: str | None = None
     """Folder of what survives a restart: leases and tokens. None takes envkit's folder in the user's state folder."""
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> ServeConfig:
-    """Read a fleet's file; see `envkit.config.grammar.read`."""
-    return grammar.read(path, ServeConfig, overrides, example="backend: local")
+def read(path: Path | None, overrides: Sequence[str], options: Mapping[str, Any]) -> ServeConfig:
+    """Read a fleet's file; see `envkit.config.grammar.read`.
 
-
-def parse(content: dict[str, Any], overrides: Sequence[str] = ()) -> ServeConfig:
-    """Check a mapping against the grammar, after the overrides; see `envkit.config.grammar.check`."""
-    return grammar.check(grammar.overridden(content, overrides), ServeConfig)
+    Args:
+        path: The file; None for one without any key.
+        overrides: ``"a.b=value"`` texts, the values read as YAML.
+        options: What goes over both, such as ``{"listen.port": 0}``.
+    """
+    content = {} if path is None else grammar.content_of(path, example="backend: local")
+    grammar.override(content, overrides)
+    for key, value in options.items():
+        grammar.put(content, key, value)
+    return grammar.check(content, ServeConfig)

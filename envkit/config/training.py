@@ -28,9 +28,9 @@ class EnvSection(Section):
 class SandboxSection(Section):
     """Where the environments run."""
 
-    kind: Literal["auto", "local", "process", "none"] = "auto"
-    """local: bubblewrap. process: a plain child process. auto: local where it works, otherwise process, and says so.
-    none: in the trainer's own process."""
+    kind: Literal["auto", "local", "docker", "process", "none"] = "auto"
+    """local: bubblewrap. docker: containers of the image envkit/games. process: a plain child process. auto: local
+    where it works, otherwise process, and says so. none: in the trainer's own process."""
     boxes: Count = 1
     """Number of sandboxes; the episodes are spread over them."""
     health: HealthSection = HealthSection()
@@ -205,8 +205,18 @@ class RunConfig(Section):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a training file; see `envkit.config.grammar.read`."""
-    return grammar.read(path, RunConfig, overrides, example="env: {id: Sokoban-v0}")
+    """Read a training file.
+
+    Args:
+        path: A YAML file.
+        overrides: ``"a.b=value"`` texts, the values read as YAML.
+
+    Raises:
+        ConfigError: The file cannot be read or says something that cannot be.
+    """
+    content = grammar.content_of(path, example="env: {id: Sokoban-v0}")
+    grammar.override(content, overrides)
+    return grammar.check(content, RunConfig)
 
 
 def parse(content: Mapping[str, Any]) -> RunConfig:

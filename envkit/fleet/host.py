@@ -16,8 +16,8 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxLostError, SandboxStartError
 from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
-from envkit.fleet.restarts import RestartBudget, restart_delay
 from envkit.protocols import Episode
+from envkit.restarts import RestartBudget, restart_delay
 from envkit.types import SandboxState, Task
 
 StartBox: TypeAlias = Callable[[], Awaitable[Home]]

@@ -1,7 +1,7 @@
 """The application: the native protocol over any `EnvHost`, as plain ASGI.
 
-Two things are answered without a framework: a step, because it is the hot path, and the WebSocket. Everything else
-goes to the described API.
+What is on a hot path is answered without a framework: a step, what runs in a sandbox, and the WebSocket. All else goes
+to the described API.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ import msgspec
 from envkit.errors import TooLargeError
 from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
-from envkit.http.calls import Calls
+from envkit.http.callers import caller_of
+from envkit.http.calls import Calls, no_sandboxes
+from envkit.http.folders import Folders, Trees
 from envkit.http.frames import Sockets
+from envkit.http.sandbox_asgi import SandboxPaths
+from envkit.http.sandbox_calls import MAX_TIMEOUT_S
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
-from envkit.protocols import EnvHost
+from envkit.http.tally import Collect
+from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
 
 SLOW_RESET_S = 5.0
-"""Seconds after which a reset that goes on is answered with 202."""
+"""Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202."""
 
 _STEP = msgspec.json.Decoder(wire.StepBody)
 _BEFORE_ID = f"/v{wire.PROTOCOL}/sessions/"
 _AFTER_ID = "/step"
+_SANDBOXES = f"/v{wire.PROTOCOL}/sandboxes"
+_EVENTS = f"/v{wire.PROTOCOL}/events"
 
 
 def create_app(
@@ -37,27 +44,45 @@ def create_app(
     slow_reset_s: float = SLOW_RESET_S,
     max_request_bytes: int = wire.MAX_REQUEST_BYTES,
     lazy: bool = False,
+    pool: SandboxPool | None = None,
+    trees: Trees | None = None,
+    max_timeout_s: float = MAX_TIMEOUT_S,
+    sandbox_ttl_s: float | None = None,
+    metrics: Collect | None = None,
 ) -> App:
-    """Return the application that serves `host`, which the caller has entered and leaves afterwards.
+    """Return the application that serves `host` and `pool`, which the caller has entered and leaves afterwards.
 
     Args:
         host: Where episodes are played.
         envs: Gives what ``GET /v1/envs`` lists; asked anew each time.
         ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Seconds after which a step is cancelled and its session is broken.
-        slow_reset_s: Seconds after which a reset that goes on is answered with 202 over HTTP.
-        max_request_bytes: Size above which a body, or one frame of a socket, is refused.
+        slow_reset_s: Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202 over
+            HTTP.
+        max_request_bytes: Size above which a body, or one frame of a socket, is refused; what goes into a sandbox has
+            bounds of its own.
         lazy: Prepare the described API when it is first asked for, instead of at start.
+        pool: Lends the sandboxes that callers may use; None where there are none.
+        trees: Packs and unpacks the folders that go into sandboxes and out of them (`envkit.sandbox.trees`); None:
+            this server does neither.
+        max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
+        sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
+        metrics: Gives what ``GET /metrics`` tells beside the sessions.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s)
-    return App(Calls(sessions, envs), slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
+    calls = Calls(sessions, envs, pool, max_timeout_s=max_timeout_s, sandbox_ttl_s=sandbox_ttl_s, metrics=metrics)
+    folders = None if trees is None else Folders(trees)
+    return App(calls, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
 
 
 class App:
     """The ASGI application; see `create_app`. Its sessions live from the lifespan's startup to its shutdown."""
 
-    def __init__(self, calls: Calls, *, slow_reset_s: float, max_request_bytes: int, lazy: bool) -> None:
+    def __init__(
+        self, calls: Calls, folders: Folders | None, *, slow_reset_s: float, max_request_bytes: int, lazy: bool
+    ) -> None:
         self._calls = calls
+        self._sandboxes = None if calls.sandboxes is None else SandboxPaths(calls.sandboxes, folders)
         self._slow_reset_s = slow_reset_s
         self._max_request_bytes = max_request_bytes
         self._lazy = lazy
@@ -69,6 +94,8 @@ class App:
             path: str = scope["path"]
             if path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST":
                 await self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
+            elif path.startswith(_SANDBOXES) or path == _EVENTS:
+                await self._sandbox(scope, receive, send)
             else:
                 await self._any(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -78,20 +105,29 @@ class App:
 
     async def drain(self, timeout_s: float) -> None:
         """Begin nothing new, and wait until the calls that came over sockets are answered."""
-        self._calls.is_closing = True
+        self._calls.sessions.is_closing = True
+        if self._calls.sandboxes is not None:
+            self._calls.sandboxes.closing.set()
         if self._sockets is not None:
             with anyio.move_on_after(timeout_s):
                 await self._sockets.answered()
 
     async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        calls = self._calls.by(caller_of(scope))
         try:
             step = wire.read(await read_body(scope, receive, self._max_request_bytes), _STEP)
             body = wire.SessionStepBody(step.turn, step.action, session_id=id)
-            reply = self._calls.encode(await self._calls.step(body), id)
+            reply = calls.encode(await calls.step(body), id)
         except Exception as error:
-            await respond_problem(send, self._calls.problem(error, id))
+            await respond_problem(send, calls.problem(error, id))
         else:
             await respond(send, reply)
+
+    async def _sandbox(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._sandboxes is None:
+            await respond_problem(send, self._calls.problem(no_sandboxes()))
+        elif not await self._sandboxes.answer_hot(scope, receive, send):
+            await self._describe()(scope, receive, send)
 
     async def _any(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -106,7 +142,7 @@ class App:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            await self._sockets.serve(receive, send)
+            await self._sockets.serve(caller_of(scope), scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -114,6 +150,8 @@ class App:
             self._describe()
         async with self._calls.sessions, anyio.create_task_group() as tasks:
             self._sockets = Sockets(self._calls, tasks, self._max_request_bytes)
+            if self._calls.sandboxes is not None:
+                self._calls.sandboxes.repeats.tasks = tasks
             await send({"type": "lifespan.startup.complete"})
             await receive()
             tasks.cancel_scope.cancel()
@@ -123,5 +161,5 @@ class App:
         if self._described is None:
             from envkit.http.described import describe
 
-            self._described = describe(self._calls, self._slow_reset_s)
+            self._described = describe(self._calls, self._slow_reset_s, self._sandboxes)
         return self._described

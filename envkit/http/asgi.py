@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
 
@@ -71,7 +72,13 @@ async def respond(
     await send({"type": "http.response.body", "body": body})
 
 
-async def respond_problem(send: Send, problem: Problem) -> None:
+async def respond_problem(send: Send, problem: Problem, headers: Iterable[Header] = ()) -> None:
     """Send a problem as a whole response."""
-    headers = [(b"retry-after", str(RETRY_AFTER_S).encode())] if problem.retry else []
-    await respond(send, write(problem), status=problem.status, content_type=PROBLEM, headers=headers)
+    again = [(b"retry-after", str(retry_after_s(problem)).encode())] if problem.retry else []
+    await respond(send, write(problem), status=problem.status, content_type=PROBLEM, headers=[*headers, *again])
+
+
+def retry_after_s(problem: Problem) -> int:
+    """Seconds that a caller is told to wait before it asks again: what the error says, or `RETRY_AFTER_S`."""
+    wait_s: float = problem.fields.get("wait_s", RETRY_AFTER_S)
+    return max(RETRY_AFTER_S, math.ceil(wait_s))

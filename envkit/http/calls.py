@@ -7,15 +7,29 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from copy import copy
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 import msgspec
 
 from envkit import __version__
-from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError, did_you_mean, to_problem
+from envkit.errors import (
+    EnvError,
+    EnvkitError,
+    RequestError,
+    SandboxNotFoundError,
+    UnreachableError,
+    did_you_mean,
+    to_problem,
+)
+from envkit.http.asgi import Scope
+from envkit.http.callers import EVERYBODY, Caller
+from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.session import SessionView
 from envkit.http.sessions import SessionTable
+from envkit.http.tally import Collect, exposition
 from envkit.http.wire import (
     CreateBody,
     DoneReply,
@@ -35,6 +49,7 @@ from envkit.http.wire import (
     read,
     write,
 )
+from envkit.protocols import SandboxPool
 from envkit.registry import EnvSpec
 
 _log = logging.getLogger(__name__)
@@ -53,45 +68,62 @@ class Calls:
     Args:
         sessions: What they act on.
         envs: Gives the environments that can be played.
+        pool: Lends the sandboxes that can be used; None where there are none.
+        max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
+        sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
+        metrics: Gives what the metrics tell beside the sessions.
 
     Attributes:
-        is_closing: Set while the server shuts down: what runs is finished, nothing new is begun.
+        sandboxes: The calls about sandboxes; None where there are none.
     """
 
-    def __init__(self, sessions: SessionTable, envs: Callable[[], Iterable[EnvSpec]]) -> None:
+    def __init__(
+        self,
+        sessions: SessionTable,
+        envs: Callable[[], Iterable[EnvSpec]],
+        pool: SandboxPool | None = None,
+        *,
+        max_timeout_s: float = MAX_TIMEOUT_S,
+        sandbox_ttl_s: float | None = None,
+        metrics: Collect | None = None,
+    ) -> None:
         self.sessions = sessions
-        self.is_closing = False
+        self.sandboxes = (
+            None if pool is None else SandboxCalls(pool, self.problem, max_timeout_s=max_timeout_s, ttl_s=sandbox_ttl_s)
+        )
+        self._metrics = metrics
         self._envs = envs
-        self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Callable[[Any], Awaitable[object]]]] = {
-            "create": (msgspec.json.Decoder(CreateBody), self.create),
-            "step": (_STEP, self.step),
-            "delete": (msgspec.json.Decoder(SessionBody), self.delete),
-            "session": (msgspec.json.Decoder(SessionBody), self.session),
-            "sessions": (msgspec.json.Decoder(NoBody), self.list_sessions),
-            "envs": (msgspec.json.Decoder(NoBody), self.list_envs),
-            "health": (msgspec.json.Decoder(NoBody), self.health),
-            "ready": (msgspec.json.Decoder(NoBody), self.ready),
-        }
+        self._caller = EVERYBODY
+
+    def by(self, caller: Caller) -> Calls:
+        """Return the same calls as `caller` makes them: the ids of sessions are its own names for them."""
+        if caller is self._caller:
+            return self
+        calls = copy(self)
+        calls._caller = caller
+        return calls
 
     async def create(self, body: CreateBody) -> ResetReply:
         self._refuse_when_closing()
-        turn, start = await self.sessions.create(body.session_id, body.task())
+        turn, start = await self.sessions.create(self._caller.key(body.session_id), body.task())
         return ResetReply.of(turn, start)
 
     async def step(self, body: SessionStepBody) -> StepReply:
         self._refuse_when_closing()
-        turn, step = await self.sessions.step(body.session_id, body.turn, body.action)
+        turn, step = await self.sessions.step(self._caller.key(body.session_id), body.turn, body.action)
         return StepReply.of(turn, step)
 
     async def delete(self, body: SessionBody) -> DoneReply:
-        await self.sessions.delete(body.session_id)
+        await self.sessions.delete(self._caller.key(body.session_id))
         return DoneReply()
 
     async def session(self, body: SessionBody) -> SessionReply:
-        return _session_reply(self.sessions.get(body.session_id))
+        return self._session_reply(self.sessions.get(self._caller.key(body.session_id)))
 
     async def list_sessions(self, body: NoBody) -> SessionsReply:
-        return SessionsReply([_session_reply(view) for view in self.sessions.views()])
+        return SessionsReply(
+            [self._session_reply(view) for view in self.sessions.views() if self._caller.sees(view.id)]
+        )
 
     async def list_envs(self, body: NoBody) -> EnvsReply:
         return EnvsReply(
@@ -103,7 +135,11 @@ class Calls:
 
     async def ready(self, body: NoBody) -> ReadyReply:
         capacity, leased = self.sessions.capacity, self.sessions.leased
-        return ReadyReply(leased < capacity and not self.is_closing, capacity, leased)
+        return ReadyReply(leased < capacity and not self.sessions.is_closing, capacity, leased)
+
+    def exposition(self) -> bytes:
+        """Return the metrics in Prometheus's text format."""
+        return exposition(self.sessions, self._metrics)
 
     async def steps(self, data: bytes) -> bytes:
         """Play a JSON list of steps: of different sessions at once, of the same session one after another.
@@ -113,8 +149,10 @@ class Calls:
 
         Raises:
             RequestError: It is not a list.
+            RateLimitError: The caller may not play so many now; none was played.
         """
         bodies = read_each(data, _STEPS, _STEP)
+        self._caller.take(len(bodies) - 1)  # the request itself was counted before
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         for index, body in enumerate(bodies):
@@ -146,23 +184,29 @@ class Calls:
         outcome = self.step_now(body)
         if outcome is None:
             return None
-        used.add(body.session_id)
+        used.add(self._caller.key(body.session_id))
         return _addressed(frame.id, outcome)
 
     async def answer(self, frame: Frame, used: set[str]) -> bytes:
         """Answer a frame; an error is an answer too. The session that it plays, if it does, is added to `used`."""
         try:
-            decoder, method = self._methods[frame.method]
+            decoder, method = self._METHODS[frame.method]
             body = read(frame.params, decoder)
         except KeyError:
-            hint = did_you_mean(frame.method, self._methods)
+            hint = did_you_mean(frame.method, self._METHODS)
             return self.refusal(frame.id, RequestError(f"there is no method {frame.method!r}{hint}"))
         except RequestError as error:
             return self.refusal(frame.id, error)
         id: str | None = getattr(body, "session_id", None)
         if id is not None and frame.method in ("create", "step"):
-            used.add(id)
-        return _addressed(frame.id, await self.outcome(body, method, id))
+            used.add(self._caller.key(id))
+        return _addressed(frame.id, await self.outcome(body, partial(method, self), id))
+
+    async def answer_sandbox(self, frame: Frame, scope: Scope, used: set[str]) -> bytes:
+        """Answer a frame about a sandbox, which is added to `used` if it is used."""
+        if self.sandboxes is None:
+            return _addressed(frame.id, self.failure(no_sandboxes()))
+        return _addressed(frame.id, (await self.sandboxes.answer(frame, scope, used)).framed)
 
     def refusal(self, frame_id: int | str | None, error: RequestError) -> bytes:
         """Return the answer to a frame that cannot be understood; the id is None if not even that is known."""
@@ -172,7 +216,7 @@ class Calls:
         """Return what comes of a step if that needs no waiting, else return None and do nothing."""
         try:
             self._refuse_when_closing()
-            played = self.sessions.step_now(body.session_id, body.turn, body.action)
+            played = self.sessions.step_now(self._caller.key(body.session_id), body.turn, body.action)
             if played is None:
                 return None
             return b'{"result":%b}' % self.encode(StepReply.of(*played), body.session_id)
@@ -198,8 +242,10 @@ class Calls:
             _log.error("a call failed in a way that nobody foresaw", exc_info=error)
             error = EnvkitError("the server made a mistake; its log says which")
         self.sessions.tally.errors[error.code] += 1
-        turn = None if session_id is None else self.sessions.turn(session_id)
-        return msgspec.convert({**to_problem(error), "turn": turn}, Problem)
+        turn = None if session_id is None else self.sessions.turn(self._caller.key(session_id))
+        said = to_problem(error)
+        fields = {name: _sayable(getattr(error, name)) for name in error.fields}
+        return msgspec.convert({**said, "detail": _sayable(said["detail"]), "fields": fields, "turn": turn}, Problem)
 
     def encode(self, reply: object, session_id: str | None = None) -> bytes:
         """Encode an answer.
@@ -210,12 +256,36 @@ class Calls:
         try:
             return write(reply)
         except RequestError as error:
-            env_id = "the world" if session_id is None else self.sessions.get(session_id).task.env_id
+            env_id = "the world"
+            if session_id is not None:
+                env_id = self.sessions.get(self._caller.key(session_id)).task.env_id
             raise EnvError(env_id, f"an answer that {error}") from None
 
     def _refuse_when_closing(self) -> None:
-        if self.is_closing:
+        if self.sessions.is_closing:
             raise UnreachableError("the server is shutting down")
+
+    def _session_reply(self, view: SessionView) -> SessionReply:
+        task, id = view.task, self._caller.name(view.id)
+        return SessionReply(
+            id, task.env_id, task.seed, dict(task.options), view.state.value, view.turn, round(view.idle_s, 3)
+        )
+
+    _METHODS: ClassVar[Mapping[str, tuple[msgspec.json.Decoder[Any], Callable[[Any, Any], Awaitable[object]]]]] = {
+        "create": (msgspec.json.Decoder(CreateBody), create),
+        "step": (_STEP, step),
+        "delete": (msgspec.json.Decoder(SessionBody), delete),
+        "session": (msgspec.json.Decoder(SessionBody), session),
+        "sessions": (msgspec.json.Decoder(NoBody), list_sessions),
+        "envs": (msgspec.json.Decoder(NoBody), list_envs),
+        "health": (msgspec.json.Decoder(NoBody), health),
+        "ready": (msgspec.json.Decoder(NoBody), ready),
+    }
+
+
+def no_sandboxes() -> SandboxNotFoundError:
+    """Return what a server says that has no pool."""
+    return SandboxNotFoundError("there are no sandboxes to lend here")
 
 
 def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
@@ -241,8 +311,6 @@ def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
     return b'{"id":%b,%b' % (write(frame_id), outcome[1:])
 
 
-def _session_reply(view: SessionView) -> SessionReply:
-    task = view.task
-    return SessionReply(
-        view.id, task.env_id, task.seed, dict(task.options), view.state.value, view.turn, round(view.idle_s, 3)
-    )
+def _sayable(value: object) -> object:
+    """Names of files may hold bytes that are no text, which JSON cannot say."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

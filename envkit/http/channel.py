@@ -10,14 +10,24 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
 
 import anyio
 import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.http11 import Response
 
 from envkit import clock
-from envkit.errors import DeadlineError, EnvkitError, UnreachableError, from_problem
+from envkit.errors import (
+    DeadlineError,
+    EnvkitError,
+    ForbiddenError,
+    UnauthorizedError,
+    UnreachableError,
+    from_problem,
+)
 from envkit.http.dial import Dial
 from envkit.http.wire import Answer, batches, write
 
@@ -31,6 +41,7 @@ _CLOSING_S = 1.0
 
 _ANSWERS = msgspec.json.Decoder(list[Answer])
 _ANSWER = msgspec.json.Decoder(Answer)
+_PROBLEM = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Call:
@@ -98,12 +109,12 @@ class Channel:
 
         Raises:
             UnreachableError: Nothing answers, or not what is expected.
+            UnauthorizedError, ForbiddenError, RateLimitError: The server answers, and refuses us.
         """
         try:
             return await self._connect()
         except InvalidStatus as error:
-            status = error.response.status_code
-            raise UnreachableError(f"{self._address} answers with status {status}; is it an `envkit serve`?") from None
+            raise self._refusal(error.response) from None
         except ssl.SSLError as error:
             raise UnreachableError(f"{self._address}: {error.reason or error}") from None
         except (OSError, EOFError, WebSocketException) as error:
@@ -175,6 +186,9 @@ class Channel:
                 await anyio.sleep(delay_s)
                 try:
                     socket = await self.open()
+                except (UnauthorizedError, ForbiddenError) as error:  # asking again does not help
+                    failure = error
+                    break
                 except EnvkitError as error:
                     failure = error
                 else:
@@ -196,6 +210,19 @@ class Channel:
                     call.fail(
                         DeadlineError(f"{self._address} did not answer {call.method!r} within {call.timeout_s:g} s")
                     )
+
+    def _refusal(self, response: Response) -> EnvkitError:
+        """Return what the server says instead of opening a socket."""
+        says = f"{self._address} answers with status {response.status_code}"
+        try:
+            error = from_problem(_PROBLEM.decode(response.body or b""))
+        except (ValueError, RecursionError):
+            if response.status_code == HTTPStatus.UNAUTHORIZED:  # a proxy before it
+                return UnauthorizedError(f"{says}: it wants to know who we are")
+            return UnreachableError(f"{says}; is it an `envkit serve`?")
+        if isinstance(error, (UnauthorizedError, ForbiddenError)):
+            return type(error)(f"{self._address}: {error.detail}")
+        return error
 
     def _closed(self) -> UnreachableError:
         return UnreachableError(f"the connection to {self._address} was closed")

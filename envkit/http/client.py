@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
@@ -33,6 +35,9 @@ from envkit.types import Reset, Step, Task
 TIMEOUT_S = 60.0
 """Seconds that a call may take, unless the caller says otherwise."""
 
+TOKEN_VARIABLE = "ENVKIT_TOKEN"
+"""Variable that holds the token of a client that is given none."""
+
 _DELETE_TIMEOUT_S = 5.0
 _FULL_DELAYS_S = (0.01, 1.0)
 """Seconds between looking whether a full server has room again: at first, and at most."""
@@ -52,12 +57,16 @@ class EnvClient:
         connect: Instead of `url`: gives a connected stream socket, once for each time that one is needed.
         name: How errors name a server that has no `url`.
         timeout_s: Seconds that a call may take.
+        token: What to show the server at `url`; the variable ``ENVKIT_TOKEN``, unless given.
+        ca: PEM file of the certificates that an ``https://`` server is trusted by, instead of the system's.
     """
 
     def __init__(
         self,
         url: str | None = None,
         *,
+        token: str | None = None,
+        ca: Path | None = None,
         connect: OpenSocket | None = None,
         name: str = "the server behind a socket",
         timeout_s: float = TIMEOUT_S,
@@ -68,7 +77,13 @@ class EnvClient:
             raise UsageError(f"timeout_s must be above 0, got {timeout_s}")
         self._address = name if url is None else url.rstrip("/")
         self._timeout_s = timeout_s
-        dial = dial_url(self._address, timeout_s) if connect is None else dial_socket(connect, timeout_s)
+        if connect is None:
+            token = token or os.environ.get(TOKEN_VARIABLE) or None
+            dial = dial_url(self._address, timeout_s, token=token, ca=ca)
+        else:  # to a box, say, whose programs must see no token
+            if token is not None or ca is not None:
+                raise UsageError("a token and certificates go with a url, not with a way to connect")
+            dial = dial_socket(connect, timeout_s)
         self._channel = Channel(self._address, dial)
         self._rng = random.Random()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop

@@ -17,10 +17,11 @@ from starlette.exceptions import HTTPException
 
 from envkit import __version__
 from envkit.errors import EnvkitError, RequestError, to_problem
-from envkit.http import wire
-from envkit.http.asgi import RETRY_AFTER_S
+from envkit.http import sandbox_routes, wire
+from envkit.http.asgi import RETRY_AFTER_S, retry_after_s
+from envkit.http.callers import caller_of
 from envkit.http.calls import Calls
-from envkit.http.tally import exposition
+from envkit.http.sandbox_asgi import SandboxPaths
 
 _V1 = f"/v{wire.PROTOCOL}"
 _NOTHING = wire.NoBody()
@@ -45,12 +46,13 @@ _TYPES = (
 )
 
 
-def describe(calls: Calls, slow_reset_s: float) -> FastAPI:
+def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None = None) -> FastAPI:
     """Return the application that answers every route.
 
     Args:
         calls: What the routes call.
-        slow_reset_s: Seconds after which a reset that goes on is answered with 202.
+        slow_reset_s: Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202.
+        sandboxes: What the routes about sandboxes call; None where there are none.
     """
     routes = _Routes(calls, slow_reset_s)
     api = FastAPI(
@@ -59,19 +61,29 @@ def describe(calls: Calls, slow_reset_s: float) -> FastAPI:
         redoc_url=None,
         exception_handlers={EnvkitError: routes.failed, HTTPException: routes.lost, Exception: routes.failed},
     )
-    schemas, components = msgspec.json.schema_components(_TYPES, ref_template=_REF)
-    schema_of = dict(zip(map(str, _TYPES), schemas, strict=True))
+    types = _TYPES if sandboxes is None else (*_TYPES, *sandbox_routes.TYPES)
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schema_of = dict(zip(map(str, types), schemas, strict=True))
 
-    def add(verb: str, path: str, route: Any, reply: Any = None, body: Any = None, opening: Any = None) -> None:
+    def add(
+        verb: str,
+        path: str,
+        route: Any,
+        reply: Any = None,
+        body: Any = None,
+        opening: Any = None,
+        more: dict[str, Any] | None = None,
+    ) -> None:
         replies: dict[int | str, Any] = {200: reply, 202: opening, "default": wire.Problem}
         responses: dict[int | str, dict[str, Any]] = {
             status: {"description": _first_line(type), "content": _content(schema_of[str(type)])}
             for status, type in replies.items()
             if type is not None
         }
-        takes = None if body is None else {"requestBody": {"required": True, "content": _content(schema_of[str(body)])}}
+        takes = {} if body is None else {"requestBody": {"required": True, "content": _content(schema_of[str(body)])}}
+        extra = {**takes, **(more or {})}
         api.add_api_route(
-            path, route, methods=[verb], responses=responses, openapi_extra=takes, response_class=Response
+            path, route, methods=[verb], responses=responses, openapi_extra=extra, response_class=Response
         )
 
     session = f"{_V1}/sessions/{{session_id}}"
@@ -85,6 +97,8 @@ def describe(calls: Calls, slow_reset_s: float) -> FastAPI:
     add("GET", f"{_V1}/health", routes.health, wire.HealthReply)
     add("GET", f"{_V1}/ready", routes.ready, wire.ReadyReply)
     add("GET", "/metrics", routes.metrics)
+    if sandboxes is not None:
+        sandbox_routes.add_routes(add, sandboxes, slow_reset_s)
 
     def document() -> dict[str, Any]:
         if api.openapi_schema is None:
@@ -110,40 +124,42 @@ class _Routes:
         """
         task = wire.read(await request.body(), _TASK)
         body = wire.CreateBody(task.env_id, task.seed, task.options, session_id=wire.read_id(session_id))
+        calls = self._by(request)
         with anyio.move_on_after(self._slow_reset_s):
-            return self._reply(await self._calls.create(body), session_id)
-        opening = wire.OpeningReply(turn=0, state=self._calls.sessions.get(session_id).state.value)
+            return self._reply(request, await calls.create(body), session_id)
+        session = await calls.session(wire.SessionBody(session_id))
+        opening = wire.OpeningReply(turn=0, state=session.state)
         return _json(wire.write(opening), status=202, headers={"Retry-After": str(RETRY_AFTER_S)})
 
     async def step(self, session_id: str, request: Request) -> Response:
         """Play one move. Repeating the call with the same `turn` and `action` is safe."""
         step = wire.read(await request.body(), _STEP)
         body = wire.SessionStepBody(step.turn, step.action, session_id=session_id)
-        return self._reply(await self._calls.step(body), session_id)
+        return self._reply(request, await self._by(request).step(body), session_id)
 
     async def steps(self, request: Request) -> Response:
         """Play moves of many sessions: a list in, and a list of results or errors out, in the same order."""
-        return _json(await self._calls.steps(await request.body()))
+        return _json(await self._by(request).steps(await request.body()))
 
-    async def sessions(self) -> Response:
+    async def sessions(self, request: Request) -> Response:
         """Look at all sessions."""
-        return self._reply(await self._calls.list_sessions(_NOTHING))
+        return self._reply(request, await self._by(request).list_sessions(_NOTHING))
 
-    async def session(self, session_id: str) -> Response:
+    async def session(self, session_id: str, request: Request) -> Response:
         """Look at a session, without keeping it from expiring."""
-        return self._reply(await self._calls.session(wire.SessionBody(session_id)))
+        return self._reply(request, await self._by(request).session(wire.SessionBody(session_id)))
 
-    async def delete(self, session_id: str) -> Response:
+    async def delete(self, session_id: str, request: Request) -> Response:
         """End a session. Repeating the call is safe, as is ending one that does not exist."""
-        return self._reply(await self._calls.delete(wire.SessionBody(session_id)))
+        return self._reply(request, await self._by(request).delete(wire.SessionBody(session_id)))
 
-    async def envs(self) -> Response:
+    async def envs(self, request: Request) -> Response:
         """List the environments that can be played."""
-        return self._reply(await self._calls.list_envs(_NOTHING))
+        return self._reply(request, await self._calls.list_envs(_NOTHING))
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """Say that the server is alive."""
-        return self._reply(await self._calls.health(_NOTHING))
+        return self._reply(request, await self._calls.health(_NOTHING))
 
     async def ready(self) -> Response:
         """Say whether a session can be made now; if not, with status 503."""
@@ -152,10 +168,10 @@ class _Routes:
 
     async def metrics(self) -> Response:
         """Metrics in Prometheus's text format."""
-        return Response(exposition(self._calls.sessions), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self._calls.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        return _problem(self._calls.problem(error, request.path_params.get("session_id")))
+        return _problem(self._by(request).problem(error, request.path_params.get("session_id")))
 
     async def lost(self, request: Request, error: Exception) -> Response:
         """Answer what no route takes, keeping the status that says why (404, 405)."""
@@ -164,8 +180,11 @@ class _Routes:
         problem = msgspec.convert({**to_problem(what), "status": error.status_code}, wire.Problem)
         return _problem(problem, dict(error.headers or {}))
 
-    def _reply(self, reply: object, session_id: str | None = None) -> Response:
-        return _json(self._calls.encode(reply, session_id))
+    def _by(self, request: Request) -> Calls:
+        return self._calls.by(caller_of(request.scope))
+
+    def _reply(self, request: Request, reply: object, session_id: str | None = None) -> Response:
+        return _json(self._by(request).encode(reply, session_id))
 
 
 def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -173,7 +192,7 @@ def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = No
 
 
 def _problem(problem: wire.Problem, headers: dict[str, str] | None = None) -> Response:
-    again = {"Retry-After": str(RETRY_AFTER_S)} if problem.retry else {}
+    again = {"Retry-After": str(retry_after_s(problem))} if problem.retry else {}
     return Response(wire.write(problem), problem.status, {**(headers or {}), **again}, "application/problem+json")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -27,13 +29,19 @@ _ANY_HOST = "ws://server"
 _SCHEMES = {"http": "ws", "https": "wss"}
 
 
-def dial_url(url: str, timeout_s: float) -> Dial:
+def dial_url(url: str, timeout_s: float, *, token: str | None = None, ca: Path | None = None) -> Dial:
     """Return how to connect to `url`.
 
+    Args:
+        url: Address of a server.
+        timeout_s: Seconds that a call may take; connecting takes no longer than that.
+        token: What to show there.
+        ca: PEM file of the certificates to trust instead of the system's.
+
     Raises:
-        UsageError: It is not the address of a server.
+        UsageError: It is not the address of a server, or the token or the file cannot be used.
     """
-    settings = _settings(timeout_s)
+    settings = {**_settings(timeout_s), "additional_headers": authorization(token)}
     wrong = UsageError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000 or unix:/tmp/env.sock")
     try:
         parts = urlsplit(url)
@@ -44,8 +52,25 @@ def dial_url(url: str, timeout_s: float) -> Dial:
         return lambda: _opened(unix_connect(parts.path, _ANY_HOST + SOCKET_PATH, **settings))
     if parts.scheme not in _SCHEMES or not parts.netloc:
         raise wrong
+    if ca is not None:
+        if parts.scheme != "https":
+            raise UsageError(f"the certificates in {ca} go with an https:// address, not with {url}")
+        settings["ssl"] = _trusting(ca)
     target = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path}{SOCKET_PATH}"
     return lambda: _opened(connect(target, **settings))
+
+
+def authorization(token: str | None) -> dict[str, str]:
+    """Return the headers with which a client shows `token`.
+
+    Raises:
+        UsageError: It cannot be one.
+    """
+    if token is None:
+        return {}
+    if not token.isascii() or not token.isprintable() or " " in token or not token:
+        raise UsageError("the token is not one: it is empty, or has blanks, line ends or odd characters in it")
+    return {"Authorization": f"Bearer {token}"}
 
 
 def dial_socket(open_socket: OpenSocket, timeout_s: float) -> Dial:
@@ -66,6 +91,14 @@ def dial_socket(open_socket: OpenSocket, timeout_s: float) -> Dial:
 
 async def _opened(connecting: connect) -> ClientConnection:
     return await connecting
+
+
+def _trusting(ca: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # an ssl.SSLError is one
+        cause = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise UsageError(f"no certificates can be read from {ca}: {cause}") from None
 
 
 def _settings(timeout_s: float) -> dict[str, Any]:

@@ -1,23 +1,30 @@
 """The server's side of a WebSocket: frames in, answers out, many sessions on one socket.
 
-A call goes on when its socket breaks, so that the caller can come back over another one and ask again. While a socket
-is open, the sessions that were used over it do not expire. All answers that are ready in one turn of the event loop
-travel in one message.
+A call goes on when its socket breaks, so that the caller can come back over another one and ask again; only what is run
+in a sandbox without a key is ended. While a socket is open, the sessions and sandboxes that were used over it do not
+expire. All answers that are ready in one turn of the event loop travel in one message.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
 from envkit.errors import RequestError, TooLargeError
-from envkit.http.asgi import Receive, Send
+from envkit.http.asgi import Receive, Scope, Send
+from envkit.http.callers import Caller
 from envkit.http.calls import Calls, read_each
+from envkit.http.sandbox_calls import PREFIX, SandboxCalls, tenant_of
 from envkit.http.wire import Frame, batches, read
 
 MAX_OWED = 10_000
 """Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
+
+_KEEP_S = 1.0
+"""Seconds between renewals of the leases of sandboxes."""
 
 _BATCH_BYTES = 1 << 19
 """Half of what clients in the wild take in one message unless told otherwise."""
@@ -41,10 +48,12 @@ class Sockets:
         self._max_frame_bytes = max_frame_bytes
         self._open: set[_Outbox] = set()
 
-    async def serve(self, receive: Receive, send: Send) -> None:
-        """Serve one socket until it closes."""
+    async def serve(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one socket until it closes; one whose caller sends too much is not read for a while."""
+        calls = self._calls.by(caller)
         outbox = _Outbox()
         used: set[str] = set()
+        sandboxes: set[str] = set()
         await receive()
         await send({"type": "websocket.accept"})
         self._open.add(outbox)
@@ -52,9 +61,18 @@ class Sockets:
             with self._calls.sessions.keeping(used):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(outbox.run, send)
+                    if self._calls.sandboxes is not None:
+                        tasks.start_soon(_keep, self._calls.sandboxes, sandboxes, scope)
+
+                    def answer_sandbox(frame: Frame) -> None:
+                        tasks.start_soon(self._answer_sandbox, frame, scope, outbox, sandboxes)
+
                     while (message := await receive())["type"] == "websocket.receive":
-                        self._take(message.get("bytes") or (message.get("text") or "").encode(), outbox, used)
+                        data = message.get("bytes") or (message.get("text") or "").encode()
+                        count = self._take(calls, data, outbox, used, answer_sandbox)
                         await outbox.wait_for_room()
+                        if wait_s := caller.charge(count):
+                            await anyio.sleep(wait_s)
                     tasks.cancel_scope.cancel()
         finally:
             self._open.discard(outbox)
@@ -64,19 +82,30 @@ class Sockets:
         while owed := [outbox for outbox in self._open if outbox.owed]:
             await owed[0].wait_for_room(0)
 
-    def _take(self, data: bytes, outbox: _Outbox, used: set[str]) -> None:
+    def _take(
+        self,
+        calls: Calls,
+        data: bytes,
+        outbox: _Outbox,
+        used: set[str],
+        answer_sandbox: Callable[[Frame], None],
+    ) -> int:
+        """Begin what the frames of a message ask for; return how many there are."""
         frames = self._read(data)
         outbox.owed += len(frames)
         for frame in frames:
             if isinstance(frame, RequestError):
-                outbox.put(self._calls.refusal(None, frame))
+                outbox.put(calls.refusal(None, frame))
             elif len(memoryview(frame.params)) > self._max_frame_bytes:
                 too_large = TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
-                outbox.put(self._calls.refusal(frame.id, too_large))
-            elif (answer := self._calls.answer_now(frame, used)) is not None:
+                outbox.put(calls.refusal(frame.id, too_large))
+            elif frame.method.startswith(PREFIX):
+                answer_sandbox(frame)
+            elif (answer := calls.answer_now(frame, used)) is not None:
                 outbox.put(answer)
             else:
-                self._tasks.start_soon(self._answer, frame, outbox, used)
+                self._tasks.start_soon(self._answer, calls, frame, outbox, used)
+        return len(frames)
 
     def _read(self, data: bytes) -> list[Frame | RequestError]:
         try:
@@ -84,8 +113,18 @@ class Sockets:
         except RequestError as error:
             return [error]
 
-    async def _answer(self, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
-        outbox.put(await self._calls.answer(frame, used))
+    async def _answer(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
+        outbox.put(await calls.answer(frame, used))
+
+    async def _answer_sandbox(self, frame: Frame, scope: Scope, outbox: _Outbox, used: set[str]) -> None:
+        outbox.put(await self._calls.answer_sandbox(frame, scope, used))
+
+
+async def _keep(calls: SandboxCalls, used: set[str], scope: Scope) -> None:
+    while True:
+        await anyio.sleep(_KEEP_S)
+        if used:
+            calls.keep(used, tenant_of(scope))
 
 
 class _Outbox:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from errno import EADDRINUSE
@@ -14,7 +15,7 @@ import anyio
 import uvicorn
 
 from envkit.errors import UsageError
-from envkit.http.app import App
+from envkit.http.guard import Served
 from envkit.http.wire import MAX_MESSAGE_BYTES
 
 DRAIN_S = 10.0
@@ -29,7 +30,7 @@ _LEAVE_S = 3
 
 
 async def serve(
-    app: App,
+    app: Served,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -37,11 +38,13 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
     handle_signals: bool = True,
     drain_s: float = DRAIN_S,
+    certificate: Path | None = None,
+    key: Path | None = None,
 ) -> None:
     """Serve `app` until SIGTERM, SIGINT or cancellation; then finish what runs and give back every lease.
 
     Args:
-        app: What `envkit.http.app.create_app` returned.
+        app: What `envkit.http.app.create_app` returned, or a `Guard` around it.
         host: Name or address to listen on.
         port: TCP port; 0 takes a free one.
         uds: Path of a Unix socket to listen on instead. One that nobody listens on any more is replaced.
@@ -49,15 +52,19 @@ async def serve(
             as requests are answered.
         handle_signals: Whether SIGTERM and SIGINT end the server; only possible in the main thread.
         drain_s: Seconds that running calls are given at shutdown.
+        certificate: PEM file of a certificate, and those that vouch for it; the server then speaks TLS.
+        key: PEM file of its private key, without a password; None if `certificate` holds that too.
 
     Raises:
-        UsageError: The port or the path cannot be used; the message says what to do.
+        UsageError: The port, the path or the certificate cannot be used; the message says what to do.
     """
+    _check_certificate(certificate, key)
     with _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
         listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
-        address = _address(listener)
+        address = _address(listener, is_tls=certificate is not None)
         try:
-            server = _Server(_config(app), lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
+            config = _config(app, certificate, key)
+            server = _Server(config, lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
             async with anyio.create_task_group() as tasks:
                 if signals is not None:
                     tasks.start_soon(server.stop_on, signals)
@@ -110,7 +117,7 @@ def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
     return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
 
 
-def _config(app: App) -> uvicorn.Config:
+def _config(app: Served, certificate: Path | None, key: Path | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",
@@ -130,7 +137,25 @@ def _config(app: App) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LEAVE_S,
         backlog=_BACKLOG,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
     )
+
+
+def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+    if certificate is None:
+        if key is not None:
+            raise UsageError(f"the key {key} goes with a certificate; name that too")
+        return
+    try:
+        # An empty password, or OpenSSL would ask for one at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        files = certificate if key is None else f"{certificate} with the key {key}"
+        cause = (
+            error.reason if isinstance(error, ssl.SSLError) else error.strerror if isinstance(error, OSError) else error
+        )
+        raise UsageError(f"no TLS with the certificate {files}: {cause or error}") from None
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
@@ -191,9 +216,10 @@ def _remove_stale(path: Path) -> None:
     raise UsageError(f"a server listens at {path} already; stop it or choose another path")
 
 
-def _address(listener: socket.socket) -> str:
+def _address(listener: socket.socket, *, is_tls: bool) -> str:
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{name}"
     host, port = name[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -74,12 +74,14 @@ class SessionTable:
 
     Attributes:
         tally: What was counted so far.
+        is_closing: Set while the server shuts down: what runs is finished, nothing new is begun.
     """
 
     def __init__(self, host: EnvHost, *, ttl_s: float = TTL_S, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         if ttl_s <= 0 or step_timeout_s <= 0:
             raise ValueError(f"ttl_s and step_timeout_s must be above 0, got {ttl_s} and {step_timeout_s}")
         self.tally = Tally()
+        self.is_closing = False
         self._host = host
         self._ttl_s = ttl_s
         self._step_timeout_s = step_timeout_s

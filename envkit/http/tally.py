@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from envkit.http.sessions import SessionTable
+
+Collect: TypeAlias = "Callable[[], Iterable[Metric]]"
+"""Gives metrics when somebody asks."""
 
 BOUNDS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Upper bounds of the buckets of step durations, in seconds."""
@@ -40,18 +43,19 @@ class Tally:
         self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
 
 
-def exposition(table: SessionTable) -> bytes:
-    """Return the metrics of `table` in Prometheus's text format."""
+def exposition(table: SessionTable, more: Collect | None = None) -> bytes:
+    """Return the metrics of `table`, and those that `more` gives, in Prometheus's text format."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(_Collector(table))
+    registry.register(_Collector(table, more))
     return generate_latest(registry)
 
 
 class _Collector:
-    def __init__(self, table: SessionTable) -> None:
+    def __init__(self, table: SessionTable, more: Collect | None) -> None:
         self._table = table
+        self._more = more
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -75,3 +79,5 @@ class _Collector:
         for code, count in sorted(tally.errors.items()):
             errors.add_metric([code], count)
         yield errors
+        if self._more is not None:
+            yield from self._more()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
@@ -36,12 +37,16 @@ def find(env_id: str) -> EnvSpec:
     return registry.find(env_id)
 
 
-def make(env_id: str, *, url: str | None = None, **options: Any) -> gymnasium.Env[Any, Any]:
+def make(
+    env_id: str, *, url: str | None = None, token: str | None = None, ca: Path | None = None, **options: Any
+) -> gymnasium.Env[Any, Any]:
     """Make an environment: text in, text out, unless the world is asked for something else.
 
     Args:
         env_id: Registered id, such as ``"Sokoban-v0"``.
         url: Address of an `envkit serve`; the episodes are then played there.
+        token: What to show that server; the variable ``ENVKIT_TOKEN``, unless given.
+        ca: PEM file of the certificates that an ``https://`` server is trusted by, instead of the system's.
         options: Defaults of every episode, which ``reset(options=...)`` overrides. Worlds made here may know more, such
             as ``render_mode``, and board games ``observation="grid"`` and ``action="index"``.
 
@@ -49,11 +54,13 @@ def make(env_id: str, *, url: str | None = None, **options: Any) -> gymnasium.En
         UnknownEnvError: No such id; the message names the nearest one.
         OptionError: The environment refuses an option.
         UnreachableError: Nothing answers at `url`.
+        UnauthorizedError, ForbiddenError: The server wants another token.
     """
     if url is not None:
         from envkit.http.client import EnvClient
 
-        return BlockingEnv(env_id, partial(EnvClient, url), options)
+        return BlockingEnv(env_id, partial(EnvClient, url, token=token, ca=ca), options)
+    _check_only_served(token, ca)
     return make_here(env_id, options)
 
 
@@ -72,6 +79,8 @@ def make_vec(
     mode: VectorMode | None = None,
     autoreset: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     url: str | None = None,
+    token: str | None = None,
+    ca: Path | None = None,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
     """Make `num_envs` copies that step together. All modes play the same episodes from the same seeds.
@@ -82,7 +91,9 @@ def make_vec(
         mode: ``"native"`` steps them all at once in NumPy, where the world can; ``"sync"`` one after another in this
             process; ``"async"`` each in a process of its own. None takes native where there is one, otherwise sync.
         autoreset: When a finished copy starts again: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
-        url: As in `make`; there is no native mode for served worlds.
+        url: As in `make`, like `token` and `ca`; there is no native mode for served worlds.
+        token: What to show the server.
+        ca: What to trust it by.
         options: As in `make`.
 
     Raises:
@@ -92,6 +103,8 @@ def make_vec(
     """
     if not _is_count(num_envs):
         raise ConfigError([f"num_envs: must be an integer from 1, got {num_envs!r}"])
+    if url is None:
+        _check_only_served(token, ca)
     spec = find(env_id)
     when = _autoreset(autoreset)
     if mode is None:
@@ -103,7 +116,9 @@ def make_vec(
             num_envs=num_envs, autoreset=when, **registry.defaults(spec, options)
         )
         return envs
-    copies: list[Callable[[], gymnasium.Env[Any, Any]]] = [partial(make, env_id, url=url, **options)] * num_envs
+    copies: list[Callable[[], gymnasium.Env[Any, Any]]] = [
+        partial(make, env_id, url=url, token=token, ca=ca, **options)
+    ] * num_envs
     if mode == "sync":
         return SyncVectorEnv(copies, autoreset_mode=when)
     if mode == "async":
@@ -182,6 +197,11 @@ def _carried() -> Iterator[None]:
         yield
     except EnvkitError as error:
         raise _CarriedError(error) from None
+
+
+def _check_only_served(token: str | None, ca: Path | None) -> None:
+    if token is not None or ca is not None:
+        raise ConfigError(["url: is missing; a token and certificates go with the address of a server"])
 
 
 def _is_count(number: object) -> bool:

@@ -15,14 +15,15 @@ from envkit.fleet import BoxClient, FleetHost, Home, Probing, RestartBudget
 from envkit.http.client import EnvClient
 from envkit.protocols import EnvHost, Episode
 from envkit.registry import ENTRY_POINT_GROUP
-from envkit.sandbox import interpreter
+from envkit.sandbox import docker, interpreter
+from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend, why_unavailable
 from envkit.sandbox.process import ProcessBackend
 from envkit.types import SandboxSpec, Task
 from envkit.wiring import envs
 
-SandboxKind: TypeAlias = Literal["auto", "local", "process", "none"]
-Backend: TypeAlias = LocalBackend | ProcessBackend
+SandboxKind: TypeAlias = Literal["auto", "local", "docker", "process", "none"]
+Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 
 _SOCKET = "env.sock"
 _SERVE = f'exec "$0" -m envkit.wiring.inside --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$1"'
@@ -46,8 +47,8 @@ async def sandbox_host(
     """Open somewhere to play.
 
     Args:
-        kind: ``"local"`` is bubblewrap, ``"process"`` a plain child process, ``"auto"`` the first where it works,
-            otherwise the second, ``"none"`` this process.
+        kind: ``"local"`` is bubblewrap, ``"docker"`` containers, ``"process"`` a plain child process, ``"none"`` this
+            process; ``"auto"`` is bubblewrap where it works, otherwise a plain child process.
         boxes: Number of sandboxes.
         slots_per_box: Episodes that each plays at once.
         health: When a sandbox counts as lost.
@@ -56,7 +57,7 @@ async def sandbox_host(
         announce: Told in one line what is used, and why if it is not the best.
 
     Raises:
-        UsageError: `kind` is ``"local"`` and there can be no bubblewrap boxes; says what to do.
+        UsageError: There can be no such sandboxes on this machine; says what to do.
         SandboxStartError: No sandbox came up; says why.
     """
     say = announce or _say_nothing
@@ -65,14 +66,14 @@ async def sandbox_host(
         async with envs.slots(boxes * slots_per_box) as host:
             yield host
         return
-    backend, what, why = await _choose(kind)
+    backend, what, why = await choose(kind)
     say(f"sandbox: {what}, {boxes} {'box' if boxes == 1 else 'boxes'}{why}")
     health, restarts = health or HealthSection(), restarts or RestartSection()
     async with (
         backend,
         FleetHost(
-            partial(backend.start, _spec(slots_per_box)),
-            partial(_connect, call_timeout_s),
+            partial(backend.start, env_box(backend, slots_per_box)),
+            partial(connect, call_timeout_s),
             boxes=boxes,
             slots_per_box=slots_per_box,
             restarts=RestartBudget(restarts.budget, restarts.window_s),
@@ -82,33 +83,53 @@ async def sandbox_host(
         yield fleet
 
 
-async def _choose(kind: SandboxKind) -> tuple[Backend, str, str]:
-    """Return a backend, what to call it, and why it is not the best."""
+async def choose(kind: SandboxKind) -> tuple[Backend, str, str]:
+    """Return a backend that is not open yet, what to call it, and why it is not the best.
+
+    Raises:
+        UsageError: There can be none of this kind on this machine; says what to do.
+    """
     if kind == "process":
         return ProcessBackend(), "plain child processes", ""
+    if kind == "docker":
+        if (why := await docker.why_unavailable()) is not None:
+            raise UsageError(f"no docker sandboxes: {why}; or choose local or process")
+        return DockerBackend(), "docker", ""
     why = await clock.to_thread(why_unavailable)
     if why is None:
         return LocalBackend(), "bubblewrap", ""
     if kind == "local":
-        raise UsageError(f"sandbox.kind: local is impossible: {why}; or set it to process or none")
+        raise UsageError(f"no local sandboxes: {why}; or choose docker or process")
     return ProcessBackend(), "plain child processes", f", because {why}"
 
 
-def _spec(capacity: int) -> SandboxSpec:
-    """What runs in a box: our own Python, with all that is importable here."""
-    env = {
-        "PYTHONPATH": ":".join(interpreter.import_path()),
-        # Worlds compute little; a pool of threads in each of many boxes would fight over the same cores.
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
+def env_box(backend: Backend, capacity: int, *, image: str | None = None) -> SandboxSpec:
+    """Return the box in which an env server plays `capacity` episodes at once.
+
+    Args:
+        backend: What it is started by. Docker boxes see an image with envkit in it, others our own Python with all that
+            is importable here.
+        capacity: Episodes at once.
+        image: The image; None is the backend's own.
+    """
+    # Worlds compute little; a pool of threads in each of many boxes would fight over the same cores.
+    env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    if isinstance(backend, DockerBackend):
+        return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image)
+    env["PYTHONPATH"] = ":".join(interpreter.import_path())
     if sys.dont_write_bytecode:
         env["PYTHONDONTWRITEBYTECODE"] = "1"
-    return SandboxSpec(("/bin/sh", "-c", _SERVE, sys.executable, str(capacity)), env=env)
+    return SandboxSpec(("/bin/sh", "-c", _SERVE, sys.executable, str(capacity)), env=env, image=image)
 
 
 @asynccontextmanager
-async def _connect(call_timeout_s: float, sandbox: Home) -> AsyncIterator[BoxClient]:
+async def connect(call_timeout_s: float, sandbox: Home) -> AsyncIterator[BoxClient]:
+    """Open a client of the env server in a box.
+
+    Args:
+        call_timeout_s: Seconds until a call that is not answered raises a `DeadlineError`.
+        sandbox: The box.
+    """
     connect = partial(sandbox.connect, _SOCKET)
     async with EnvClient(connect=connect, name=f"sandbox {sandbox.id}", timeout_s=call_timeout_s) as client:
         yield _Inside(client)

@@ -1,4 +1,4 @@
-"""When a lost box is replaced: a pure function of what happened before."""
+"""When what was lost is replaced: a pure function of what happened before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RestartBudget:
     """How often boxes may be replaced.
 
     Attributes:
-        restarts: Replacements in the whole fleet within one window.
+        restarts: Replacements within one window.
         window_s: Length of the window in seconds.
         first_delay_s: Seconds before the first replacement in a window; each further one waits twice as long.
         longest_delay_s: Bound on that, in seconds.

@@ -1,0 +1,54 @@
+"""Autoscaling: the fleet says how many sandboxes more or fewer it wants room for, and somebody acts on it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+_log = logging.getLogger(__name__)
+
+_COMMAND_S = 300.0
+_SAID_BYTES = 500
+
+
+async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[None]], interval_s: float) -> None:
+    """Act on what is wanted whenever it was wanted at two looks in a row, until cancelled.
+
+    Args:
+        wanted: Says how many more sandboxes there should be room for; less than 0: fewer would do.
+        act: Told the smaller of the two wishes.
+        interval_s: Seconds between two looks.
+    """
+    before = 0
+    while True:
+        await anyio.sleep(interval_s)
+        now = wanted()
+        if steady := steadily(before, now):
+            await act(steady)
+        before = now
+
+
+def steadily(before: int, now: int) -> int:
+    """Return what was wanted at both looks; 0 if the one wanted more and the other fewer."""
+    if min(before, now) > 0:
+        return min(before, now)
+    return max(before, now) if max(before, now) < 0 else 0
+
+
+async def run_command(command: Sequence[str], wanted: int) -> None:
+    """Run a user's program with one more argument, how many more are wanted; what it prints is logged if it fails."""
+    words = [*command, str(wanted)]
+    try:
+        with anyio.fail_after(_COMMAND_S):
+            done = await anyio.run_process(words, check=False, stderr=subprocess.STDOUT)
+    except OSError as error:
+        _log.warning("%s cannot be run: %s", command[0], error.strerror or error)
+    except TimeoutError:
+        _log.warning("%s did not end within %g s and was stopped", command[0], _COMMAND_S)
+    else:
+        if done.returncode:
+            said = done.stdout[-_SAID_BYTES:].decode(errors="replace").strip()
+            _log.warning("%s %d exited with code %d: %s", command[0], wanted, done.returncode, said)

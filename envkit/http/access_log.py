@@ -1,0 +1,124 @@
+"""The access log: one JSON line a request, and one a socket when it closes, through a handler of `logging`.
+
+``at`` is when it ended (seconds since 1970), ``id`` the request's, ``ms`` how long it took, ``in`` and ``out`` are the
+bytes of bodies or messages. A status of 0 means that nothing was answered. Neither headers nor query strings are
+written, so no token is. Each line has less than `MAX_LINE_BYTES` bytes, whatever was asked: long paths and ids are cut,
+and end in an asterisk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.handlers
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from envkit import clock
+
+MAX_LINE_BYTES = 300
+
+DELAY_S = 0.1
+"""Seconds that a line may wait for others."""
+
+_MOST_BYTES = MAX_LINE_BYTES - 2  # less than, and there is the end of the line
+_ITEMS = {"sessions": "session", "sandboxes": "sandbox"}
+_JSON = msgspec.json.Encoder()
+
+
+class AccessLog:
+    """Writes the lines, `DELAY_S` late: a record of `logging` costs more than a request, so one carries many of them.
+
+    Args:
+        handler: Where to.
+    """
+
+    def __init__(self, handler: logging.Handler) -> None:
+        self._handler = handler
+        self._lines: list[bytes] = []
+
+    @classmethod
+    def to(cls, path: Path | None) -> AccessLog:
+        """Write to a file, which may be moved away meanwhile to begin a new one; None is standard error.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        if path is None:
+            return cls(logging.StreamHandler())
+        return cls(logging.handlers.WatchedFileHandler(path, encoding="utf-8"))
+
+    def write(
+        self,
+        *,
+        id: str,
+        tenant: str,
+        method: str,
+        path: str,
+        status: int,
+        seconds: float,
+        bytes_in: int,
+        bytes_out: int,
+        messages: tuple[int, int] | None = None,
+    ) -> None:
+        """Write one line, in an event loop; `messages` are those of a socket, in and out."""
+        fields: dict[str, Any] = {
+            "at": round(clock.wall(), 3),
+            "id": id,
+            "tenant": tenant,
+            "method": method,
+            "path": path,
+            "status": status,
+            "ms": round(seconds * 1000, 3),
+            "in": bytes_in,
+            "out": bytes_out,
+        }
+        if messages is not None:
+            fields["messages_in"], fields["messages_out"] = messages
+        parts = path.split("/", 4)
+        if len(parts) > 3 and parts[2] in _ITEMS:
+            fields[_ITEMS[parts[2]]] = parts[3]
+        try:
+            line = _JSON.encode(fields)
+        except UnicodeEncodeError:  # half a character in the path
+            line = _shortened(fields)
+        if len(line) > _MOST_BYTES:
+            line = _shortened(fields)
+        if not self._lines:
+            asyncio.get_running_loop().call_later(DELAY_S, self._flush)
+        self._lines.append(line)
+
+    def close(self) -> None:
+        """Write what waits, and close the handler."""
+        self._flush()
+        self._handler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _flush(self) -> None:
+        lines, self._lines = self._lines, []
+        if lines:
+            text = b"\n".join(lines).decode()
+            self._handler.handle(logging.LogRecord("envkit.access", logging.INFO, "", 0, text, None, None))
+
+
+def _shortened(fields: dict[str, Any]) -> bytes:
+    """Return a line that has room, with as much of each long text as fits; what is short stays whole."""
+    texts = {name: _plain(text) for name, text in fields.items() if isinstance(text, str)}
+    room = _MOST_BYTES - len(_JSON.encode({**fields, **dict.fromkeys(texts, "")}))
+    for left, name in enumerate(sorted(texts, key=lambda name: len(texts[name]))):
+        text, most = texts[name], room // (len(texts) - left)
+        texts[name] = text if len(text) <= most else text[: most - 1] + "*"
+        room -= len(texts[name])
+    return _JSON.encode({**fields, **texts})
+
+
+def _plain(text: str) -> str:
+    """Return `text` with a question mark for each character that would need more than one byte in JSON."""
+    return "".join(one if " " <= one <= "~" and one not in '"\\' else "?" for one in text[:MAX_LINE_BYTES])

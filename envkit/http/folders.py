@@ -1,0 +1,114 @@
+"""Files and folders of a sandbox over HTTP, in pieces, so that none of them fills the server's memory.
+
+A folder travels as a tar stream and waits on the server's disk, in a private folder, until it is complete; whatever
+happens, that folder is removed. What comes is unpacked with the care that hostile streams need, by `Trees`, which the
+application is handed since the server knows nothing of sandboxes' insides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+from envkit.errors import DeadlineError, TooLargeError
+from envkit.http.asgi import Receive, Send
+from envkit.protocols import Sandbox
+
+MAX_TREE_BYTES = 1 << 30
+"""Bound on the contents of a file or folder that travels as a tar stream."""
+
+MAX_FILE_BYTES = 64 << 20
+"""Bound on a file that is read or written whole."""
+
+TAR = b"application/x-tar"
+_AT_ONCE = 8
+_BOUND_S = 3600.0
+_NAME = "tree"
+
+
+class Trees(Protocol):
+    """Files, links and folders as tar streams; `envkit.sandbox.trees` is one."""
+
+    def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]:
+        """Yield what `source` is, in pieces; what is no folder is called `name`.
+
+        Raises:
+            UsageError: It is missing, cannot be read, or holds what is neither file, folder nor link.
+        """
+        ...
+
+    async def unpacked(
+        self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, takes_any_link: bool = False
+    ) -> None:
+        """Write a stream to `target`, or nothing at all.
+
+        Raises:
+            UsageError: `target` exists, or its folder does not.
+            TooLargeError: It has more than `max_bytes`.
+            RefusedFileError: It holds what must not be copied, such as links that lead out.
+        """
+        ...
+
+    def waiting_place(self) -> AbstractAsyncContextManager[Path]:
+        """Give a new, private folder for the length of the block."""
+        ...
+
+
+class Folders:
+    """Takes folders for sandboxes, and gives those of sandboxes.
+
+    Args:
+        trees: Packs and unpacks them.
+        max_bytes: Bound on what one holds.
+    """
+
+    def __init__(self, trees: Trees, max_bytes: int = MAX_TREE_BYTES) -> None:
+        self._trees = trees
+        self._max_bytes = max_bytes
+        self._door = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def take(self, sandbox: Sandbox, path: str, receive: Receive) -> None:
+        """Copy the tar stream of a request into a sandbox, as `path`.
+
+        Raises:
+            EnvkitError: As `Trees.unpacked` and `Sandbox.upload`.
+        """
+        with anyio.move_on_after(_BOUND_S):
+            async with self._door, self._trees.waiting_place() as place:
+                target = place / _NAME
+                async with aclosing(_pieces(receive, 2 * self._max_bytes + (16 << 20))) as pieces:
+                    await self._trees.unpacked(pieces, target, max_bytes=self._max_bytes, takes_any_link=True)
+                await sandbox.upload(target, path)
+                return
+        raise DeadlineError(f"the folder was not there within {_BOUND_S:g} s")
+
+    async def give(self, sandbox: Sandbox, path: str, max_bytes: int, send: Send) -> None:
+        """Send a file or folder of a sandbox as the tar stream of a response.
+
+        Raises:
+            EnvkitError: As `Sandbox.download`; the response has not begun then.
+        """
+        with anyio.move_on_after(_BOUND_S):
+            async with self._door, self._trees.waiting_place() as place:
+                await sandbox.download(path, place / _NAME, max_bytes=min(max_bytes, self._max_bytes))
+                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", TAR)]})
+                async with aclosing(self._trees.packed(place / _NAME, _NAME)) as pieces:
+                    async for piece in pieces:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+
+
+async def _pieces(receive: Receive, most: int) -> AsyncGenerator[bytes, None]:
+    count = 0
+    while (message := await receive())["type"] == "http.request":
+        piece: bytes = message.get("body", b"")
+        count += len(piece)
+        if count > most:
+            raise TooLargeError(f"a folder may have {most} bytes")
+        yield piece
+        if not message.get("more_body", False):
+            return

@@ -1,0 +1,247 @@
+"""Sandboxes as plain ASGI: what is on the hot path, and what travels in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import parse_qs
+
+import anyio
+import msgspec
+
+from envkit.errors import EnvkitError, RequestError, UnsupportedError
+from envkit.http import sandbox_wire as wire
+from envkit.http.asgi import JSON, PROBLEM, RETRY_AFTER_S, Receive, Scope, Send, read_body, respond
+from envkit.http.folders import MAX_TREE_BYTES, Folders
+from envkit.http.repeats import Outcome
+from envkit.http.sandbox_calls import SandboxCalls, Tenant, tenant_of
+from envkit.http.wire import PROTOCOL, DoneReply, read, write
+from envkit.types import FleetEvent, SandboxUser
+
+BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
+
+MAX_EXEC_BYTES = 32 << 20
+"""Size of the body of a program or command, input included, above which it is refused."""
+
+HEARTBEAT_S = 15.0
+"""Seconds between signs of life of a stream of events."""
+
+_EXEC = msgspec.json.Decoder(wire.ExecBody)
+_SHELL = msgspec.json.Decoder(wire.ShellBody)
+
+_USER: Any = SandboxUser
+
+T = TypeVar("T")
+Answered: TypeAlias = Callable[[Tenant], Awaitable[Outcome]]
+
+
+class SandboxPaths:
+    """Answers requests about sandboxes.
+
+    Args:
+        calls: What they ask for.
+        folders: Takes and gives folders; None where that cannot be done.
+    """
+
+    def __init__(self, calls: SandboxCalls, folders: Folders | None) -> None:
+        self.calls = calls
+        self._folders = folders
+
+    async def answer_hot(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer the run of a program or of a shell's command; False where the request is for something else."""
+        path: str = scope["path"]
+        if scope["method"] != "POST" or not path.startswith(BEFORE_ID):
+            return False
+        id, *rest = path[len(BEFORE_ID) :].split("/")
+        if rest == ["exec"]:
+            await self.exec(id, scope, receive, send)
+        elif len(rest) == 2 and rest[0] == "shells":
+            await self.shell(id, rest[1], scope, receive, send)
+        else:
+            return False
+        return True
+
+    async def exec(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(tenant: Tenant) -> Outcome:
+            body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
+            values = {name: getattr(body, name) for name in wire.ExecBody.__struct_fields__}
+            frame = wire.ExecFrame(**values, sandbox_id=id, key=key_of(scope))
+            return await self._ran(partial(self.calls.exec, frame, tenant), frame.key, receive)
+
+        await self._answer(answer, scope, send)
+
+    async def shell(self, id: str, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(tenant: Tenant) -> Outcome:
+            body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
+            values = {name: getattr(body, name) for name in wire.ShellBody.__struct_fields__}
+            shell = wire.read_sandbox_id(name)
+            frame = wire.ShellFrame(**values, sandbox_id=id, shell=shell, key=key_of(scope))
+            return await self._ran(partial(self.calls.shell, frame, tenant), frame.key, receive)
+
+        await self._answer(answer, scope, send)
+
+    async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(tenant: Tenant) -> Outcome:
+            folders, sandbox = self._require_folders(), self.calls.find(id, tenant)
+            await folders.take(sandbox, path_of(scope), receive)
+            return Outcome(write(DoneReply()))
+
+        await self._answer(answer, scope, send)
+
+    async def give_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def note(message: dict[str, object]) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            folders, sandbox = self._require_folders(), self.calls.find(id, tenant_of(scope))
+            max_bytes = number_of(scope, "max_bytes", MAX_TREE_BYTES)
+            await folders.give(sandbox, path_of(scope), max_bytes, note)  # type: ignore[arg-type]
+        except Exception as error:
+            if has_begun:  # all that is left to say is that it is not complete, by breaking the connection
+                raise
+            await respond_outcome(send, self.calls.failure(error))
+
+    async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send what happens, as server-sent events, until the caller goes away or the server shuts down."""
+        try:
+            tenant = tenant_of(scope)
+            self.calls.refuse_when_closing()
+            last = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), "0")
+            after = number_of(scope, "after", int(last) if last.isascii() and last.isdigit() else 0)
+        except EnvkitError as error:
+            await respond_outcome(send, self.calls.failure(error))
+            return
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_watch, receive, tasks.cancel_scope)
+            tasks.start_soon(self.calls.cancel_when_closing, tasks.cancel_scope)
+            tasks.start_soon(_beat, send)
+            async for event in self.calls.pool.events(after=after):
+                if tenant in (None, event.tenant):
+                    await send({"type": "http.response.body", "body": _said(event), "more_body": True})
+            tasks.cancel_scope.cancel()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def unless_left(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Do `work`; None where the caller went away meanwhile, which ends it."""
+        result: T | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_watch, receive, tasks.cancel_scope)
+            result = await work()
+            tasks.cancel_scope.cancel()
+        return result
+
+    async def _ran(self, work: Callable[[], Awaitable[Outcome]], key: str | None, receive: Receive) -> Outcome:
+        if key is not None:
+            return await work()
+        return await self.unless_left(receive, work) or _NOBODY
+
+    async def _answer(self, answer: Answered, scope: Scope, send: Send) -> None:
+        try:
+            outcome = await answer(tenant_of(scope))
+        except Exception as error:
+            outcome = self.calls.failure(error)
+        await respond_outcome(send, outcome)
+
+    def _require_folders(self) -> Folders:
+        if self._folders is None:
+            raise UnsupportedError("this server takes and gives no folders")
+        return self._folders
+
+
+_NOBODY = Outcome(b"{}", 499)
+"""What a caller is told that is not there to hear it."""
+
+
+async def respond_outcome(send: Send, outcome: Outcome) -> None:
+    """Send an outcome as a whole response."""
+    headers = [(b"retry-after", str(RETRY_AFTER_S).encode())] if outcome.retry else []
+    content_type = JSON if outcome.status < 400 else PROBLEM
+    await respond(send, outcome.body, status=outcome.status, content_type=content_type, headers=headers)
+
+
+def key_of(scope: Scope) -> str | None:
+    """Return the request's ``Idempotency-Key``.
+
+    Raises:
+        RequestError: It is none.
+    """
+    found = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
+    return None if found is None else wire.read_key(found.decode("latin-1"))
+
+
+def path_of(scope: Scope) -> str:
+    """Return the request's ``path``, which may hold any bytes but NUL, each escaped as ``%FF``.
+
+    Raises:
+        RequestError: There is none.
+    """
+    path = _query(scope).get("path", "")
+    if not path or "\0" in path:
+        raise RequestError("path: must be the name of a file or folder in the sandbox, without NUL")
+    return path
+
+
+def number_of(scope: Scope, name: str, default: int, *, base: int = 10, most: int = 1 << 53) -> int:
+    """Return a number of the request's query.
+
+    Raises:
+        RequestError: It is none, or more than `most`.
+    """
+    text = _query(scope).get(name)
+    if text is None:
+        return default
+    digits = "0123456789"[:base]
+    if not 0 < len(text) <= 16 or any(one not in digits for one in text) or int(text, base) > most:
+        bound = f"{most:o}" if base == 8 else str(most)
+        raise RequestError(f"{name}: must be a number in the digits {digits}, {bound} at most, got {text[:100]!r}")
+    return int(text, base)
+
+
+def user_of(scope: Scope) -> SandboxUser:
+    """Return the request's ``user``.
+
+    Raises:
+        RequestError: It is none.
+    """
+    try:
+        user: SandboxUser = msgspec.convert(_query(scope).get("user", "agent"), _USER)
+    except msgspec.ValidationError:
+        raise RequestError("user: must be agent, grader or root") from None
+    return user
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    query: bytes = scope.get("query_string", b"")
+    try:
+        found = parse_qs(query.decode("latin-1"), errors="surrogateescape", keep_blank_values=True)
+    except ValueError as error:
+        raise RequestError(f"the query cannot be read: {error}") from None
+    return {name: values[-1] for name, values in found.items()}
+
+
+async def _watch(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Cancel `scope` when the caller goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def _beat(send: Send) -> None:
+    while True:
+        await anyio.sleep(HEARTBEAT_S)
+        await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
+
+
+def _said(event: FleetEvent) -> bytes:
+    reply = wire.EventReply(
+        event.number, event.at_s, event.kind, event.sandbox_id, event.tenant, event.text, event.state
+    )
+    kind = "".join(one for one in event.kind if one.isprintable())
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, kind.encode(), write(reply))

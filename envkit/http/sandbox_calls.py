@@ -1,0 +1,427 @@
+"""What can be asked of a server about sandboxes: the calls by name, whatever they came over.
+
+Every call is of a tenant: a name, or None for an administrator, who sees the sandboxes of all. What a call asks for has
+a bound in seconds, so that none hangs, whatever its sandbox does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import anyio
+import msgspec
+
+from envkit import clock
+from envkit.errors import (
+    DeadlineError,
+    EnvkitError,
+    ForbiddenError,
+    OptionError,
+    RequestError,
+    SandboxNotFoundError,
+    UnreachableError,
+    UnsupportedError,
+    did_you_mean,
+)
+from envkit.http import sandbox_wire as wire
+from envkit.http.asgi import Scope
+from envkit.http.repeats import Outcome, Repeats
+from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
+from envkit.protocols import Sandbox, SandboxPool
+from envkit.types import JSON
+
+MAX_TIMEOUT_S = 3600.0
+"""The longest that a command may ask for, unless the caller of `SandboxCalls` says otherwise."""
+
+PREFIX = "sandbox."
+"""What the methods of frames begin with."""
+
+_SLACK_S = 30.0
+"""Seconds beyond its own time in which a sandbox has to answer."""
+
+_FILE_S = 120.0
+_STOP_S = 60.0
+_WAIT_S = 25.0
+_MAX_SNAPSHOTS = 10_000
+_UNTOLD_S = 600.0
+
+Tenant: TypeAlias = str | None
+Call: TypeAlias = Callable[[Any, Tenant], Awaitable[Outcome]]
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Logging(Protocol):
+    """A sandbox that keeps what its command writes to standard error."""
+
+    async def log(self) -> str: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A sandbox that knows what it uses of the machine."""
+
+    async def stats(self) -> Mapping[str, JSON]: ...
+
+
+def tenant_of(scope: Scope) -> Tenant:
+    """Return the tenant whose call an ASGI scope is: empty where there are no tokens, None for an administrator.
+
+    Raises:
+        ForbiddenError: The caller may not use sandboxes.
+    """
+    caller = (scope.get("state") or {}).get("caller")
+    if caller is None:
+        return ""
+    if "admin" in caller.scopes:
+        return None
+    if "sandbox" not in caller.scopes:
+        raise ForbiddenError("the token does not allow the use of sandboxes (scope sandbox)")
+    tenant: str = caller.tenant
+    return tenant
+
+
+@dataclass(slots=True)
+class _Creation:
+    """A sandbox that is being started for somebody."""
+
+    tenant: str
+    content: bytes
+    done: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    error: Exception | None = None
+    ended_at: float = 0.0
+
+
+class SandboxCalls:
+    """The calls about sandboxes of protocol version 1.
+
+    Args:
+        pool: Lends them.
+        problem: Returns what a caller is told about an error.
+        max_timeout_s: The longest that a command may ask for, seconds.
+        ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
+
+    Attributes:
+        repeats: What was called with a key.
+        closing: Set when the server shuts down: what runs is finished, nothing new is begun.
+    """
+
+    def __init__(
+        self,
+        pool: SandboxPool,
+        problem: Callable[[Exception], Problem],
+        *,
+        max_timeout_s: float = MAX_TIMEOUT_S,
+        ttl_s: float | None = None,
+    ) -> None:
+        self.pool = pool
+        self.max_timeout_s = max_timeout_s
+        self.repeats = Repeats(self.failure)
+        self.closing = anyio.Event()
+        self._problem = problem
+        self._ttl_s = ttl_s
+        self._creations: dict[str, _Creation] = {}
+        self._snapshots: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
+            "create": (msgspec.json.Decoder(wire.CreateFrame), self._plain(self.create)),
+            "view": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.view)),
+            "list": (msgspec.json.Decoder(NoBody), self._plain(self.views)),
+            "exec": (msgspec.json.Decoder(wire.ExecFrame), self.exec),
+            "shell": (msgspec.json.Decoder(wire.ShellFrame), self.shell),
+            "close_shell": (msgspec.json.Decoder(wire.CloseShellFrame), self._plain(self.close_shell)),
+            "read": (msgspec.json.Decoder(wire.ReadFrame), self._plain(self.read)),
+            "write": (msgspec.json.Decoder(wire.WriteFrame), self.write),
+            "snapshot": (msgspec.json.Decoder(wire.SnapshotFrame), self.snapshot),
+            "probe": (msgspec.json.Decoder(wire.ProbeFrame), self._plain(self.probe)),
+            "wait": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.wait)),
+            "log": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.log)),
+            "stats": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.stats)),
+            "stop": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.stop)),
+            "cancel": (msgspec.json.Decoder(wire.CancelFrame), self._plain(self.cancel)),
+        }
+
+    async def answer(self, frame: Frame, scope: Scope, used: set[str]) -> Outcome:
+        """Answer a frame; an error is an answer too. The sandbox that it uses, if it does, is added to `used`."""
+        name = frame.method.removeprefix(PREFIX)
+        try:
+            tenant = tenant_of(scope)
+            if name not in self._methods:
+                hint = did_you_mean(frame.method, [f"{PREFIX}{one}" for one in self._methods])
+                raise RequestError(f"there is no method {frame.method!r}{hint}")
+            decoder, call = self._methods[name]
+            body = read(frame.params, decoder)
+        except EnvkitError as error:
+            return self.failure(error)
+        if name == "stop":
+            used.discard(body.sandbox_id)
+        elif name not in ("list", "view"):
+            used.add(body.sandbox_id)
+        return await self.attempt(partial(call, body, tenant))
+
+    def keep(self, used: set[str], tenant: Tenant) -> None:
+        """Renew the leases of the sandboxes named in `used`; the names of those that are over are taken out."""
+        for id in list(used):
+            if id not in self._creations:
+                try:
+                    self.pool.get(id, tenant=tenant)
+                except EnvkitError:
+                    used.discard(id)
+
+    async def create(self, body: wire.CreateFrame, tenant: Tenant) -> wire.SandboxReply:
+        """Lend a sandbox; a caller that goes away meanwhile leaves that alone.
+
+        A start that fails is reported to whoever waits for it, or else to the next who asks.
+        """
+        self.refuse_when_closing()
+        id = body.sandbox_id
+        creation = self._creations.get(id)
+        if creation is None or (creation.tenant, creation.content) != (tenant or "", _content(body)):
+            creation = self._begin(id, body, tenant)  # where it is another, the pool says what is to be said
+        await creation.done.wait()
+        if self._creations.get(id) is creation:
+            del self._creations[id]
+        if creation.error is not None:
+            raise creation.error.with_traceback(None)
+        return wire.SandboxReply.of(self.pool.view(id, tenant=tenant))
+
+    async def view(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.SandboxReply:
+        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=tenant))
+
+    async def views(self, body: NoBody, tenant: Tenant) -> wire.SandboxesReply:
+        return wire.SandboxesReply([wire.SandboxReply.of(view) for view in self.pool.views(tenant=tenant)])
+
+    async def exec(self, body: wire.ExecFrame, tenant: Tenant) -> Outcome:
+        sandbox = self.find(body.sandbox_id, tenant)
+        self._check_timeout(body.timeout_s)
+
+        async def run() -> wire.ExecReply:
+            try:
+                result = await sandbox.exec(
+                    wire.heard_arguments(body.argv),
+                    timeout_s=body.timeout_s,
+                    env=body.env,
+                    cwd=body.cwd,
+                    stdin=body.stdin,
+                    user=body.user,
+                    max_output_bytes=body.max_output_bytes,
+                )
+            except ValueError as error:
+                raise _refused("program", error) from None
+            return wire.ExecReply.of(result)
+
+        return await self._once(body, body.key, run, body.timeout_s + _SLACK_S)
+
+    async def shell(self, body: wire.ShellFrame, tenant: Tenant) -> Outcome:
+        shell = self.find(body.sandbox_id, tenant).shell(body.shell, user=body.user)
+        self._check_timeout(body.timeout_s)
+
+        async def run() -> wire.ExecReply:
+            try:
+                result = await shell.run(body.command, timeout_s=body.timeout_s, max_output_bytes=body.max_output_bytes)
+            except ValueError as error:
+                raise _refused("command", error) from None
+            return wire.ExecReply.of(result)
+
+        # Others may be before us, each with a time of its own.
+        return await self._once(body, body.key, run, self.max_timeout_s + _SLACK_S)
+
+    async def close_shell(self, body: wire.CloseShellFrame, tenant: Tenant) -> DoneReply:
+        shell = self.find(body.sandbox_id, tenant).shell(body.shell, user=body.user)
+        await _within(_SLACK_S, shell.close)
+        return DoneReply()
+
+    async def read(self, body: wire.ReadFrame, tenant: Tenant) -> wire.FileReply:
+        return wire.FileReply(await self.read_file(body.sandbox_id, body.path, body.max_bytes, tenant))
+
+    async def read_file(self, id: str, path: str, max_bytes: int, tenant: Tenant) -> bytes:
+        sandbox = self.find(id, tenant)
+        return await _within(_FILE_S, partial(sandbox.read, _path(path), max_bytes=max_bytes))
+
+    async def write(self, body: wire.WriteFrame, tenant: Tenant) -> Outcome:
+        sandbox = self.find(body.sandbox_id, tenant)
+        path = _path(body.path)
+
+        async def run() -> DoneReply:
+            await sandbox.write(path, body.content, mode=body.mode)
+            return DoneReply()
+
+        return await self._once(body, body.key, run, _FILE_S)
+
+    async def snapshot(self, body: wire.SnapshotFrame, tenant: Tenant) -> Outcome:
+        sandbox = self.find(body.sandbox_id, tenant)
+
+        async def run() -> wire.SnapshotReply:
+            # The backends' own names can be guessed, and would give one tenant the files of another.
+            name = f"snapshot-{secrets.token_hex(16)}"
+            self._snapshots[name] = (self.pool.view(body.sandbox_id).tenant, await sandbox.snapshot())
+            if len(self._snapshots) > _MAX_SNAPSHOTS:
+                self._snapshots.popitem(last=False)
+            return wire.SnapshotReply(name)
+
+        return await self._once(body, body.key, run, self.max_timeout_s)
+
+    async def probe(self, body: wire.ProbeFrame, tenant: Tenant) -> wire.ProbeReply:
+        sandbox = self.find(body.sandbox_id, tenant)
+        self._check_timeout(body.timeout_s)
+        return wire.ProbeReply(await sandbox.probe(body.timeout_s))
+
+    async def wait(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.WaitReply:
+        sandbox = self.find(body.sandbox_id, tenant)
+        cause = None
+        with anyio.move_on_after(_WAIT_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.cancel_when_closing, tasks.cancel_scope)
+                cause = await sandbox.wait()
+                tasks.cancel_scope.cancel()
+        return wire.WaitReply(cause)
+
+    async def log(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.LogReply:
+        sandbox = self.find(body.sandbox_id, tenant)
+        if not isinstance(sandbox, Logging):
+            raise UnsupportedError(f"sandbox {body.sandbox_id} keeps no log")
+        return wire.LogReply(await _within(_SLACK_S, sandbox.log))
+
+    async def stats(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.StatsReply:
+        sandbox = self.find(body.sandbox_id, tenant)
+        if not isinstance(sandbox, Measured):
+            raise UnsupportedError(f"sandbox {body.sandbox_id} does not say what it uses")
+        return wire.StatsReply(dict(await _within(_SLACK_S, sandbox.stats)))
+
+    async def stop(self, body: wire.SandboxFrame, tenant: Tenant) -> DoneReply:
+        """End a sandbox; goes on when the caller goes away."""
+        id = body.sandbox_id
+        with anyio.CancelScope(shield=True):
+            creation = self._creations.get(id)
+            if creation is not None and tenant in (None, creation.tenant):
+                creation.scope.cancel()
+                await creation.done.wait()
+                self._creations.pop(id, None)
+            with suppress(SandboxNotFoundError):  # it may be another's, and so may be what was called
+                self.pool.view(id, tenant=tenant)
+                self.repeats.drop(id)
+            await _within(_STOP_S, partial(self.pool.stop, id, tenant=tenant))
+        return DoneReply()
+
+    async def cancel(self, body: wire.CancelFrame, tenant: Tenant) -> DoneReply:
+        """End a call that has a key, and return once that is done."""
+        self.find(body.sandbox_id, tenant)
+        await _within(_SLACK_S, partial(self.repeats.cancel, body.sandbox_id, body.key))
+        return DoneReply()
+
+    async def outcome(self, work: Callable[[], Awaitable[object]]) -> Outcome:
+        """Return what comes of `work`, be it a result or an error."""
+        try:
+            return Outcome(write(await work()))
+        except Exception as error:
+            return self.failure(error)
+
+    async def attempt(self, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Return the outcome that `work` gives, or that tells of what it raises."""
+        try:
+            return await work()
+        except Exception as error:
+            return self.failure(error)
+
+    def failure(self, error: Exception) -> Outcome:
+        """Return the outcome that tells of `error`."""
+        problem = self._problem(error)
+        return Outcome(write(problem), problem.status, problem.retry)
+
+    def find(self, id: str, tenant: Tenant) -> Sandbox:
+        """Return a sandbox that is to be used. Raises as `SandboxPool.get`, and while the server shuts down."""
+        self.refuse_when_closing()
+        return self.pool.get(id, tenant=tenant)
+
+    async def _once(
+        self, body: msgspec.Struct, key: str | None, run: Callable[[], Awaitable[object]], bound_s: float
+    ) -> Outcome:
+        work = partial(self.outcome, partial(_within, bound_s, run))
+        if key is None:
+            return await work()
+        id: str = body.sandbox_id  # type: ignore[attr-defined]
+        return await self.repeats.once(id, key, _content(body), work)
+
+    def _plain(self, method: Callable[[Any, Tenant], Awaitable[object]]) -> Call:
+        return lambda body, tenant: self.outcome(partial(method, body, tenant))
+
+    def _begin(self, id: str, body: wire.CreateFrame, tenant: Tenant) -> _Creation:
+        try:
+            self.pool.view(id)
+        except SandboxNotFoundError:
+            self.repeats.drop(id)  # those of an earlier one of this name, which ended by itself
+        untold_s = clock.now() - _UNTOLD_S
+        for name, one in list(self._creations.items()):
+            if one.done.is_set() and one.ended_at < untold_s:
+                del self._creations[name]
+        snapshot = None if body.snapshot is None else self._snapshot(body.snapshot, tenant)
+        creation = _Creation(tenant or "", _content(body))
+        self._creations.setdefault(id, creation)
+        assert self.repeats.tasks is not None
+        self.repeats.tasks.start_soon(self._create, id, body, tenant, snapshot, creation)
+        return creation
+
+    async def _create(
+        self, id: str, body: wire.CreateFrame, tenant: Tenant, snapshot: str | None, creation: _Creation
+    ) -> None:
+        creation.error = SandboxNotFoundError(f"sandbox {id} was stopped while it was started")
+        try:
+            with creation.scope:
+                ttl_s = _least(body.lease_s, self._ttl_s)
+                await self.pool.create(id, body.spec(), tenant=tenant or "", ttl_s=ttl_s, snapshot=snapshot)
+                creation.error = None
+        except Exception as error:
+            creation.error = error
+        finally:
+            creation.ended_at = clock.now()
+            creation.done.set()
+
+    def _snapshot(self, name: str, tenant: Tenant) -> str:
+        owner, known = self._snapshots.get(name, (None, ""))
+        if owner is None or tenant not in (None, owner):
+            raise SandboxNotFoundError(f"there is no snapshot {name[:200]!r}")
+        return known
+
+    async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
+        await self.closing.wait()
+        scope.cancel()
+
+    def _check_timeout(self, timeout_s: float) -> None:
+        if timeout_s > self.max_timeout_s:
+            raise RequestError(f"timeout_s may be {self.max_timeout_s:g} at most, got {timeout_s:g}")
+
+    def refuse_when_closing(self) -> None:
+        if self.closing.is_set():
+            raise UnreachableError("the server is shutting down")
+
+
+async def _within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
+    with anyio.move_on_after(bound_s):
+        return await work()
+    raise DeadlineError(f"the sandbox did not answer within {bound_s:g} s")
+
+
+def _content(body: msgspec.Struct) -> bytes:
+    """Return what a call asks for, in few bytes."""
+    return hashlib.blake2b(write([type(body).__name__, body]), digest_size=32).digest()
+
+
+def _refused(what: str, error: ValueError) -> EnvkitError:
+    return error if isinstance(error, EnvkitError) else OptionError(what, str(error))
+
+
+def _path(path: str) -> str:
+    if "\0" in path:
+        raise RequestError("a path cannot hold NUL")
+    return path
+
+
+def _least(asked_s: float | None, most_s: float | None) -> float | None:
+    return min((one for one in (asked_s, most_s) if one is not None), default=None)

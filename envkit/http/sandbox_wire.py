@@ -1,0 +1,369 @@
+"""The messages about sandboxes: one definition for the server, the client and the OpenAPI document.
+
+A sandbox's `sandbox_id` is chosen by the caller, which is what makes its creation safe to repeat. What runs in a
+sandbox is made safe by a key: the same call with the same key gives the same answer again (`envkit.http.repeats`).
+
+What a program wrote is bytes. It travels as a JSON string where it is UTF-8, and otherwise as ``{"base64": "..."}``, so
+that nothing is lost and the usual case can be read. What a caller hands in (`stdin`, `content`) is always base64.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from envkit.errors import RequestError
+from envkit.types import ExecResult, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
+
+LEASE_S = 3600.0
+"""Seconds without use after which a sandbox is stopped, unless its maker says otherwise."""
+
+MAX_OUTPUT_BYTES = 64 << 20
+"""The most of each output that can be asked for."""
+
+MAX_FRAME_FILE_BYTES = 1 << 20
+"""The largest file that is read over a socket; larger ones are read over HTTP."""
+
+MAX_START_S = 600.0
+
+Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 53)]
+OutputBytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_BYTES)]
+Mode: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
+SandboxId: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",  # Python's own $ lets a last line end pass
+        description="1 to 128 letters, digits, dots, dashes, underscores, tildes.",
+    ),
+]
+ShellName: TypeAlias = SandboxId
+Key: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[!-~]{1,255}$(?!\n)",
+        description="Makes a call safe to repeat: 1 to 255 visible characters of ASCII, new for each call.",
+    ),
+]
+
+
+class Base64(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes that are not UTF-8."""
+
+    base64: bytes
+
+
+Bytes: TypeAlias = str | Base64
+
+
+class SpecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a sandbox is to be; see `envkit.types.SandboxSpec`."""
+
+    command: tuple[str, ...] = ()
+    image: str | None = None
+    env: dict[str, str] = {}
+    cpus: Positive | None = None
+    memory_mib: Count | None = None
+    pids: Count | None = None
+    disk_mib: Count | None = None
+    network: Literal["none", "open"] | tuple[str, ...] = "none"
+    profile: Literal["strict", "system"] = "strict"
+    runtime: str | None = None
+    untrusted: bool = False
+    ttl_s: Positive | None = None
+    start_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_START_S)] = 30.0
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> SpecBody:
+        return cls(**{**{name: getattr(spec, name) for name in _SPEC_FIELDS}, "env": dict(spec.env)})
+
+    def spec(self) -> SandboxSpec:
+        return SandboxSpec(**{name: getattr(self, name) for name in _SPEC_FIELDS})
+
+
+_SPEC_FIELDS = SpecBody.__struct_fields__
+
+
+class CreateBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a sandbox is to be, for how long it stays unused (null: for ever), and whose files it begins with."""
+
+    lease_s: Positive | None = LEASE_S
+    snapshot: str | None = None
+
+
+class CreateFrame(CreateBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What which sandbox is to be."""
+
+    sandbox_id: SandboxId
+
+
+class SandboxFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which sandbox."""
+
+    sandbox_id: SandboxId
+
+
+class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A program, as in `envkit.protocols.Sandbox.exec`. An argument that is not UTF-8 is ``{"base64": "..."}``."""
+
+    argv: Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=1)]
+    timeout_s: Positive
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    stdin: bytes = b""
+    user: SandboxUser = "agent"
+    max_output_bytes: OutputBytes = 1 << 20
+
+
+class ExecFrame(ExecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A program in which sandbox."""
+
+    sandbox_id: SandboxId
+    key: Key | None = None
+
+
+class ShellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A command in a shell that stays, as in `envkit.protocols.Shell.run`."""
+
+    command: str
+    timeout_s: Positive
+    user: SandboxUser = "agent"
+    max_output_bytes: OutputBytes = 1 << 20
+
+
+class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A command in which shell of which sandbox."""
+
+    sandbox_id: SandboxId
+    shell: ShellName = "main"
+    key: Key | None = None
+
+
+class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which shell of which sandbox."""
+
+    sandbox_id: SandboxId
+    shell: ShellName = "main"
+    user: SandboxUser = "agent"
+
+
+class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which file of which sandbox."""
+
+    sandbox_id: SandboxId
+    path: str
+    max_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAME_FILE_BYTES)] = MAX_FRAME_FILE_BYTES
+
+
+class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file for which sandbox."""
+
+    sandbox_id: SandboxId
+    path: str
+    content: bytes
+    mode: Mode = 0o644
+    key: Key | None = None
+
+
+class SnapshotFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which sandbox's files to keep."""
+
+    sandbox_id: SandboxId
+    key: Key | None = None
+
+
+class ProbeFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which sandbox is to give a sign of life."""
+
+    sandbox_id: SandboxId
+    timeout_s: Positive
+
+
+class CancelFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which call to end."""
+
+    sandbox_id: SandboxId
+    key: Key
+
+
+class ExecReply(msgspec.Struct, frozen=True):
+    """What a command did; see `envkit.types.ExecResult`."""
+
+    exit_code: int | None
+    stdout: Bytes
+    stderr: Bytes
+    timed_out: bool
+    truncated_bytes: int
+    duration_s: float
+    is_shell_lost: bool = False
+    is_out_of_memory: bool = False
+
+    @classmethod
+    def of(cls, result: ExecResult) -> ExecReply:
+        return cls(
+            result.exit_code,
+            _said(result.stdout_bytes),
+            _said(result.stderr_bytes),
+            result.timed_out,
+            result.truncated_bytes,
+            result.duration_s,
+            result.is_shell_lost,
+            result.is_out_of_memory,
+        )
+
+    def result(self) -> ExecResult:
+        return ExecResult(
+            self.exit_code,
+            _heard(self.stdout),
+            _heard(self.stderr),
+            self.timed_out,
+            self.truncated_bytes,
+            self.duration_s,
+            self.is_shell_lost,
+            self.is_out_of_memory,
+        )
+
+
+class PhaseReply(msgspec.Struct, frozen=True):
+    """Since when (seconds since 1970, UTC) a sandbox is in a state, and why."""
+
+    state: SandboxState
+    at_s: float
+    reason: str
+
+
+class SandboxReply(msgspec.Struct, frozen=True):
+    """A sandbox from outside; see `envkit.types.SandboxView`. `state` is that of the last phase."""
+
+    sandbox_id: str
+    state: SandboxState
+    box_id: str
+    node: str
+    tenant: str
+    spec: SpecBody
+    phases: list[PhaseReply]
+    expires_at_s: float | None
+
+    @classmethod
+    def of(cls, view: SandboxView) -> SandboxReply:
+        phases = [PhaseReply(*phase) for phase in view.phases]
+        spec = SpecBody.of(view.spec)
+        return cls(view.id, view.state, view.box_id, view.node, view.tenant, spec, phases, view.expires_at_s)
+
+    def view(self) -> SandboxView:
+        phases = tuple(Phase(one.state, one.at_s, one.reason) for one in self.phases)
+        spec = self.spec.spec()
+        return SandboxView(self.sandbox_id, self.box_id, self.node, self.tenant, spec, phases, self.expires_at_s)
+
+
+class StartingReply(msgspec.Struct, frozen=True):
+    """The start goes on; ask again."""
+
+    sandbox_id: str
+    state: SandboxState = SandboxState.STARTING
+
+
+class SandboxesReply(msgspec.Struct, frozen=True):
+    """All sandboxes that the caller may see, oldest first."""
+
+    sandboxes: list[SandboxReply]
+
+
+class LogReply(msgspec.Struct, frozen=True):
+    """The last 64 KiB of what a sandbox's command wrote to standard error."""
+
+    log: str
+
+
+class StatsReply(msgspec.Struct, frozen=True):
+    """What is known of a sandbox's use of the machine."""
+
+    stats: dict[str, Any]
+
+
+class FileReply(msgspec.Struct, frozen=True):
+    """What is in a file."""
+
+    content: bytes
+
+
+class SnapshotReply(msgspec.Struct, frozen=True):
+    """The name under which files were kept."""
+
+    snapshot: str
+
+
+class ProbeReply(msgspec.Struct, frozen=True):
+    """Seconds that an answer from inside took."""
+
+    seconds: float
+
+
+class WaitReply(msgspec.Struct, frozen=True):
+    """Why a sandbox is gone, in one line; null while it is not: ask again."""
+
+    cause: str | None
+
+
+class EventReply(msgspec.Struct, frozen=True):
+    """Something that happened; see `envkit.types.FleetEvent`."""
+
+    number: int
+    at_s: float
+    kind: str
+    sandbox_id: str
+    tenant: str
+    text: str
+    state: SandboxState | None
+
+
+def said_argument(argument: str) -> Bytes:
+    """Return how an argument travels, which in Python is text with escapes for what is no UTF-8."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return Base64(os.fsencode(argument))
+    return argument
+
+
+def heard_arguments(arguments: Sequence[Bytes]) -> list[str]:
+    """Return arguments that travelled as Python has them."""
+    return [one if isinstance(one, str) else os.fsdecode(one.base64) for one in arguments]
+
+
+def read_sandbox_id(text: str) -> str:
+    """Return `text` if it can be the name of a sandbox, or of a shell.
+
+    Raises:
+        RequestError: It cannot.
+    """
+    try:
+        return msgspec.convert(text, SandboxId)
+    except msgspec.ValidationError:
+        raise RequestError(f"not a name: {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -") from None
+
+
+def read_key(text: str) -> str:
+    """Return `text` if it can be the key of a call.
+
+    Raises:
+        RequestError: It cannot.
+    """
+    try:
+        return msgspec.convert(text, Key)
+    except msgspec.ValidationError:
+        raise RequestError("Idempotency-Key: use 1 to 255 visible characters of ASCII") from None
+
+
+def _said(content: bytes) -> Bytes:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return Base64(content)
+
+
+def _heard(said: Bytes) -> bytes:
+    return said.encode() if isinstance(said, str) else said.base64

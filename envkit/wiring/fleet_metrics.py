@@ -1,0 +1,43 @@
+"""What a fleet counts, in Prometheus's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from envkit.fleet import FleetHost
+from envkit.sandbox.pool import Pool
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+
+def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
+    """Yield the metrics of a pool and of the hosts whose boxes are in it."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    counts = pool.counts()
+    states = GaugeMetricFamily("envkit_sandboxes", "Sandboxes that exist, by state.", labels=["state"])
+    for state, count in sorted(counts.states.items()):
+        states.add_metric([state.value], count)
+    yield states
+    waiting = GaugeMetricFamily("envkit_sandboxes_waiting", "Who waits for a sandbox, by tenant.", labels=["tenant"])
+    for tenant, count in sorted(counts.waiting.items()):
+        waiting.add_metric([tenant], count)
+    yield waiting
+    yield GaugeMetricFamily("envkit_sandboxes_spare", "Sandboxes that are ready and not lent.", counts.spares)
+    yield GaugeMetricFamily("envkit_sandboxes_wanted", "How many more are wanted; negative: fewer.", pool.wanted())
+    slowest = max(counts.probe_s.values(), default=0.0)
+    yield GaugeMetricFamily("envkit_probe_seconds_max", "The slowest of each sandbox's last probe.", slowest)
+    yield CounterMetricFamily("envkit_sandbox_starts", "Starts that were begun.", counts.starts)
+    yield CounterMetricFamily("envkit_sandbox_failed_starts", "Starts that failed.", counts.failed_starts)
+    yield CounterMetricFamily("envkit_spares_replaced", "Spares that were replaced.", counts.restarts)
+    losses = CounterMetricFamily("envkit_sandboxes_lost", "Sandboxes that were lost, by cause.", labels=["cause"])
+    for cause, count in sorted(counts.losses.items()):
+        losses.add_metric([cause], count)
+    yield losses
+    counted = [(host.lost, host.episodes.rebuilt, host.episodes.void) for host in hosts]
+    lost, rebuilt, void = (sum(each) for each in zip(*counted, strict=True))
+    yield CounterMetricFamily("envkit_env_boxes_lost", "Boxes that served environments and were lost.", lost)
+    yield CounterMetricFamily("envkit_episodes_rebuilt", "Times that an episode was rebuilt in another box.", rebuilt)
+    yield CounterMetricFamily("envkit_episodes_void", "Episodes that were lost with their box.", void)

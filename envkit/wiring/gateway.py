@@ -1,0 +1,283 @@
+"""The gateway: a pool of sandboxes, the environments that are played in some of them, and the server before both."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from envkit.config.serving import ServeConfig, StockSection
+from envkit.errors import EnvkitError, UsageError
+from envkit.fleet import FleetHost, Home, Homes, Probing, RestartBudget
+from envkit.fleet.alerts import send_alerts
+from envkit.fleet.autoscale import autoscale, run_command
+from envkit.fleet.ledger import Ledger
+from envkit.http.access_log import AccessLog
+from envkit.http.app import create_app
+from envkit.http.guard import Guard
+from envkit.http.rates import Rate
+from envkit.http.server import serve
+from envkit.http.tokens import TokenStore
+from envkit.protocols import EnvHost, Sandbox
+from envkit.sandbox import trees
+from envkit.sandbox.health import Watch
+from envkit.sandbox.nodes import Holds, Node
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.process import ProcessBackend
+from envkit.sandbox.stocks import Stock
+from envkit.types import SandboxSpec, SandboxState, SandboxView
+from envkit.wiring import envs, fleet_metrics, sandboxes
+from envkit.wiring.tokens import open_tokens, state_folder
+
+_HERE = "here"
+_ENV_BOX = ":envs-"
+"""How the boxes that serve environments are called; the names that callers give have no colon."""
+_CALL_S = 60.0
+_BOOT_CALL_S = 5.0
+_BOOT_RETRY_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a gateway serves.
+
+    Attributes:
+        host: Where episodes are played.
+        pool: Where sandboxes are lent; None where there are none.
+        hosts: The parts of `host` that play in boxes.
+    """
+
+    host: EnvHost
+    pool: Pool | None = None
+    hosts: tuple[FleetHost, ...] = ()
+
+
+async def serve_fleet(
+    config: ServeConfig, *, announce: Callable[[str], None], on_ready: Callable[[str], None] | None = None
+) -> None:
+    """Serve a fleet until SIGTERM, SIGINT or cancellation; then finish what runs and end every sandbox.
+
+    Args:
+        config: What to serve.
+        announce: Told, in one line each, what people should know at the start.
+        on_ready: Called once with the address, as soon as requests are answered.
+
+    Raises:
+        UsageError: The address, the state or the backend cannot be used; says what to do.
+        SandboxError: No box came up; says why.
+    """
+    listen, limits = config.listen, config.limits
+    tokens = _tokens(config)
+    if tokens is not None:
+        announce("tokens: every caller needs one (envkit token create)")
+    rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
+    async with open_fleet(config, announce) as fleet, anyio.create_task_group() as tasks:
+        pool = fleet.pool
+        if pool is not None and config.alerts.webhook is not None:
+            tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+        if pool is not None and config.autoscale.command is not None:
+            act = partial(run_command, config.autoscale.command)
+            tasks.start_soon(autoscale, pool.wanted, act, config.autoscale.interval_s)
+        app = create_app(
+            fleet.host,
+            envs=envs.registered,
+            ttl_s=limits.session_ttl_s,
+            step_timeout_s=limits.step_timeout_s,
+            max_request_bytes=limits.request_bytes,
+            pool=pool,
+            trees=trees,
+            sandbox_ttl_s=limits.sandbox_ttl_s,
+            metrics=None if pool is None else partial(fleet_metrics.collect, pool, fleet.hosts),
+        )
+        await serve(
+            Guard(app, tokens, rate=rate, log=_access_log(config)),
+            host=listen.host,
+            port=listen.port,
+            uds=listen.socket,
+            certificate=None if listen.certificate is None else Path(listen.certificate),
+            key=None if listen.key is None else Path(listen.key),
+            on_ready=on_ready,
+        )
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> AsyncIterator[Fleet]:
+    """Start what `config` asks for, and stop it in the end.
+
+    Args:
+        config: What to start.
+        announce: Told in one line what is used, and why if that is not the best.
+
+    Raises:
+        UsageError: This machine has no such sandboxes, or another server has their ledger; says what to do.
+        SandboxError: No box came up; says why.
+    """
+    if config.backend == "none":
+        announce(f"sandboxes: none, {config.envs.capacity} episodes at once in this process")
+        async with envs.slots(config.envs.capacity) as slots:
+            yield Fleet(slots)
+        return
+    if config.backend == "ray":
+        raise UsageError("backend: ray is not served yet")
+    backend, what, why = await sandboxes.choose(config.backend)
+    count = config.envs.boxes or len(os.sched_getaffinity(0))
+    shared_box = _env_box(config, backend, math.ceil(config.envs.capacity / count))
+    path = _ledger_path(config, backend)
+    async with AsyncExitStack() as stack:
+        ledger = None if path is None else await stack.enter_async_context(Ledger(path))
+        await stack.enter_async_context(backend)
+        pool = Pool(
+            [Node(_HERE, backend, Holds(**config.node.model_dump()))],
+            stocks=[Stock(shared_box, config.envs.spares, _booted), *map(_stock, config.spares)],
+            most=config.limits.sandboxes_per_tenant,
+            watch=Watch(**config.silence.model_dump()),
+            restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
+            ledger=ledger,
+        )
+        await stack.enter_async_context(pool)
+        shared = await stack.enter_async_context(_host(config, pool, shared_box, "shared", boxes=count))
+        announce(f"sandboxes: {what}{why}; environments in {count} {'box' if count == 1 else 'boxes'}")
+        if not config.envs.own_boxes or all(spec.shares for spec in envs.registered()):
+            yield Fleet(shared, pool, (shared,))
+            return
+        own_box = _env_box(config, backend, 1)
+        own = await stack.enter_async_context(_host(config, pool, own_box, "own", boxes=config.envs.own_boxes))
+        yield Fleet(Homes(shared, own, _shares), pool, (shared, own))
+
+
+class _EnvBoxes:
+    """Takes the boxes that serve environments out of a pool, first those that an earlier server left running."""
+
+    def __init__(self, pool: Pool, spec: SandboxSpec, kind: str) -> None:
+        self._pool = pool
+        self._spec = spec
+        self._kind = f"{_ENV_BOX}{kind}-"
+        self._left: list[str] | None = None
+
+    async def start(self) -> Home:
+        if self._left is None:
+            self._left = [view.id for view in self._pool.views() if view.id.startswith(self._kind) and _is_alive(view)]
+        while self._left:
+            name = self._left.pop()
+            if self._pool.view(name).spec == self._spec:
+                return self._pool.get(name)
+            await self._pool.stop(name)  # it was started with other settings
+        name = f"{self._kind}{uuid.uuid4().hex[:8]}"
+        await self._pool.create(name, self._spec)
+        return self._pool.get(name)
+
+
+def _host(config: ServeConfig, pool: Pool, box: SandboxSpec, kind: str, *, boxes: int) -> FleetHost:
+    """Return the host that plays in boxes of one kind; in ``"own"`` ones a single episode each."""
+    silence = config.silence
+    return FleetHost(
+        _EnvBoxes(pool, box, kind).start,
+        partial(sandboxes.connect, _CALL_S),
+        boxes=boxes,
+        slots_per_box=1 if kind == "own" else math.ceil(config.envs.capacity / boxes),
+        episodes_per_box=1 if kind == "own" else None,
+        restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
+        probing=Probing(silence.interval_s, silence.lost_s - silence.interval_s, misses=1),
+        replayable=_is_replayable,
+    )
+
+
+def _env_box(config: ServeConfig, backend: sandboxes.Backend, capacity: int) -> SandboxSpec:
+    section = config.envs
+    spec = sandboxes.env_box(backend, capacity, image=section.image)
+    return replace(spec, memory_mib=section.memory_mib, cpus=section.cpus)
+
+
+async def _booted(sandbox: Sandbox) -> None:
+    """Return once the env server in a box answers."""
+    while True:
+        try:
+            async with sandboxes.connect(_BOOT_CALL_S, sandbox) as client:
+                await client.health()
+                return
+        except EnvkitError as error:
+            if not error.retry:
+                raise
+        await anyio.sleep(_BOOT_RETRY_S)
+
+
+def _stock(section: StockSection) -> Stock:
+    wanted = section.model_dump(exclude={"count"})
+    return Stock(SandboxSpec(**wanted), section.count)
+
+
+def _is_alive(view: SandboxView) -> bool:
+    return view.state in (SandboxState.LEASED, SandboxState.SUSPECT)
+
+
+def _is_replayable(env_id: str) -> bool:
+    return any(spec.id == env_id and spec.replayable for spec in envs.registered())
+
+
+def _shares(env_id: str) -> bool:
+    return all(spec.shares for spec in envs.registered() if spec.id == env_id)
+
+
+def _tokens(config: ServeConfig) -> TokenStore | None:
+    """Return whom to let in; None for everybody, which is for callers on this machine alone.
+
+    Raises:
+        UsageError: Others could come, and there are no tokens.
+    """
+    store = open_tokens(_state(config))
+    if store.list():
+        return store
+    store.close()
+    if config.listen.socket is None and not _is_loopback(config.listen.host):
+        raise UsageError(
+            f"{config.listen.host} can be reached by others, and there are no tokens: make one with "
+            "'envkit token create', or listen on 127.0.0.1"
+        )
+    return None
+
+
+def _access_log(config: ServeConfig) -> AccessLog | None:
+    """Raises:
+    UsageError: The file cannot be written.
+    """
+    if config.access_log is None:
+        return None
+    path = None if config.access_log == "-" else Path(config.access_log)
+    try:
+        return AccessLog.to(path)
+    except OSError as error:
+        raise UsageError(f"access_log: {path} cannot be written: {error.strerror or error}") from None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _state(config: ServeConfig) -> Path | None:
+    return None if config.state is None else Path(config.state)
+
+
+def _ledger_path(config: ServeConfig, backend: sandboxes.Backend) -> Path | None:
+    """Return where the leases are written down, one file an address; None where sandboxes cannot outlive us, or the
+    next server would not find the file.
+    """
+    listen = config.listen
+    if os.geteuid() != 0 or isinstance(backend, ProcessBackend) or (listen.socket is None and listen.port == 0):
+        return None
+    address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket
+    return state_folder(_state(config)) / f"fleet-{re.sub(r'[^A-Za-z0-9.-]+', '_', address).strip('_')}.sqlite"

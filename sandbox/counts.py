@@ -1,0 +1,74 @@
+"""What a pool counts, for metrics and for who decides how many nodes there should be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from envkit.types import SandboxState
+
+_CLASSES = (
+    ("paused", "paused"),
+    ("silent", "silent"),
+    ("does not answer", "silent"),
+    ("out of memory", "out of memory"),
+    ("killed by signal", "killed"),
+    ("exited with code", "exited"),
+    ("time to live", "time to live"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """How a pool does now, and what has happened since it was opened.
+
+    Attributes:
+        states: Sandboxes by state; those that are over are not among them.
+        spares: Those that are ready and not lent.
+        starts: Starts that were begun.
+        failed_starts: Those that failed.
+        losses: Sandboxes that were lost, by class of cause, see `cause_class`.
+        restarts: Spares that were replaced because they failed or died.
+        waiting: Who waits for a sandbox, by tenant.
+        probe_s: How long the last probe took, in seconds, by sandbox.
+    """
+
+    states: Mapping[SandboxState, int]
+    spares: int
+    starts: int
+    failed_starts: int
+    losses: Mapping[str, int]
+    restarts: int
+    waiting: Mapping[str, int]
+    probe_s: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has happened since a pool was opened; the names are those of `PoolCounts`."""
+
+    starts: int = 0
+    failed_starts: int = 0
+    restarts: int = 0
+    losses: dict[str, int] = field(default_factory=dict)
+
+    def lost(self, cause: str) -> None:
+        found = cause_class(cause)
+        self.losses[found] = self.losses.get(found, 0) + 1
+
+
+def cause_class(cause: str) -> str:
+    """Return the class of a cause: a word of few, as labels of metrics must be."""
+    return next((name for words, name in _CLASSES if words in cause), "other")
+
+
+def wanted(*, waiting: int, missing: int, free: float) -> int:
+    """Return how many more boxes there should be room for, or, negative, how many fewer would do.
+
+    Args:
+        waiting: Leases that wait for room.
+        missing: Spares that there is no room for.
+        free: Boxes that there is room for; infinity where that is not bounded.
+    """
+    return 0 if math.isinf(free) else waiting + missing - int(free)

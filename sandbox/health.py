@@ -1,0 +1,217 @@
+"""Whether sandboxes are alive: each is asked now and then, and who says nothing for too long is lost.
+
+An exit is seen at once, since the sandbox says it itself. For the rest there is one probe under way at a time, which
+may take as long as it likes: on a busy machine one late answer is an answer, where several short probes would all have
+failed. A call that was answered counts as well. What our own event loop slept too long is not the sandbox's silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import anyio
+
+from envkit import clock
+from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
+from envkit.sandbox.member import Member
+from envkit.types import JSON, SandboxState
+
+CLOSED = "the pool was closed"
+OWN_LATENESS_S = 0.25
+"""How late a timer of ours may be before that counts as our own lateness."""
+SLOW_PROBE_S = 1.0
+MEMORY_SHARE = 0.9
+
+_LOOK_S = 0.5
+"""Seconds that finding out why a sandbox is silent may take."""
+_STATS_S = 10.0
+_STOP_S = 15.0
+"""Seconds until a sandbox that does not stop is left alone."""
+
+Alert: TypeAlias = Callable[[str, Member, str], None]
+"""Told of what is to be looked at: its kind, whose it is, and one line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """When a sandbox that does not answer counts as what.
+
+    Attributes:
+        interval_s: Seconds from an answer to the next probe.
+        suspect_s: Seconds of silence after which it is suspect.
+        lost_s: Seconds of silence after which it is lost.
+    """
+
+    interval_s: float = 1.0
+    suspect_s: float = 1.5
+    lost_s: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.interval_s < self.suspect_s < self.lost_s:
+            raise ValueError(f"0 < interval_s < suspect_s < lost_s does not hold of {self}")
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two looks at all sandboxes."""
+        return self.interval_s / 4
+
+
+class Verdict(Enum):
+    """What a silence means."""
+
+    WELL = "well"
+    SUSPECT = "suspect"
+    LOST = "lost"
+
+
+def verdict(silent_s: float, watch: Watch) -> Verdict:
+    """Say what a silence of `silent_s` seconds means."""
+    if silent_s >= watch.lost_s:
+        return Verdict.LOST
+    return Verdict.SUSPECT if silent_s >= watch.suspect_s else Verdict.WELL
+
+
+def forgiven(heard_at: float, late_s: float, *, now: float) -> float:
+    """Return the moment from which a silence counts, when a timer of ours was `late_s` seconds late just now.
+
+    Args:
+        heard_at: From when it counted until now: the last answer, unless we were late since.
+        late_s: How late it was; less than `OWN_LATENESS_S` is nothing.
+        now: The time, on the clock of `heard_at`.
+    """
+    return min(heard_at + late_s, now) if late_s > OWN_LATENESS_S else heard_at
+
+
+@runtime_checkable
+class Looks(Protocol):
+    """A sandbox of which can be seen from outside why it is silent."""
+
+    async def look(self) -> str:
+        """Return in one line what holds it up, such as ``"paused"``; empty where nothing is to be seen."""
+        ...
+
+
+@runtime_checkable
+class Waits(Protocol):
+    """A sandbox that may wait for us to take what it has said."""
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nothing more is taken from it because somebody here does not."""
+        ...
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A sandbox that knows figures about itself."""
+
+    async def stats(self) -> dict[str, JSON]:
+        """Return ``memory_bytes`` among others, where that is known."""
+        ...
+
+
+async def attend(member: Member, watch: Watch, alert: Alert) -> None:
+    """Watch a sandbox that is up until it is over, and then stop it, unless it is to be left.
+
+    Not cancelled before it has stopped; that is bounded (15 s).
+    """
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_await_exit, member)
+        tasks.start_soon(_probe, member, watch, alert)
+        try:
+            await member.gone.wait()
+        finally:
+            member.end(CLOSED)
+            # Before its watchers: a call that is cancelled waits for what it had started, unless the box is gone.
+            if not member.is_left:
+                await _stop(member, alert)
+        tasks.cancel_scope.cancel()
+
+
+def judge(member: Member, watch: Watch, *, now: float, late_s: float) -> Verdict:
+    """Say how a sandbox that is up does, and keep in mind that we were late."""
+    member.heard_at = forgiven(member.heard_at, late_s, now=now)
+    found = verdict(now - member.heard_at, watch)
+    if found is Verdict.WELL:
+        return found
+    sandbox: object = member.sandbox
+    if isinstance(sandbox, Waits) and sandbox.is_unread:
+        member.heard_at = now
+        return Verdict.WELL
+    if member.state is not SandboxState.SUSPECT:
+        member.enter(SandboxState.SUSPECT, f"silent for {watch.suspect_s:g} s")
+    return found
+
+
+async def give_up(member: Member, watch: Watch) -> None:
+    """Find out, quickly, why a sandbox is silent, and count it as lost unless it answers meanwhile."""
+    cause = f"silent for {watch.lost_s:g} s"
+    heard_at = member.heard_at
+    sandbox: object = member.sandbox
+    try:
+        if isinstance(sandbox, Looks):
+            with anyio.move_on_after(_LOOK_S), suppress(EnvkitError, OSError):
+                if seen := await sandbox.look():
+                    cause = f"{seen}, {cause}"
+        if member.heard_at == heard_at:
+            member.lose(cause)
+    finally:
+        member.is_judged = False
+
+
+async def _await_exit(member: Member) -> None:
+    assert member.sandbox is not None
+    try:
+        cause = await member.sandbox.wait()
+    except (EnvkitError, OSError) as error:
+        cause = str(error)
+    member.lose(cause)
+
+
+async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
+    sandbox = member.sandbox
+    assert sandbox is not None
+    stats_at = clock.now() + _STATS_S
+    while True:
+        if (rest_s := member.heard_at + watch.interval_s - clock.now()) > 0:
+            await anyio.sleep(rest_s)
+            continue
+        asked_at = clock.now()
+        try:
+            if asked_at >= stats_at and isinstance(sandbox, Counts):
+                stats_at = asked_at + _STATS_S
+                _check_memory(member, await sandbox.stats(), alert)
+            else:
+                await sandbox.probe(watch.lost_s)
+        except SandboxLostError as error:
+            return member.lose(error.cause)
+        except DeadlineError:
+            continue
+        except (EnvkitError, OSError):
+            await anyio.sleep(watch.interval_s)
+            continue
+        member.latency_s = latency_s = clock.now() - asked_at
+        member.hear()
+        if latency_s > SLOW_PROBE_S:
+            alert("probe", member, f"an answer took {latency_s:.1f} s")
+
+
+def _check_memory(member: Member, stats: dict[str, JSON], alert: Alert) -> None:
+    used, bound = stats.get("memory_bytes"), member.demand.memory_mib << 20
+    if isinstance(used, int) and used >= MEMORY_SHARE * bound:
+        alert("memory", member, f"{used >> 20} of {bound >> 20} MiB of memory are in use")
+
+
+async def _stop(member: Member, alert: Alert) -> None:
+    assert member.sandbox is not None
+    with anyio.move_on_after(_STOP_S, shield=True) as limit:
+        try:
+            await member.sandbox.stop()
+        except (EnvkitError, OSError) as error:
+            alert("stop", member, f"it may be left behind: {error}")
+    if limit.cancelled_caught:
+        alert("stop", member, f"it may be left behind: it did not stop within {_STOP_S:g} s")

@@ -1,0 +1,161 @@
+"""Nodes: where the sandboxes of a pool are, what each can hold, and which of them gets the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from envkit.protocols import SandboxBackend
+from envkit.types import SandboxSpec
+
+_MEMORY_MIB = 1024
+_DISK_MIB = 256
+_ROUNDING = 1e-9
+"""Shares of processors that are added and taken away again do not come out even."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What a node can hold together; None is not counted.
+
+    Attributes:
+        boxes: Sandboxes.
+        cpus: Processors that their bounds add up to.
+        memory_mib: MiB of memory, likewise.
+        disk_mib: MiB of disk, likewise.
+    """
+
+    boxes: int | None = None
+    cpus: float | None = None
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+
+
+class Demand(NamedTuple):
+    """What a sandbox takes of its node, or several take together; the names are those of `Holds`."""
+
+    boxes: int = 0
+    cpus: float = 0.0
+    memory_mib: int = 0
+    disk_mib: int = 0
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> Demand:
+        """Fill in what `spec` leaves open as backends do; processors that have no bound are not counted."""
+        memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
+        disk_mib = min(_DISK_MIB, max(memory_mib // 4, 1)) if spec.disk_mib is None else spec.disk_mib
+        return cls(1, spec.cpus or 0.0, memory_mib, disk_mib)
+
+    def with_other(self, other: Demand) -> Demand:
+        return Demand(
+            self.boxes + other.boxes,
+            self.cpus + other.cpus,
+            self.memory_mib + other.memory_mib,
+            self.disk_mib + other.disk_mib,
+        )
+
+    def without(self, other: Demand) -> Demand:
+        return Demand(
+            self.boxes - other.boxes,
+            self.cpus - other.cpus,
+            self.memory_mib - other.memory_mib,
+            self.disk_mib - other.disk_mib,
+        )
+
+
+class Node:
+    """One place for sandboxes.
+
+    Args:
+        name: Its name in the pool.
+        backend: Starts its sandboxes; somebody else opens and closes it.
+        holds: What it can hold together.
+
+    Attributes:
+        used: What its sandboxes take together.
+    """
+
+    def __init__(self, name: str, backend: SandboxBackend, holds: Holds | None = None) -> None:
+        self.name = name
+        self.backend = backend
+        self.holds = holds or Holds()
+        self.used = Demand()
+        bounds = (getattr(self.holds, field) for field in Demand._fields)
+        self._bounds = tuple((place, bound) for place, bound in enumerate(bounds) if bound is not None)
+
+    def take(self, demand: Demand) -> None:
+        self.used = self.used.with_other(demand)
+
+    def give_back(self, demand: Demand) -> None:
+        self.used = self.used.without(demand)
+
+    def fits(self, demand: Demand, freed: Demand | None = None) -> bool:
+        """Say whether there is room for `demand`, once `freed` is given back."""
+        used = self.used if freed is None else self.used.without(freed)
+        return all(used[place] + demand[place] <= bound + _ROUNDING for place, bound in self._bounds)
+
+    def could_hold(self, demand: Demand) -> bool:
+        """Say whether there would be room for `demand` if nothing else were here."""
+        return all(demand[place] <= bound + _ROUNDING for place, bound in self._bounds)
+
+    def share(self, demand: Demand) -> float:
+        """Return which share of its scarcest resource would be used with `demand` added."""
+        used = self.used
+        return max(((used[place] + demand[place]) / bound for place, bound in self._bounds if bound), default=0.0)
+
+    def room(self, demand: Demand) -> float:
+        """Return how many more sandboxes of this demand it can hold; infinity where nothing bounds them."""
+        used = self.used
+        counts = ((bound - used[place] + _ROUNDING) // demand[place] for place, bound in self._bounds if demand[place])
+        return max(min(counts, default=math.inf), 0.0)
+
+
+def place(nodes: Iterable[Node], demand: Demand) -> Node | None:
+    """Return the least loaded node that has room for `demand`, the one with the fewest boxes and the first among
+    equals; None when none has.
+    """
+    fitting = (node for node in nodes if node.fits(demand))
+    return min(fitting, key=lambda node: (node.share(demand), node.used.boxes), default=None)
+
+
+def why_impossible(nodes: Collection[Node], demand: Demand) -> str | None:
+    """Say which bound is too much for every node, were it empty, and what the largest holds; None if one could hold it.
+
+    Nothing is impossible where there are no nodes yet.
+    """
+    if not nodes or any(node.could_hold(demand) for node in nodes):
+        return None
+    excesses = []
+    for field in Demand._fields:
+        asked, bounds = getattr(demand, field), [getattr(node.holds, field) for node in nodes]
+        if None not in bounds and asked > max(bounds):
+            excesses.append(f"{field}={asked:g} is more than any node holds: the largest holds {max(bounds):g}")
+    if excesses:
+        return "; ".join(excesses)
+    asked_together = ", ".join(f"{field}={getattr(demand, field):g}" for field in Demand._fields[1:])
+    return f"no node holds {asked_together} together"
+
+
+def cheapest_room(nodes: Iterable[Node], spares: Sequence[tuple[Node, Demand]], demand: Demand) -> list[int] | None:
+    """Return which spares, by their places in `spares`, to give up for `demand`: as few as possible, on one node.
+
+    Args:
+        nodes: All nodes.
+        spares: Those that could be given up, the first ones rather than the last.
+        demand: What room is needed for.
+
+    Returns:
+        None when all of them together would not be enough.
+    """
+    found: list[int] | None = None
+    for node in nodes:
+        freed, given_up = Demand(), []
+        for number, (home, takes) in enumerate(spares):
+            if home is node and not node.fits(demand, freed):
+                freed = freed.with_other(takes)
+                given_up.append(number)
+        if node.fits(demand, freed) and (found is None or len(given_up) < len(found)):
+            found = given_up
+    return found

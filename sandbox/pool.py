@@ -1,0 +1,341 @@
+"""A pool: lends sandboxes of any number of nodes, keeps some ready, and knows of each whether it is alive.
+
+A sandbox belongs to one task from its start until nothing is left of it. Who holds one is told of its end at once, and
+is not given another one in its place unasked: what was in it is gone, and only who used it knows what that means.
+Spares alone are replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from envkit import clock
+from envkit.errors import (
+    CapacityError,
+    SandboxConflictError,
+    SandboxLostError,
+    SandboxNotFoundError,
+    SandboxStartError,
+)
+from envkit.protocols import Sandbox
+from envkit.restarts import RestartBudget
+from envkit.sandbox import recovery
+from envkit.sandbox.admission import Ticket
+from envkit.sandbox.counts import PoolCounts, wanted
+from envkit.sandbox.handle import Handle
+from envkit.sandbox.health import CLOSED, Verdict, Watch, give_up, judge
+from envkit.sandbox.history import Ledger, Saver, is_over, time_to_live
+from envkit.sandbox.journal import Journal
+from envkit.sandbox.member import Member, ended
+from envkit.sandbox.nodes import Demand, Node, why_impossible
+from envkit.sandbox.roster import Roster
+from envkit.sandbox.stocks import Stock
+from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
+
+__all__ = ["Pool"]
+
+_OWN_NAME = re.compile(r"pool-(\d+)")
+_LAST_WRITES_S = 10.0
+
+
+class Pool:
+    """Lends sandboxes; satisfies `envkit.protocols.SandboxPool`. Used as ``async with``.
+
+    Entering takes back what a ledger knows, and begins to fill the stocks; leaving stops everything that was started,
+    all at once and each within 15 s.
+
+    Args:
+        nodes: Where sandboxes are at first; their backends are open for as long as the pool is.
+        stocks: What is kept ready.
+        most: Sandboxes that one tenant may have at once; None for any number. Those of tenant ``""`` are not counted.
+        watch: When one that is silent counts as what.
+        restarts: How often the spares of one stock may be replaced because they did not start or died; None for 20
+            times in 10 minutes.
+        ledger: Where sandboxes are written down, so that the next pool finds them; they outlive this process then.
+        leave_running: Whether those that are named, and the spares, are left running in the end; needs a ledger.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node] = (),
+        *,
+        stocks: Sequence[Stock] = (),
+        most: int | None = None,
+        watch: Watch | None = None,
+        restarts: RestartBudget | None = None,
+        ledger: Ledger | None = None,
+        leave_running: bool = False,
+    ) -> None:
+        if leave_running and ledger is None:
+            raise ValueError("without a ledger nobody would find again what is left running")
+        self._watch = watch or Watch()
+        self._ledger = ledger
+        self._leaves = leave_running
+        self._journal = Journal(ledger)
+        self._roster = Roster(
+            list(stocks),
+            self._journal,
+            most=most,
+            watch=self._watch,
+            budget=restarts or RestartBudget(restarts=20),
+            stays=ledger is not None,
+        )
+        self._making: dict[str, anyio.Event] = {}
+        for node in nodes:
+            self.add_node(node)
+
+    @asynccontextmanager
+    async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[Sandbox]:
+        """Lend a sandbox for the length of the block; see `envkit.protocols.SandboxPool.lease`.
+
+        Leaving the block waits until nothing is left of it.
+        """
+        member = await self._roster.take(Ticket(spec, Demand.of(spec), tenant), wait_s)
+        try:
+            yield _handle(member)
+        finally:
+            member.end("given back")
+            with anyio.CancelScope(shield=True):
+                await member.cleared.wait()
+
+    async def create(
+        self,
+        id: str,
+        spec: SandboxSpec,
+        *,
+        tenant: str = "",
+        ttl_s: float | None = None,
+        snapshot: str | None = None,
+    ) -> SandboxView:
+        """Lend a sandbox under a name; see `envkit.protocols.SandboxPool.create`."""
+        if not id or _OWN_NAME.fullmatch(id):
+            raise SandboxConflictError(f"{id!r} is not a name that can be given")
+        while (coming := self._coming(id)) is not None:
+            await coming.wait()
+        known = self._seen(id)
+        if known is not None:
+            if known.spec != spec or known.tenant != tenant:
+                raise SandboxConflictError(f"{id!r} is taken by a sandbox with another spec or of somebody else")
+            return known
+        made = self._making[id] = anyio.Event()
+        try:
+            node, _, name = (snapshot or "").partition("/")
+            files = (node, name) if snapshot else None
+            member = await self._roster.take(Ticket(spec, Demand.of(spec), tenant, id, ttl_s, files), None)
+            if self._journal.saver is not None:
+                await self._write_down(member, self._journal.saver)
+            return member.view()
+        finally:
+            del self._making[id]
+            made.set()
+
+    def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
+        """Return a sandbox by its name; see `envkit.protocols.SandboxPool.get`.
+
+        Raises:
+            CapacityError: It is still being started.
+        """
+        member = self._roster.members.get(id)
+        if member is None or member.is_over:
+            raise SandboxLostError(id, self.view(id, tenant=tenant).phases[-1].reason)
+        if not member.is_lent or tenant not in (None, member.tenant):
+            raise _unknown(id)
+        if not member.settled.is_set():
+            raise CapacityError(f"sandbox {id} is still being started")
+        member.used_at = clock.now()
+        return _handle(member)
+
+    def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
+        """Look at a sandbox without using it; those that are over can be seen for 10 minutes, the last 1,000."""
+        found = self._seen(id)
+        if found is None or tenant not in (None, found.tenant):
+            raise _unknown(id)
+        return found
+
+    def views(self, *, tenant: str | None = None) -> Sequence[SandboxView]:
+        """Look at all sandboxes, oldest first."""
+        found = [*self._journal.past.all(), *(member.view() for member in self._roster.members.values())]
+        seen = (view for view in found if tenant in (None, view.tenant))
+        return sorted(seen, key=lambda view: view.phases[0].at_s)
+
+    async def stop(self, id: str, *, tenant: str | None = None) -> None:
+        """End a sandbox and wait until nothing is left of it; see `envkit.protocols.SandboxPool.stop`."""
+        member = self._roster.members.get(id)
+        if member is not None and tenant in (None, member.tenant):
+            member.end("stopped")
+            await member.cleared.wait()
+
+    def events(self, *, after: int = 0) -> AsyncIterator[FleetEvent]:
+        """Give what happened and what happens; see `envkit.protocols.SandboxPool.events`.
+
+        The last 10,000 events are remembered. A reader who is slower than that misses some, as their numbers show.
+        Besides ``"state"`` there are ``"memory"``, ``"probe"``, ``"restarts"`` and ``"stop"``, each at most once a
+        minute for one sandbox, ``"stock"`` and ``"ledger"``. It ends when the pool does.
+        """
+        return self._journal.events.since(after)
+
+    def add_node(self, node: Node) -> None:
+        """Use a further node from now on.
+
+        Raises:
+            ValueError: There is one of this name.
+        """
+        if node.name in self._roster.nodes:
+            raise ValueError(f"there is a node {node.name!r} already")
+        self._roster.nodes[node.name] = node
+        self._roster.serve()
+
+    def remove_node(self, name: str, cause: str) -> None:
+        """Use a node no longer: all its sandboxes are lost, for `cause`. Safe to repeat."""
+        node = self._roster.nodes.pop(name, None)
+        for member in list(self._roster.members.values()):
+            if member.node is node:
+                member.lose(cause)
+        self._roster.serve()
+
+    def counts(self) -> PoolCounts:
+        """Return how it does now, and what has happened since it was opened."""
+        alive = [member for member in self._roster.members.values() if not member.is_over]
+        tally = self._journal.tally
+        return PoolCounts(
+            states=Counter(member.state for member in alive),
+            spares=sum(member.state is SandboxState.READY for member in alive),
+            starts=tally.starts,
+            failed_starts=tally.failed_starts,
+            losses=dict(tally.losses),
+            restarts=tally.restarts,
+            waiting=self._roster.queue.waiting(),
+            probe_s={member.id: member.latency_s for member in alive if member.latency_s is not None},
+        )
+
+    def wanted(self) -> int:
+        """Return how many more sandboxes there should be room for, or, negative, how many fewer would do.
+
+        Room is counted in sandboxes such as who waits longest wants, else the first stock, else of no given bounds.
+        """
+        waiting, shelves = self._roster.queue.all(), self._roster.shelves
+        demands = [*(one.demand for one in waiting), *(Demand.of(shelf.stock.spec) for shelf in shelves)]
+        demand = demands[0] if demands else Demand.of(SandboxSpec())
+        free = sum(node.room(demand) for node in self._roster.nodes.values())
+        return wanted(waiting=len(waiting), missing=sum(shelf.missing for shelf in shelves), free=free)
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await anyio.create_task_group().__aenter__()
+        try:
+            for shelf in self._roster.shelves:
+                why = why_impossible(self._roster.nodes.values(), Demand.of(shelf.stock.spec))
+                if why is not None:
+                    self._journal.events.emit("stock", f"stock of {shelf.stock.name} cannot be kept: {why}")
+            if self._ledger is not None and self._journal.saver is not None:
+                await self._take_back(self._ledger)
+                self._tasks.start_soon(self._journal.saver.run)
+            self._tasks.start_soon(self._sweep)
+            self._roster.open(self._tasks)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._roster.close()
+        for member in list(self._roster.members.values()):
+            if self._leaves and member.settled.is_set() and (member.is_named or not member.is_lent):
+                member.let_go(CLOSED)
+            member.end(CLOSED)
+        try:
+            with anyio.CancelScope(shield=True):
+                for member in list(self._roster.members.values()):
+                    await member.cleared.wait()
+            self._tasks.cancel_scope.cancel()
+            # Only a cancellation is the task group's business: any other error is to leave the block as it is.
+            if not isinstance(error, anyio.get_cancelled_exc_class()):
+                kind = error = trace = None
+            await self._tasks.__aexit__(kind, error, trace)
+        finally:
+            self._journal.events.close()
+            if self._journal.saver is not None:
+                with anyio.move_on_after(_LAST_WRITES_S, shield=True):
+                    await self._journal.saver.write()
+
+    async def _sweep(self) -> None:
+        """Look at all sandboxes now and then: who is silent, and whose time is over."""
+        watch = self._watch
+        due = clock.now() + watch.tick_s
+        while True:
+            await anyio.sleep(due - clock.now())
+            now = clock.now()
+            late_s, due = now - due, now + watch.tick_s
+            for member in list(self._roster.members.values()):
+                if member.is_over or not member.settled.is_set():
+                    continue
+                if judge(member, watch, now=now, late_s=late_s) is Verdict.LOST and not member.is_judged:
+                    member.is_judged = True
+                    self._tasks.start_soon(give_up, member, watch)
+                if member.is_in_use:
+                    member.used_at = now
+                elif member.ttl_s is not None and now - member.used_at >= member.ttl_s:
+                    member.end("time-to-live passed")
+            self._journal.forget()
+
+    async def _take_back(self, ledger: Ledger) -> None:
+        """Come back to what another process left running."""
+        views = ledger.load()
+        found = await recovery.attached(views, self._roster.nodes)
+        for view in views:
+            if (own := _OWN_NAME.fullmatch(view.id)) is not None:
+                self._roster.last_number = max(self._roster.last_number, int(own[1]))
+            if is_over(view.state):
+                continue
+            if view.id in found:
+                self._roster.come_back(
+                    self._tasks,
+                    view,
+                    found[view.id],
+                    is_lent=recovery.was_lent(view),
+                    is_named=own is None,
+                    ttl_s=time_to_live(view),
+                )
+            elif view.state is SandboxState.STARTING:
+                self._journal.ended(ended(view, recovery.GONE))
+            else:
+                self._journal.ended(ended(view, recovery.GONE, SandboxState.LOST))
+
+    async def _write_down(self, member: Member, saver: Saver) -> None:
+        try:
+            is_saved = await saver.saved(member.id)
+        except BaseException:
+            member.is_forgotten = True
+            member.end("given up while it was started")
+            raise
+        if not is_saved:
+            member.end("it could not be written down")
+            raise SandboxStartError(member.id, member.cause)
+
+    def _coming(self, id: str) -> anyio.Event | None:
+        """Return what is set once it is known what becomes of a name; None if that is known."""
+        member = self._roster.members.get(id)
+        if member is not None and member.is_forgotten:
+            return member.cleared
+        return self._making.get(id)
+
+    def _seen(self, id: str) -> SandboxView | None:
+        member = self._roster.members.get(id)
+        return self._journal.past.get(id) if member is None else member.view()
+
+
+def _handle(member: Member) -> Handle:
+    assert member.sandbox is not None
+    return Handle(member, member.sandbox)
+
+
+def _unknown(id: str) -> SandboxNotFoundError:
+    return SandboxNotFoundError(f"there is no sandbox {id!r}")

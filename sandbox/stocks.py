@@ -1,0 +1,75 @@
+"""Stocks: sandboxes that are kept ready for who asks for exactly such a one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from envkit.protocols import Sandbox
+from envkit.restarts import RestartBudget, restart_delay
+from envkit.sandbox.member import Member
+from envkit.types import SandboxSpec, SandboxState
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What is to be kept ready.
+
+    Attributes:
+        spec: What each one is.
+        spares: How many.
+        boot: Returns once one that was started may be lent, such as when the server in it answers; None for at once.
+            What it raises of `envkit.errors` counts as a failed start, as does more time than a start may take.
+    """
+
+    spec: SandboxSpec
+    spares: int
+    boot: Callable[[Sandbox], Awaitable[None]] | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.spec.image or " ".join(self.spec.command)[:60] or "bare sandboxes"
+
+
+class Shelf:
+    """The spares of one stock.
+
+    Attributes:
+        stock: What belongs there.
+        spares: What is there, or will be, the first that came first.
+        resumes_at: Before when none is started, on the clock of the loop.
+    """
+
+    def __init__(self, stock: Stock) -> None:
+        self.stock = stock
+        self.spares: dict[Member, None] = {}
+        self.resumes_at = 0.0
+        self._failures: list[float] = []
+
+    @property
+    def missing(self) -> int:
+        """Number of spares that are not even being started."""
+        return max(self.stock.spares - len(self.spares), 0)
+
+    def ready(self) -> Member | None:
+        """Return the spare that is to be lent next; None when none is ready."""
+        return next((spare for spare in self.spares if spare.state is SandboxState.READY), None)
+
+    def is_one_coming(self) -> bool:
+        return any(spare.state is SandboxState.STARTING for spare in self.spares)
+
+    def fail(self, budget: RestartBudget, *, now: float) -> bool:
+        """A spare did not start, or died: wait before the next one.
+
+        Returns:
+            Whether the budget allows one; if not, the next one comes when the window of the oldest failure has passed.
+        """
+        self._failures = [moment for moment in self._failures if now - moment < budget.window_s]
+        delay_s = restart_delay(self._failures, budget, now=now)
+        if delay_s is None:
+            self.resumes_at = max(self.resumes_at, self._failures[0] + budget.window_s)
+            return False
+        self._failures.append(now)
+        self.resumes_at = max(self.resumes_at, now + delay_s)
+        return True

@@ -1,0 +1,64 @@
+"""What the tests of pools share: a pool over scripted boxes on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+
+from envkit import clock
+from envkit.restarts import RestartBudget
+from envkit.sandbox.fake import FakeBackend, Fate
+from envkit.sandbox.health import Watch
+from envkit.sandbox.history import Ledger
+from envkit.sandbox.nodes import Holds, Node
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.stocks import Stock
+from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
+
+SPEC = SandboxSpec()
+
+
+def run(main: Callable[[], Awaitable[object]]) -> None:
+    clock.run(main, virtual=True)
+
+
+@asynccontextmanager
+async def opened(
+    *fates: Fate,
+    boxes: int | None = None,
+    stocks: Sequence[Stock] = (),
+    most: int | None = None,
+    watch: Watch | None = None,
+    restarts: RestartBudget | None = None,
+    ledger: Ledger | None = None,
+) -> AsyncIterator[tuple[Pool, FakeBackend]]:
+    """Open a pool of one node. Box number n has the n-th fate, or the last one."""
+
+    def fate(number: int, rng: object) -> Fate:
+        return fates[min(number, len(fates) - 1)] if fates else Fate()
+
+    async with FakeBackend(fate) as backend:
+        node = Node("here", backend, Holds(boxes=boxes))
+        async with Pool([node], stocks=stocks, most=most, watch=watch, restarts=restarts, ledger=ledger) as pool:
+            yield pool, backend
+
+
+def states(view: SandboxView) -> list[SandboxState]:
+    return [phase.state for phase in view.phases]
+
+
+async def told(pool: Pool) -> list[FleetEvent]:
+    """All events until now."""
+    found: list[FleetEvent] = []
+
+    async def read() -> None:
+        async for event in pool.events():
+            found.append(event)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+    return found

@@ -1,0 +1,578 @@
+"""A pool over scripted boxes, on virtual time: what is lent, to whom, for how long, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import (
+    CapacityError,
+    ImpossibleSandboxError,
+    SandboxConflictError,
+    SandboxError,
+    SandboxLostError,
+    SandboxNotFoundError,
+    SandboxStartError,
+)
+from envkit.protocols import Sandbox, SandboxPool
+from envkit.sandbox.fake import FakeBackend, Fate
+from envkit.sandbox.nodes import Holds, Node
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.stocks import Stock
+from envkit.types import ExecResult, SandboxSpec, SandboxState
+from tests.sandbox.pools import SPEC, opened, run, states, told
+
+STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
+
+
+def test_a_pool_is_one_for_the_type_checker() -> None:
+    pool: SandboxPool = Pool()
+    assert pool.views() == []
+
+
+def test_a_lease_lends_a_sandbox_and_stops_it_before_the_block_is_left() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_s=2)) as (pool, backend):
+            async with pool.lease(SPEC, tenant="ann") as box:
+                assert clock.now() == 2
+                assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
+                view = pool.view(box.id)
+                assert (view.box_id, view.node, view.tenant) == ("fake-0", "here", "ann")
+            assert backend.boxes[0].is_gone
+            view = pool.view(box.id)
+            assert states(view) == [STARTING, LEASED, STOPPED]
+            assert view.phases[-1].reason == "given back"
+            with pytest.raises(SandboxLostError, match="lost: given back"):
+                await box.exec(["true"], timeout_s=5)
+
+    run(main)
+
+
+def test_a_start_that_fails_raises_why_and_frees_its_place() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_failure="no such image"), Fate(), boxes=1) as (pool, _):
+            with pytest.raises(SandboxStartError, match="pool-1 did not start: no such image"):
+                async with pool.lease(SPEC):
+                    pytest.fail("it did not start")
+            assert states(pool.view("pool-1")) == [STARTING, STOPPED]
+            async with pool.lease(SPEC):
+                assert pool.counts().failed_starts == 1
+
+    run(main)
+
+
+def test_calls_end_with_the_cause_in_the_moment_in_which_the_box_dies() -> None:
+    def answer(command: object) -> ExecResult:
+        return ExecResult(0, duration_s=100)
+
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=3, cause="out of memory", answer=answer)) as (pool, _):
+            async with pool.lease(SPEC) as box:
+                shell = box.shell()
+                with pytest.raises(SandboxLostError, match="pool-1 lost: out of memory"):
+                    await box.exec(["sleep", "100"], timeout_s=200)
+                assert clock.now() == 3
+                with pytest.raises(SandboxLostError, match="out of memory"):
+                    await shell.run("true", timeout_s=1)
+                assert await box.wait() == "out of memory"
+                assert pool.view(box.id).state is LOST
+            assert states(pool.view(box.id)) == [STARTING, LEASED, LOST]
+            assert pool.counts().losses == {"out of memory": 1}
+
+    run(main)
+
+
+def test_a_lost_sandbox_stays_lost_and_nobody_gets_another_in_its_place() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=1)) as (pool, backend):
+            await pool.create("a", SPEC)
+            await anyio.sleep(5)
+            with pytest.raises(SandboxLostError, match="sandbox a lost: killed by signal 9"):
+                pool.get("a")
+            assert states(await pool.create("a", SPEC)) == [STARTING, LEASED, LOST]
+            assert len(backend.boxes) == 1
+
+    run(main)
+
+
+def test_create_can_be_repeated_also_at_the_same_moment() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_s=3)) as (pool, backend):
+            ids: list[str] = []
+
+            async def make() -> None:
+                ids.append((await pool.create("a", SPEC)).box_id)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(make)
+            await make()
+            assert ids == ["fake-0"] * 6
+            assert len(backend.boxes) == 1
+
+    run(main)
+
+
+def test_a_name_is_one_sandbox_of_one_spec_and_tenant() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC, tenant="ann")
+            for spec, tenant in ((replace(SPEC, memory_mib=64), "ann"), (SPEC, "bob")):
+                with pytest.raises(SandboxConflictError, match="'a' is taken"):
+                    await pool.create("a", spec, tenant=tenant)
+            for name in ("pool-7", ""):
+                with pytest.raises(SandboxConflictError, match="is not a name that can be given"):
+                    await pool.create(name, SPEC)
+
+    run(main)
+
+
+def test_the_sandboxes_of_others_are_not_found() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC, tenant="ann")
+            with pytest.raises(SandboxNotFoundError):
+                pool.get("a", tenant="bob")
+            with pytest.raises(SandboxNotFoundError):
+                pool.view("a", tenant="bob")
+            await pool.stop("a", tenant="bob")
+            assert [view.id for view in pool.views(tenant="bob")] == []
+            assert [view.id for view in pool.views(tenant="ann")] == ["a"]
+            assert pool.get("a").id == pool.get("a", tenant="ann").id == "a"
+            with pytest.raises(SandboxNotFoundError):
+                pool.get("b")
+
+    run(main)
+
+
+def test_stop_ends_it_for_good_and_can_be_repeated() -> None:
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            await pool.create("a", SPEC)
+            box = pool.get("a")
+            await pool.stop("a")
+            assert backend.boxes[0].is_gone
+            await pool.stop("a")
+            await pool.stop("never made")
+            assert pool.view("a").phases[-1].reason == "stopped"
+            with pytest.raises(SandboxLostError, match="stopped"):
+                pool.get("a")
+            with pytest.raises(SandboxLostError, match="stopped"):
+                await box.read("x")
+            await box.stop()
+
+    run(main)
+
+
+def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_is_over() -> None:
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            view = await pool.create("a", SPEC, ttl_s=60)
+            assert view.expires_at_s == pytest.approx(clock.wall() + 60, abs=5)
+            await anyio.sleep(60.5)
+            assert states(pool.view("a")) == [STARTING, LEASED, STOPPED]
+            assert pool.view("a").phases[-1].reason == "time-to-live passed"
+            assert backend.boxes[0].is_gone
+
+    run(main)
+
+
+def test_each_use_renews_the_time_and_a_long_call_is_one_use() -> None:
+    def answer(command: object) -> ExecResult:
+        return ExecResult(0, duration_s=200)
+
+    async def main() -> None:
+        async with opened(Fate(answer=answer)) as (pool, _):
+            await pool.create("a", SPEC, ttl_s=60)
+            await anyio.sleep(50)
+            box = pool.get("a")
+            await anyio.sleep(50)
+            await box.write("there", b"x")
+            await anyio.sleep(50)
+            assert (await box.exec(["make"], timeout_s=300)).exit_code == 0
+            assert clock.now() == 350
+            await anyio.sleep(59)
+            assert pool.view("a").state is LEASED
+            await anyio.sleep(2)
+            assert pool.view("a").state is STOPPED
+
+    run(main)
+
+
+def test_looking_at_a_sandbox_is_no_use_of_it() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC, ttl_s=60)
+            for _ in range(10):
+                await anyio.sleep(10)
+                pool.view("a")
+                await pool.create("a", SPEC, ttl_s=60)
+            assert pool.view("a").state is STOPPED
+
+    run(main)
+
+
+def test_those_that_are_over_are_seen_for_ten_minutes_and_no_more_than_a_thousand() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC)
+            await pool.stop("a")
+            await anyio.sleep(599)
+            assert pool.view("a").state is STOPPED
+            await anyio.sleep(2)
+            with pytest.raises(SandboxNotFoundError):
+                pool.view("a")
+            for _ in range(1001):
+                async with pool.lease(SPEC):
+                    pass
+            assert len(pool.views()) == 1000
+            assert pool.views()[0].id == "pool-2"
+
+    run(main)
+
+
+def test_a_lease_waits_for_room_and_says_when_there_was_none() -> None:
+    async def main() -> None:
+        async with opened(boxes=1) as (pool, _):
+            async with anyio.create_task_group() as tasks:
+                await pool.create("a", SPEC)
+                tasks.start_soon(stop_later, pool, "a", 10)
+                async with pool.lease(SPEC, wait_s=20):
+                    assert clock.now() == 10
+                    with pytest.raises(CapacityError, match="no node has room for a further sandbox within 5 s"):
+                        async with pool.lease(SPEC, wait_s=5):
+                            pytest.fail("there is no room")
+                    assert clock.now() == 15
+                    with pytest.raises(CapacityError, match="no node has room for a further sandbox now"):
+                        await pool.create("b", SPEC)
+                    assert clock.now() == 15
+            assert pool.counts().waiting == {}
+
+    run(main)
+
+
+async def stop_later(pool: Pool, id: str, seconds: float) -> None:
+    await anyio.sleep(seconds)
+    await pool.stop(id)
+
+
+def test_a_request_that_no_node_could_ever_hold_is_refused_at_once() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            pool = Pool([Node("small", backend, Holds(cpus=2, memory_mib=512)), Node("large", backend, Holds(cpus=4))])
+            async with pool:
+                for ask in (pool.lease(SandboxSpec(cpus=8)).__aenter__(), pool.create("a", SandboxSpec(cpus=8))):
+                    with pytest.raises(ImpossibleSandboxError, match=r"cpus=8 is more than any node holds: .* 4$"):
+                        await ask
+                assert pool.views() == []
+                assert clock.now() == 0
+
+    run(main)
+
+
+def test_bounds_that_no_node_holds_together_are_impossible_too() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            nodes = [Node("a", backend, Holds(cpus=8, memory_mib=256)), Node("b", backend, Holds(cpus=1))]
+            async with Pool(nodes) as pool:
+                with pytest.raises(ImpossibleSandboxError, match="no node holds cpus=4, memory_mib=1024, disk_mib=256"):
+                    await pool.create("a", SandboxSpec(cpus=4))
+
+    run(main)
+
+
+def test_the_least_loaded_node_gets_the_next_sandbox() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            nodes = [Node("small", backend, Holds(memory_mib=2048)), Node("large", backend, Holds(memory_mib=8192))]
+            async with Pool(nodes) as pool:
+                for number in range(10):
+                    await pool.create(f"box {number}", SPEC)
+                placed = [pool.view(f"box {number}").node for number in range(10)]
+                assert placed == [*["large"] * 3, "small", *["large"] * 4, "small", "large"]
+                with pytest.raises(CapacityError):
+                    await pool.create("one more", SPEC)
+
+    run(main)
+
+
+def test_tenants_are_served_in_turn_and_each_in_the_order_of_arrival() -> None:
+    async def main() -> None:
+        served: list[str] = []
+        async with opened(boxes=1) as (pool, _):
+
+            async def play(tenant: str, number: int) -> None:
+                async with pool.lease(SPEC, tenant=tenant, wait_s=1000):
+                    served.append(f"{tenant}{number}")
+                    await anyio.sleep(1)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(4):
+                    tasks.start_soon(play, "a", number)
+                await anyio.sleep(0.1)
+                for number in range(2):
+                    tasks.start_soon(play, "b", number)
+                    tasks.start_soon(play, "c", number)
+                await anyio.sleep(0.1)
+                assert pool.counts().waiting == {"a": 3, "b": 2, "c": 2}
+        assert served == ["a0", "a1", "b0", "c0", "a2", "b1", "c1", "a3"]
+
+    run(main)
+
+
+def test_a_tenant_has_no_more_than_it_may_and_holds_nobody_else_up() -> None:
+    async def main() -> None:
+        async with opened(most=2) as (pool, _):
+            for name in ("a", "b"):
+                await pool.create(name, SPEC, tenant="ann")
+            with pytest.raises(CapacityError, match="tenant 'ann' has the 2 sandboxes that it may have at once"):
+                await pool.create("c", SPEC, tenant="ann")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stop_later, pool, "a", 7)
+                tasks.start_soon(lease_at_once, pool, "bob")
+                async with pool.lease(SPEC, tenant="ann"):
+                    assert clock.now() == 7
+
+    run(main)
+
+
+async def lease_at_once(pool: Pool, tenant: str) -> None:
+    async with pool.lease(SPEC, tenant=tenant, wait_s=0):
+        pass
+
+
+def test_who_needs_much_is_not_passed_by_for_ever() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(cpus=2))]) as pool:
+            served: list[float] = []
+
+            async def small(tenant: str) -> None:
+                while not served:
+                    async with pool.lease(SandboxSpec(cpus=1), tenant=tenant, wait_s=1000):
+                        await anyio.sleep(1)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(4):
+                    tasks.start_soon(small, f"small {number}")
+                await anyio.sleep(0.5)
+                async with pool.lease(SandboxSpec(cpus=2), tenant="large", wait_s=1000):
+                    served.append(clock.now())
+            assert 15 <= served[0] <= 40
+
+    run(main)
+
+
+def test_who_gives_up_waiting_leaves_no_trace_and_its_turn_to_the_next() -> None:
+    async def main() -> None:
+        async with opened(boxes=1) as (pool, _):
+            await pool.create("a", SPEC)
+            with anyio.move_on_after(5):
+                async with pool.lease(SPEC, tenant="ann"):
+                    pytest.fail("there is no room")
+            assert pool.counts().waiting == {}
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stop_later, pool, "a", 1)
+                async with pool.lease(SPEC, tenant="ann"):
+                    assert len(pool.views()) == 2
+
+    run(main)
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_create_that_is_cancelled_at_any_moment_can_be_made_again(turns: int) -> None:
+    async def main() -> None:
+        async with opened(Fate(start_s=1), boxes=1) as (pool, backend):
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(pool.create, "a", SPEC)
+                    for _ in range(turns):
+                        await anyio.lowlevel.checkpoint()
+                    if turns > 8:
+                        await anyio.sleep(1)
+                    scope.cancel()
+            await anyio.sleep(0.5)
+            assert (await pool.create("a", SPEC)).state is LEASED
+            assert sum(not box.is_gone for box in backend.boxes) == 1
+            await pool.stop("a")
+            assert all(box.is_gone for box in backend.boxes)
+
+    run(main)
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_lease_that_is_cancelled_at_any_moment_leaves_nothing_behind(turns: int) -> None:
+    async def main() -> None:
+        async with opened(Fate(start_s=1), boxes=1) as (pool, backend):
+
+            async def play() -> None:
+                async with pool.lease(SPEC, tenant="ann") as box:
+                    await box.exec(["true"], timeout_s=1)
+                    await anyio.sleep_forever()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(play)
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                if turns > 6:
+                    await anyio.sleep(1)
+                tasks.cancel_scope.cancel()
+            await anyio.sleep(0.5)
+            assert all(box.is_gone for box in backend.boxes)
+            assert (pool.counts().states, pool.counts().waiting) == ({}, {})
+            async with pool.lease(SPEC, wait_s=0):
+                pass
+
+    run(main)
+
+
+def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool() as pool:
+            with pytest.raises(CapacityError, match="there are no nodes now"):
+                await pool.create("a", SPEC)
+            pool.add_node(Node("one", backend, Holds(boxes=1)))
+            with pytest.raises(ValueError, match="there is a node 'one' already"):
+                pool.add_node(Node("one", backend))
+            await pool.create("a", SPEC)
+            box = pool.get("a")
+            pool.add_node(Node("two", backend, Holds(boxes=1)))
+            await pool.create("b", SPEC)
+            pool.remove_node("one", "node one was shut down")
+            pool.remove_node("one", "again")
+            with pytest.raises(SandboxLostError, match="a lost: node one was shut down"):
+                await box.exec(["true"], timeout_s=1)
+            await anyio.sleep(1)
+            assert [pool.view(name).state for name in ("a", "b")] == [LOST, LEASED]
+            assert backend.boxes[0].is_gone
+            with pytest.raises(CapacityError):
+                await pool.create("c", SPEC)
+
+    run(main)
+
+
+def test_a_start_that_a_node_takes_with_it_has_failed() -> None:
+    async def main() -> None:
+        backend = FakeBackend(lambda number, rng: Fate(start_s=10))
+        async with backend, Pool([Node("one", backend)]) as pool, anyio.create_task_group() as tasks:
+            tasks.start_soon(remove_later, pool)
+            with pytest.raises(SandboxStartError, match="a did not start: gone"):
+                await pool.create("a", SPEC)
+            assert clock.now() == 5
+
+    run(main)
+
+
+async def remove_later(pool: Pool) -> None:
+    await anyio.sleep(5)
+    pool.remove_node("one", "gone")
+
+
+def test_a_lease_waits_for_a_node_that_comes() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool() as pool, anyio.create_task_group() as tasks:
+
+            async def add() -> None:
+                await anyio.sleep(5)
+                assert pool.wanted() == 1
+                pool.add_node(Node("one", backend, Holds(boxes=3)))
+
+            tasks.start_soon(add)
+            async with pool.lease(SPEC):
+                assert clock.now() == 5
+                assert pool.wanted() == -2
+
+    run(main)
+
+
+def test_leaving_the_pool_stops_everything_and_ends_every_call() -> None:
+    async def main() -> None:
+        ends: list[str] = []
+
+        async def play(pool: Pool, box: Sandbox) -> None:
+            try:
+                await box.exec(["sleep", "50"], timeout_s=100)
+            except SandboxLostError as error:
+                ends.append(str(error))
+
+        def answer(command: object) -> ExecResult:
+            return ExecResult(0, duration_s=50)
+
+        async with anyio.create_task_group() as tasks:
+            async with opened(Fate(answer=answer), stocks=[Stock(SandboxSpec(memory_mib=7), 3)]) as (pool, backend):
+                await pool.create("a", SPEC)
+                tasks.start_soon(play, pool, pool.get("a"))
+                await anyio.sleep(5)
+            assert all(box.is_gone for box in backend.boxes)
+            assert len(backend.boxes) == 4
+        assert ends == ["sandbox a lost: the pool was closed"]
+        assert clock.now() == 5
+        with pytest.raises(SandboxError, match="the pool is not open"):
+            await pool.create("b", SPEC)
+
+    run(main)
+
+
+def test_who_waits_when_the_pool_is_closed_is_told() -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks, opened(boxes=1) as (pool, _):
+            await pool.create("a", SPEC)
+
+            async def wait() -> None:
+                with pytest.raises(CapacityError, match="the pool was closed"):
+                    async with pool.lease(SPEC):
+                        pytest.fail("there is no room")
+
+            tasks.start_soon(wait)
+            await anyio.sleep(1)
+
+    run(main)
+
+
+def test_a_cancelled_pool_stops_everything_also_what_starts() -> None:
+    async def main() -> None:
+        with anyio.move_on_after(3):
+            async with opened(Fate(), Fate(start_s=9), stocks=[Stock(SPEC, 2)]) as (_, backend):
+                await anyio.sleep_forever()
+        assert clock.now() == 3
+        assert all(box.is_gone for box in backend.boxes)
+
+    run(main)
+
+
+def test_an_error_in_the_block_leaves_the_pool_as_it_is() -> None:
+    async def main() -> None:
+        async def fail() -> None:
+            async with opened() as (pool, backend):
+                boxes.append(backend)
+                await pool.create("a", SPEC)
+                raise ZeroDivisionError
+
+        boxes: list[FakeBackend] = []
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        assert boxes[0].boxes[0].is_gone
+
+    run(main)
+
+
+def test_events_are_told_in_order_and_without_gaps() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=2), Fate()) as (pool, _):
+            await pool.create("a", SPEC, tenant="ann")
+            await anyio.sleep(3)
+            await pool.create("b", SPEC)
+            events = await told(pool)
+            assert [event.number for event in events] == [1, 2, 3, 4, 5]
+            assert [(event.sandbox_id, event.tenant, event.state) for event in events] == [
+                ("a", "ann", STARTING),
+                ("a", "ann", LEASED),
+                ("a", "ann", LOST),
+                ("b", "", STARTING),
+                ("b", "", LEASED),
+            ]
+            assert events[2].text == "killed by signal 9 (SIGKILL)"
+
+    run(main)

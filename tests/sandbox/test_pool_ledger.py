@@ -1,0 +1,223 @@
+"""Pools whose sandboxes are written down: what the next one finds of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxConflictError, SandboxLostError, SandboxStartError
+from envkit.sandbox.fake import FakeBackend
+from envkit.sandbox.history import Ledger, Saver
+from envkit.sandbox.nodes import Node
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.stocks import Stock
+from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+from tests.sandbox.pools import SPEC, run, states, told
+
+STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
+
+
+class Book:
+    """A ledger that takes some time."""
+
+    def __init__(self, save_s: float = 0.01) -> None:
+        self.save_s = save_s
+        self.pages: dict[str, SandboxView] = {}
+        self.order: list[tuple[str, SandboxState]] = []
+        self.is_full = False
+
+    async def save(self, view: SandboxView) -> None:
+        await anyio.sleep(self.save_s)
+        if self.is_full:
+            raise OSError("no space left on device")
+        self.pages[view.id] = view
+        self.order.append((view.id, view.state))
+
+    def load(self) -> Sequence[SandboxView]:
+        return list(self.pages.values())
+
+
+@asynccontextmanager
+async def opened(
+    backend: FakeBackend, book: Book, *, stocks: Sequence[Stock] = (), leave_running: bool = True
+) -> AsyncIterator[Pool]:
+    ledger: Ledger = book
+    async with backend:
+        node = Node("here", backend)
+        async with Pool([node], stocks=stocks, ledger=ledger, leave_running=leave_running) as pool:
+            yield pool
+
+
+def test_what_is_named_is_found_again_with_its_history_and_time_to_live() -> None:
+    async def main() -> None:
+        backend, book = FakeBackend(), Book()
+        async with opened(backend, book) as pool:
+            await pool.create("a", SPEC, tenant="ann", ttl_s=60)
+            assert book.pages["a"].state is LEASED
+            await pool.get("a").write("there", b"x")
+        async with opened(backend, book) as pool:
+            view = pool.view("a")
+            assert states(view) == [STARTING, LEASED, LEASED]
+            assert view.phases[-1].reason == "taken back after a restart"
+            assert (view.tenant, view.box_id, view.node) == ("ann", "fake-0", "here")
+            assert await pool.get("a").read("there") == b"x"
+            assert (await pool.create("a", SPEC, tenant="ann")).box_id == "fake-0"
+            with pytest.raises(SandboxConflictError):
+                await pool.create("a", SPEC)
+            await anyio.sleep(61)
+            assert pool.view("a").state is STOPPED
+        assert len(backend.boxes) == 1
+
+    run(main)
+
+
+def test_spares_are_found_again_and_those_that_no_stock_wants_are_stopped() -> None:
+    async def main() -> None:
+        backend, book = FakeBackend(), Book()
+        async with opened(backend, book, stocks=[Stock(SPEC, 3)]) as pool:
+            await anyio.sleep(1)
+        async with opened(backend, book, stocks=[Stock(SPEC, 2)]) as pool:
+            assert pool.counts().spares == 2
+            await anyio.sleep(1)
+            async with pool.lease(SPEC) as box:
+                assert box.id == "pool-1"
+            await anyio.sleep(1)
+            assert [box.is_gone for box in backend.boxes] == [True, False, True, False]
+            assert pool.view("pool-4").state is READY
+
+    run(main)
+
+
+def test_what_is_gone_meanwhile_is_lost() -> None:
+    async def main() -> None:
+        backend, book = FakeBackend(), Book()
+        async with opened(backend, book) as pool:
+            await pool.create("a", SPEC, tenant="ann")
+        backend.boxes[0].die("killed")
+        async with opened(backend, book) as pool:
+            assert states(pool.view("a")) == [STARTING, LEASED, LOST]
+            with pytest.raises(SandboxLostError, match="gone while the server was down"):
+                pool.get("a", tenant="ann")
+            assert [(event.sandbox_id, event.state) for event in await told(pool)] == [("a", LOST)]
+        assert book.pages["a"].state is LOST
+
+    run(main)
+
+
+def test_what_was_being_started_or_held_by_a_block_is_stopped() -> None:
+    async def main() -> None:
+        backend, book = FakeBackend(), Book()
+        async with backend:
+            box = await backend.start(SandboxSpec(stay=True))
+        lent = (Phase(STARTING, 1.0, ""), Phase(LEASED, 2.0, ""), Phase(SUSPECT, 3.0, ""))
+        book.pages["pool-8"] = SandboxView("pool-8", box.id, "here", "", SPEC, lent)
+        book.pages["b"] = SandboxView("b", "", "here", "", SPEC, lent[:1])
+        async with opened(backend, book) as pool:
+            await anyio.sleep(1)
+            assert states(pool.view("b")) == [STARTING, STOPPED]
+            assert pool.view("pool-8").phases[-1].reason == "who held it is gone"
+            assert box.is_gone
+            async with pool.lease(SPEC) as fresh:
+                assert fresh.id == "pool-9"
+
+    run(main)
+
+
+def test_a_spare_that_was_being_lent_is_taken_back_once_and_by_its_new_name() -> None:
+    async def main() -> None:
+        backend, book = FakeBackend(), Book()
+        async with backend:
+            box = await backend.start(SandboxSpec(stay=True))
+        spare = (Phase(STARTING, 1.0, ""), Phase(READY, 2.0, ""))
+        book.pages["pool-1"] = SandboxView("pool-1", box.id, "here", "", SPEC, spare)
+        book.pages["a"] = SandboxView("a", box.id, "here", "", SPEC, (*spare, Phase(LEASED, 3.0, "")))
+        async with opened(backend, book, stocks=[Stock(SPEC, 1)]) as pool:
+            assert pool.view("a").state is LEASED
+            assert pool.view("pool-1").state is LOST
+            assert pool.get("a").id == "a"
+
+    run(main)
+
+
+def test_a_spare_is_written_down_under_its_new_name_before_its_old_one_is_over() -> None:
+    async def main() -> None:
+        backend, book = FakeBackend(), Book()
+        async with opened(backend, book, stocks=[Stock(SPEC, 1)]) as pool:
+            await anyio.sleep(1)
+            await pool.create("a", SPEC)
+            await anyio.sleep(1)
+        assert book.order.index(("a", LEASED)) + 1 == book.order.index(("pool-1", STOPPED))
+
+    run(main)
+
+
+def test_leaving_the_pool_stops_all_unless_it_is_told_otherwise_and_writes_that_down() -> None:
+    async def main() -> None:
+        backend, book = FakeBackend(), Book()
+        async with opened(backend, book, stocks=[Stock(SPEC, 1)], leave_running=False) as pool:
+            await pool.create("a", SandboxSpec(memory_mib=9))
+        assert all(box.is_gone for box in backend.boxes)
+        assert {view.state for view in book.pages.values()} == {STOPPED}
+        assert all(box.spec.stay for box in backend.boxes)
+
+    run(main)
+
+
+def test_a_pool_that_is_cancelled_writes_the_end_down_too() -> None:
+    async def main() -> None:
+        backend, book = FakeBackend(), Book(save_s=0.5)
+        with anyio.move_on_after(5):
+            async with opened(backend, book, leave_running=False) as pool:
+                await pool.create("a", SPEC)
+                await pool.create("b", SPEC)
+                await anyio.sleep_forever()
+        assert {view.state for view in book.pages.values()} == {STOPPED}
+
+    run(main)
+
+
+def test_what_cannot_be_written_down_is_not_lent() -> None:
+    async def main() -> None:
+        backend, book = FakeBackend(), Book()
+        book.is_full = True
+        async with opened(backend, book) as pool:
+            with pytest.raises(SandboxStartError, match="a did not start: it could not be written down"):
+                await pool.create("a", SPEC)
+            events = [event for event in await told(pool) if event.kind == "ledger"]
+            assert events[0].text == "it was not written down: no space left on device"
+            await anyio.sleep(1)
+            assert backend.boxes[0].is_gone
+
+    run(main)
+
+
+def test_leaving_running_needs_a_ledger() -> None:
+    with pytest.raises(ValueError, match="nobody would find again"):
+        Pool(leave_running=True)
+
+
+def test_of_one_sandbox_only_the_newest_view_that_waits_is_written() -> None:
+    async def main() -> None:
+        book = Book(save_s=1)
+        saver = Saver(book, lambda view, why: None)
+        phases: tuple[Phase, ...] = (Phase(STARTING, 1.0, ""),)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(saver.run)
+            await anyio.sleep(0.1)
+            saver.put(SandboxView("a", "", "", "", SPEC, phases))
+            await anyio.sleep(0.1)
+            for _ in range(5):
+                phases = (*phases, Phase(READY, 2.0, ""))
+                saver.put(SandboxView("b", "", "", "", SPEC, phases))
+                saver.put(SandboxView("a", "", "", "", SPEC, phases))
+            assert await saver.saved("a")
+            assert clock.now() == pytest.approx(3.1)
+            tasks.cancel_scope.cancel()
+        assert book.order == [("a", STARTING), ("b", READY), ("a", READY)]
+        assert len(book.pages["a"].phases) == 6
+
+    run(main)

@@ -1,0 +1,147 @@
+"""Alerts and autoscaling: who is told what."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.fleet.alerts import send_alerts
+from envkit.fleet.autoscale import autoscale, run_command, steadily
+from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
+from envkit.http.server import serve
+from envkit.types import FleetEvent, SandboxState
+
+
+class Site:
+    """An application without a life of its own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._app(scope, receive, send)
+        else:
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+
+    async def drain(self, timeout_s: float) -> None:
+        pass
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[str]:
+    addresses: list[str] = []
+    ready = anyio.Event()
+
+    def on_ready(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(serve, Site(app), port=0, on_ready=on_ready, handle_signals=False))
+        await ready.wait()
+        yield addresses[0]
+        tasks.cancel_scope.cancel()
+
+
+async def happen(*events: FleetEvent) -> AsyncIterator[FleetEvent]:
+    for event in events:
+        yield event
+
+
+def event(number: int, kind: str) -> FleetEvent:
+    return FleetEvent(number, 1.5, kind, "box-1", "team", f"text {number}")
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_alerts_are_sent_in_order_and_again_when_the_address_fails(failures: int) -> None:
+    got: list[dict[str, object]] = []
+    statuses = [500] * failures
+
+    async def hook(scope: Scope, receive: Receive, send: Send) -> None:
+        content = await read_body(scope, receive, 10_000)
+        status = statuses.pop() if statuses else 200
+        if status == 200:
+            got.append(json.loads(content))
+        await respond(send, b"", status=status)
+
+    async def main() -> None:
+        async with serving(hook) as address:
+            state = FleetEvent(2, 1.5, "state", "box-1", "team", "lost", SandboxState.LOST)
+            await send_alerts(happen(event(1, "memory"), state, event(3, "probe")), f"{address}/hook")
+
+    clock.run(main)
+    assert [(one["number"], one["kind"], one["text"]) for one in got] == [
+        (1, "memory", "text 1"),
+        (3, "probe", "text 3"),
+    ]
+    assert got[0] == {
+        "number": 1,
+        "at_s": 1.5,
+        "kind": "memory",
+        "sandbox_id": "box-1",
+        "tenant": "team",
+        "text": "text 1",
+        "state": None,
+    }
+
+
+def test_an_alert_that_nobody_takes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        clock.run(send_alerts, happen(event(1, "memory")), "http://127.0.0.1:9/hook")
+    assert [record.message[:63] for record in caplog.records] == [
+        "an alert could not be sent to http://127.0.0.1:9/hook (ConnectE"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "both"), [(3, 5, 3), (5, 3, 3), (0, 5, 0), (-2, 5, 0), (-2, -5, -2), (-5, -2, -2), (-1, 0, 0)]
+)
+def test_a_wish_counts_when_it_was_there_at_both_looks(before: int, now: int, both: int) -> None:
+    assert steadily(before, now) == both
+
+
+def test_what_is_wanted_for_long_enough_is_acted_upon() -> None:
+    async def main() -> None:
+        wishes = [0, 4, 6, -1, -3, -3]
+        told: list[tuple[float, int]] = []
+
+        async def act(count: int) -> None:
+            told.append((clock.now() - began, count))
+
+        began = clock.now()
+        with anyio.move_on_after(61):
+            await autoscale(lambda: wishes.pop(0), act, 10)
+        assert told == [(30, 4), (50, -1), (60, -3)]
+
+    clock.run(main, virtual=True)
+
+
+def test_a_users_program_is_told_how_many_more_are_wanted(tmp_path: Path) -> None:
+    program = f"import sys; open({str(tmp_path / 'said')!r}, 'w').write(' '.join(sys.argv[1:]))"
+    clock.run(run_command, [sys.executable, "-c", program, "--by"], -7)
+    assert (tmp_path / "said").read_text() == "--by -7"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ([sys.executable, "-c", "print('no quota'); raise SystemExit(3)"], "2 exited with code 3: no quota"),
+        (["/nowhere/scale"], "/nowhere/scale cannot be run: No such file or directory"),
+    ],
+)
+def test_a_users_program_that_fails_is_logged(command: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        clock.run(run_command, command, 2)
+    assert [record.message.endswith(said) for record in caplog.records] == [True]
