@@ -8,6 +8,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
+import signal
+import socket
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +20,7 @@ from envkit.errors import SandboxError, UsageError, from_problem
 from envkit.sandbox.node_actor import Answer, NodeActor, NodeKind
 
 _CALLS_AT_ONCE = 10_000
+_REACH_S = 5.0
 _SECOND_CHANCE_S = 0.5
 """A loop that was held up may see a deadline before it sees the answer that has long arrived."""
 _LINE_CHARACTERS = 300
@@ -61,11 +66,24 @@ def connect(address: str) -> bool:
         raise UsageError(f"{address}: Ray's client is not enough; run this on a machine of the cluster, with 'auto'")
     if ray.is_initialized():
         return False
+    place = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     try:
+        if place != "auto":  # Ray itself would take minutes to find that nobody is there
+            host, _, port = place.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(f"there is no Ray cluster at {address!r} (ray start --head): {_line(error)}") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"there is no Ray cluster at {place!r} (ray start --head): {_line(error)}") from None
     return True
+
+
+def take_back_signals() -> None:
+    """Have SIGTERM do again what this program wants; Ray has its own handler put in, below Python's eyes.
+
+    To be called in the main thread, once connected; elsewhere it does nothing.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def disconnect() -> None:

@@ -108,13 +108,13 @@ class RayNodeBackend:
                 channel.fail(self._lost)
 
     async def wait(self) -> str:
-        """Return, once the node is lost, why in one line: its actor is dead, or has not answered for 3 s."""
+        """Return, once the node is lost, why in one line: its actor is gone, or has not answered for 3 s."""
         heard_at = clock.now()
         while not self._lost:
             if await self._actor.is_reached(_SILENT_S):
                 heard_at = clock.now()
                 await anyio.sleep(_PING_EVERY_S)
-            elif clock.now() - heard_at >= _SILENT_S:
+            elif clock.now() - heard_at >= _SILENT_S or await self._is_refused():
                 self.lose(self._gone)
             else:
                 await anyio.sleep(_RETRY_S)
@@ -210,6 +210,23 @@ class RayNodeBackend:
         Raises:
             SandboxError: The node is not reached there.
         """
+        try:
+            return await self._connected(greeting(str(self._opened["secret"]), ticket))
+        except OSError as error:  # a TimeoutError is one, too
+            why = error.strerror or f"no answer within {_DIAL_S:g} s"
+            place = f"{self._opened['host']}:{self._opened['port']}"
+            raise SandboxError(f"node {self.node.name} is not reached at {place}: {why}") from None
+
+    async def _is_refused(self) -> bool:
+        """Say whether nobody listens where the actor did, so that its process is gone."""
+        try:
+            (await self._connected(b"")).close()
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        return False
+
+    async def _connected(self, first: bytes) -> socket.socket:
+        """Connect to the actor and send it `first`; raises OSError."""
         host, port = str(self._opened["host"]), int(self._opened["port"])
         connected = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -218,11 +235,7 @@ class RayNodeBackend:
             loop = asyncio.get_running_loop()
             with anyio.fail_after(_DIAL_S):
                 await loop.sock_connect(connected, (host, port))
-                await loop.sock_sendall(connected, greeting(str(self._opened["secret"]), ticket))
-        except OSError as error:  # a TimeoutError is one, too
-            connected.close()
-            why = error.strerror or f"no answer within {_DIAL_S:g} s"
-            raise SandboxError(f"node {self.node.name} is not reached at {host}:{port}: {why}") from None
+                await loop.sock_sendall(connected, first)
         except BaseException:
             connected.close()
             raise

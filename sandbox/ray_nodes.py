@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
@@ -72,22 +73,24 @@ class RayNodes:
         With less than 0, so many fewer would do: nodes that have no box, and hold no more than that, are left, so that
         the autoscaler may take them away; asking for more comes back to those that are still there.
         """
-        room = sum(_fitting(node) for node in self._alive.values())
+        there = [node for node in self._alive.values() if self._again_at.get(node.id, 0.0) in (0.0, math.inf)]
+        room = sum(map(_fitting, there))
         count = max(room + more, 0) if more else 0
         are_counted = any(BOXES in node.resources for node in self._alive.values())
         if more > 0:
-            self._again_at.clear()
+            self._again_at = {node_id: at for node_id, at in self._again_at.items() if at < math.inf}
         for tended in list(self._tended.values()):
             fitting = _fitting(tended.node)
             if 0 < fitting <= -more and tended.backend.is_empty:
                 more += fitting
-                self._again_at[tended.node.id] = float("inf")
+                self._again_at[tended.node.id] = math.inf
                 self._remove(tended.node.name, _NOT_NEEDED)
                 tended.scope.cancel()
         await clock.to_thread(ray.request, [{BOXES: 1.0} if are_counted else _PER_BOX] * count)
 
     async def __aenter__(self) -> Self:
         self._is_connected_by_us = await clock.to_thread(ray.connect, self._address)
+        ray.take_back_signals()
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
             await self._look()

@@ -1,6 +1,6 @@
 """A real Ray cluster for tests, whose nodes are processes of this machine; run in a process of its own.
 
-Its standard input takes ``add`` and ``kill ID``; every answer is a line that begins with ``>``.
+Its standard input takes ``add`` and ``kill NAME``; every answer is a line that begins with ``>``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ def main(folder: str, node_count: int) -> None:
 
     def add(*, wait: bool) -> str:
         node = cluster.add_node(wait=wait, num_cpus=4, memory=_MEMORY)
-        nodes[node.node_id] = node
-        return str(node.node_id)
+        name = str(node.node_id)[:8]  # with which its name in a pool ends
+        nodes[name] = node
+        return name
 
     try:
         for _ in range(node_count):
@@ -34,7 +35,7 @@ def main(folder: str, node_count: int) -> None:
                 print(">", add(wait=True), flush=True)
             elif order == "kill":
                 cluster.remove_node(nodes.pop(names[0]), allow_graceful=False)
-                print(">", flush=True)
+                print(">", "killed", flush=True)
     finally:
         cluster.shutdown()
 
