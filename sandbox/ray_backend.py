@@ -111,7 +111,7 @@ class RayNodeBackend:
         """Return, once the node is lost, why in one line: its actor is gone, or has not answered for 3 s."""
         heard_at = clock.now()
         while not self._lost:
-            if await self._actor.is_reached(_SILENT_S):
+            if await self._actor.is_reached(max(heard_at + _SILENT_S - clock.now(), _PING_EVERY_S)):
                 heard_at = clock.now()
                 await anyio.sleep(_PING_EVERY_S)
             elif clock.now() - heard_at >= _SILENT_S or await self._is_refused():

@@ -25,7 +25,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.ray_backend import RayNodeBackend
 from envkit.sandbox.ray_nodes import RayNodes
 from envkit.types import SandboxSpec
-from tests.contract.boxes import arguments, new_marker, processes, run, sleepers, until
+from tests.contract.boxes import agent_above, arguments, new_marker, parent, processes, run, sleepers, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.bwrap]
 
@@ -221,6 +221,26 @@ def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_ne
                     await anyio.sleep(0.2)
             assert len(sleepers(spared)) == 1
         assert sleepers(spared) == []
+
+    run(main)
+
+
+def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: Cluster) -> None:
+    marker = new_marker()
+
+    async def main() -> None:
+        async with found(cluster) as backends:
+            name, backend = min(backends.items())
+            box = await backend.start(SandboxSpec(("sleep", marker)))
+            actor = parent(parent(agent_above(sleepers(marker)[0])))
+            assert actor in cluster.actors()
+            os.kill(actor, signal.SIGSTOP)
+            began = clock.now()
+            with pytest.raises(SandboxLostError, match=f"node {name} of the Ray cluster is lost"):
+                await box.exec(["true"], timeout_s=60)
+            assert clock.now() - began < 5
+            assert backends.get(name) is not backend
+            await until(lambda: sleepers(marker) == [], 40)  # once Ray has ended the actor, which holds a channel
 
     run(main)
 
