@@ -148,6 +148,8 @@ class Actor:
         """
         try:
             answer: Answer = await getattr(self._handle, method).remote(*args)
+        except self._ray.exceptions.RayTaskError as error:  # a mistake of ours, there
+            raise SandboxError(f"node {self._name}: {_line(error.cause)}") from error
         except self._ray.exceptions.RayError as error:
             raise UnreachedError(f"node {self._name}: {_line(error)}") from None
         if "problem" in answer:

@@ -56,7 +56,8 @@ async def visited(opened: Answer, ticket: int) -> Box:
 @pytest.mark.parametrize(
     "kind", [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
 )
-def test_who_knows_the_secret_talks_to_the_box_and_large_files_arrive_whole(kind: NodeKind) -> None:
+@pytest.mark.parametrize("fast", [False, True], ids=["asyncio", "uvloop"])  # Ray's workers have the other loop
+def test_who_knows_the_secret_talks_to_the_box_and_large_files_arrive_whole(kind: NodeKind, fast: bool) -> None:
     before = traces()
 
     async def main() -> None:
@@ -72,7 +73,7 @@ def test_who_knows_the_secret_talks_to_the_box_and_large_files_arrive_whole(kind
             await box.stop()
             assert await actor.stop(7) == {}
 
-    run(main)
+    clock.run(main, fast=fast)
     assert traces() == before
 
 
