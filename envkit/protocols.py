@@ -12,6 +12,7 @@ from typing import Protocol
 from envkit.types import (
     Completion,
     ExecResult,
+    FileUser,
     FleetEvent,
     Observation,
     Reset,
@@ -113,6 +114,15 @@ class Sandbox(Protocol):
     @property
     def id(self) -> str: ...
 
+    @property
+    def grader_home(self) -> str:
+        """A folder in memory of at most 64 MiB that only a grader can list, read or write, and the ``HOME`` of one.
+
+        Where all are one user it is a folder like others, and keeps nothing from anybody: where a backend says so
+        (``uid`` of `SandboxBackend.capabilities`), and in the profile ``"system"``, whose programs are all root.
+        """
+        ...
+
     async def exec(
         self,
         argv: Sequence[str],
@@ -134,7 +144,8 @@ class Sandbox(Protocol):
             env: Variables beside those of the spec.
             cwd: Folder to start in; None for the box's own.
             stdin: What it reads.
-            user: Who runs it; a grader can read what the agent wrote, and not the other way round.
+            user: Who runs it; a grader can read what the agent wrote, and the agent nothing of what a grader leaves,
+                unless its mode is changed (umask 077).
             max_output_bytes: How much of the end of each output is kept.
 
         Raises:
@@ -147,39 +158,60 @@ class Sandbox(Protocol):
         """Return the shell `name`, which starts with its first command."""
         ...
 
-    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return the content of a file.
+    async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
+        """Return the content of a file, as far as `user` may read it.
 
         Raises:
             MissingFileError: There is no such file, or it cannot be read.
             TooLargeError: It has more than `max_bytes`.
             SandboxLostError: The sandbox died.
+            UnsupportedError: This sandbox has no such user.
         """
         ...
 
-    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+    async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         """Write a file, as a whole or not at all; its folders are made.
+
+        Only below `grader_home` is it certain that the agent's programs can neither read nor replace what a grader
+        wrote, nor what leads to it.
+
+        Args:
+            path: Its name.
+            content: What it is to hold.
+            mode: Its mode; None is 0644, and 0600 for a grader's.
+            user: Whose rights hold, and whom it and its folders belong to.
 
         Raises:
             RefusedFileError: It cannot be written.
             SandboxLostError: The sandbox died.
+            UnsupportedError: This sandbox has no such user.
         """
         ...
 
-    async def upload(self, source: Path, target: str) -> None:
-        """Copy a file or folder of the host into the box; `target` is its new name."""
+    async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
+        """Copy a file or folder of the host into the box; `target` is its new name.
+
+        Everything belongs to `user` then; what is a grader's is closed to the others. Raises as `write`.
+        """
         ...
 
-    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         """Copy a file or folder of the box to the host; `target` is its new name and must not exist.
 
         Links that lead out of the folder, devices and absolute names are refused.
+
+        Args:
+            source: Its name in the box.
+            target: Its name on the host.
+            max_bytes: How much is taken at most.
+            user: Who must be able to read all of it.
 
         Raises:
             MissingFileError: There is no such file, or it cannot be read.
             TooLargeError: It has more than `max_bytes`.
             RefusedFileError: It holds what must not be copied.
             SandboxLostError: The sandbox died.
+            UnsupportedError: This sandbox has no such user.
         """
         ...
 

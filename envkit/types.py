@@ -247,6 +247,11 @@ class Weights:
 
 SandboxUser: TypeAlias = Literal["agent", "grader", "root"]
 """Who runs a program in a sandbox: uid 1000 without any capability, uid 1001 likewise, or the root of the box."""
+GRADER_HOME = "/run/envkit-grader"
+"""Where a sandbox that isolates has the folder that only a grader can enter."""
+
+FileUser: TypeAlias = Literal["agent", "grader"]
+"""Whose rights hold when files are written to a sandbox or read from it, and whom they belong to then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.sandbox import container, folders
+from envkit.sandbox import container, folders, leftovers
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.stream import AttachStream
 from envkit.types import JSON
@@ -141,11 +142,12 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
         MissingProgramError: The image has no such program.
         DaemonError: It cannot be made or started for another reason.
     """
-    container_id = await daemon.create(options)
+    made = cast("dict[str, str]", options["Labels"])
+    container_id = await daemon.create(options, leftovers.underway(made))
     stream: AttachStream | None = None
     try:
         stream = await daemon.attach(container_id)
-        made = AttachedContainer(daemon, container_id, stream)
+        held = AttachedContainer(daemon, container_id, stream)
         stream.start_sending(opening)
         await daemon.start(container_id)
     except BaseException as error:
@@ -157,4 +159,4 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
         if isinstance(error, DaemonError) and isinstance(program, list) and f'exec: "{program[0]}"' in str(error):
             raise MissingProgramError from None
         raise
-    return made
+    return held

@@ -32,7 +32,7 @@ from envkit.sandbox.boxes import Boxes
 from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
 from envkit.sandbox.program import Program, fields_of
 from envkit.sandbox.shell import BoxShell, result_of
-from envkit.types import JSON, ExecResult, SandboxUser
+from envkit.types import GRADER_HOME, JSON, ExecResult, FileUser, SandboxUser
 
 __all__ = ["SOCKETS", "Box", "Boxes", "Hold"]
 
@@ -62,6 +62,7 @@ class Hold:
         snapshot: Keeps its files and returns the name; None where that cannot be done.
         gives_up: What is not held of what others of its kind hold, such as ``"uid"``.
         look: Says what holds it up, as far as that is seen from outside; None where nothing is.
+        grader_home: The folder, named as inside, for what only a grader may touch.
     """
 
     cause: Callable[[], Awaitable[str]]
@@ -70,6 +71,7 @@ class Hold:
     snapshot: Callable[[], Awaitable[str]] | None = None
     gives_up: tuple[str, ...] = ()
     look: Callable[[], Awaitable[str]] | None = None
+    grader_home: str = GRADER_HOME
 
 
 class Box:
@@ -87,11 +89,13 @@ class Box:
 
     Attributes:
         work: The same folder.
+        grader_home: The folder that only a grader can enter, where that is a user of its own.
         gives_up: What is not held of what others of its kind hold.
     """
 
     def __init__(self, box_id: str, channel: Channel, hold: Hold, *, work: str, forget: Callable[[Box], None]) -> None:
         self.work = work
+        self.grader_home = hold.grader_home
         self.gives_up = hold.gives_up
         self._id = box_id
         self._channel = channel
@@ -203,18 +207,18 @@ class Box:
             self._shells[key] = BoxShell(self, name, user)
         return self._shells[key]
 
-    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+    async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
         """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
-        return (await self.call("read", path=path, max_bytes=max_bytes)).data
+        return (await self.call("read", path=path, max_bytes=max_bytes, user=user)).data
 
-    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+    async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         """Write a file; see `envkit.protocols.Sandbox.write`."""
-        await self.call("write", feed=content, path=path, mode=mode)
+        await self.call("write", feed=content, path=path, mode=mode, user=user)
 
-    async def upload(self, source: Path, target: str) -> None:
+    async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file or folder of the host into the box; see `envkit.protocols.Sandbox.upload`.
 
-        Links are copied as links; everything belongs to the agent's user then.
+        Links are copied as links; everything belongs to `user` then.
 
         Raises:
             UsageError: `source` is missing, cannot be read, or holds what is neither file, folder nor link.
@@ -225,15 +229,15 @@ class Box:
             raise UsageError(f"{target!r} is not the name of a file or folder")
         is_folder = await clock.to_thread(trees.is_folder, source)
         async with aclosing(trees.packed(source, name)) as pieces:
-            await self.call("unpack", feed=pieces, path=target if is_folder else folder)
+            await self.call("unpack", feed=pieces, path=target if is_folder else folder, user=user)
 
-    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         """Copy a file or folder of the box to the host; see `envkit.protocols.Sandbox.download`.
 
         Raises:
             UsageError: `target` exists, or its folder does not.
         """
-        async with aclosing(self._pack(source, max_bytes)) as pieces:
+        async with aclosing(self._pack(source, max_bytes, user)) as pieces:
             await trees.unpacked(pieces, target, max_bytes=max_bytes)
 
     async def connect(self, place: str | int) -> socket:
@@ -340,11 +344,11 @@ class Box:
             self._channel.fail(f"broken frame: {error}")
             raise SandboxLostError(self._id, await self.wait()) from None
 
-    async def _pack(self, source: str, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    async def _pack(self, source: str, max_bytes: int, user: FileUser) -> AsyncGenerator[bytes, None]:
         # Beside contents there are headers, of which small files have more than of contents.
         bound = 2 * max_bytes + (16 << 20)
         try:
-            call = await self._channel.start("pack", path=source, max_bytes=bound)
+            call = await self._channel.start("pack", path=source, max_bytes=bound, user=user)
             try:
                 while (piece := await call.receive()) is not None:
                     yield piece[1]

@@ -14,6 +14,8 @@ from envkit.sandbox import folders
 from envkit.sandbox.texts import fault_of_variables, fault_of_words
 from envkit.types import SandboxSpec
 
+"""Where a box has the folder that only a grader can enter."""
+
 
 class Stoppable(Protocol):
     """A box, as far as its backend must know it."""

@@ -2,8 +2,8 @@
 
 A box sees, read-only, the system (``/usr`` and what links into it, a minimal ``/etc``) or the root file system of an
 image, and what its backend shows it. Its own are ``/proc`` and ``/dev``, which are read-only, and ``/tmp``,
-``/workspace``, ``/dev/shm`` and the folders for sockets: each in memory and of bounded size, so that nothing that a box
-writes is on a disk of the host.
+``/workspace``, ``/dev/shm``, a grader's folder and those for sockets: each in memory and of bounded size, so that
+nothing that a box writes is on a disk of the host.
 
 As root no user namespace is made, since the programs of a box are to have users of their own; the first process keeps
 what it needs to become them. As another user one is made, which is what allows the rest, with one user in it and no
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from envkit.types import GRADER_HOME
+
 WORK = "/workspace"
 SOCKETS = "/run/envkit"
 """Where a box finds its folder for sockets."""
@@ -32,6 +34,7 @@ _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPC
 """What the agent needs to start programs as other users, end them and give them files; the last to leave them none."""
 _PROBE_TIMEOUT_S = 10.0
 _LARGEST_SHM_MIB = 64
+_LARGEST_GRADER_HOME_MIB = 64
 _SOCKETS_BYTES = 1 << 20
 _DOOR_BYTES = 1 << 16
 _ETC = ("ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "ssl/openssl.cnf")
@@ -126,6 +129,7 @@ def options(look: Look) -> list[str]:
     parts += _memory_folder("/tmp", look.disk_mib << 20)
     for place, size in ((WORK, look.disk_mib << 20), (SOCKETS, _SOCKETS_BYTES)):
         parts += _memory_folder(place, size, mode="0755")  # to be given to the agent's user
+    parts += _memory_folder(GRADER_HOME, min(look.disk_mib, _LARGEST_GRADER_HOME_MIB) << 20, mode="0700")
     if look.stays:
         parts += _memory_folder(DOOR, _DOOR_BYTES, mode="0700")
     # After /tmp, since they may lie below it. Folders that bubblewrap makes by itself on the way are for root only.

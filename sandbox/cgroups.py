@@ -2,8 +2,8 @@
 
 Both of the kernel's layouts are understood. Version 1 has a tree for each controller, below ``/sys/fs/cgroup/memory``
 and so on; version 2 has one for all, of which the nearest folder above our own group is taken in which groups can be
-made that hold the controllers. Groups are named after the process that a box's life hangs on
-(`envkit.sandbox.folders.owner_name`), so that a later run knows which nobody needs any more.
+made that hold the controllers. Names of groups begin with the process that made them
+(`envkit.sandbox.folders.owner_name`), so that a later run can remove those that nobody needs any more.
 """
 
 from __future__ import annotations
@@ -53,9 +53,14 @@ class Places:
 
 
 class Group:
-    """The group of one box: a folder, or with version 1 one for each controller."""
+    """The group of one box: a folder, or with version 1 one for each controller.
+
+    Attributes:
+        name: Of each of them.
+    """
 
     def __init__(self, places: Places, name: str) -> None:
+        self.name = name
         self._is_unified = places.is_unified
         self._folders = {controller: parent / name for controller, parent in places.parents.items()}
 
@@ -160,7 +165,7 @@ def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Places:
 
 
 def gone(places: Places) -> list[Group]:
-    """Return the groups of boxes whose process is no longer there."""
+    """Return the groups whose maker is no longer there. A box that stays may still be in its own."""
     names = {
         folder.name
         for parent in places.parents.values()

@@ -1,8 +1,8 @@
 """What a container is made of: the options that the Docker daemon is given, and what its state says about its end.
 
 The strict profile: a read-only root file system; what can be written (``/tmp``, ``/workspace``, the folder for sockets,
-``/dev/shm``) is in memory and of bounded size, and counts as memory of the box; process 1 is root with four
-capabilities, and nobody can gain any; no network; the daemon's own filter of system calls.
+a grader's, ``/dev/shm``) is in memory and of bounded size, and counts as memory of the box; process 1 is root with four
+capabilities, and nobody can gain any; no network; a filter of system calls (`envkit.sandbox.system_calls`).
 
 The system profile differs in that the root file system can be written, everything runs as root with the capabilities
 that package managers and servers need, and what is written lies on the daemon's disk. `gives_up` names what is not
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envkit.sandbox.child import cause_of
-from envkit.types import JSON, SandboxSpec
+from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 WORK = "/workspace"
 SOCKETS = "/run/envkit"
@@ -38,6 +38,7 @@ _PIDS = 256
 _DISK_MIB = 256
 _SYSTEM_DISK_MIB = 4096
 _SHM_MIB = 16
+_LARGEST_GRADER_HOME_MIB = 64
 _OPEN_FILES = 4096
 """As many as a daemon can grant that was itself given few."""
 _ULIMITS: Sequence[JSON] = (
@@ -54,9 +55,8 @@ _SYSTEM_CAPABILITIES = (
     "FSETID",
     "NET_BIND_SERVICE",
     "SETPCAP",
-    "SYS_CHROOT",
 )
-"""Docker's own, less NET_RAW, MKNOD, AUDIT_WRITE and SETFCAP."""
+"""Docker's own, less NET_RAW, MKNOD, AUDIT_WRITE, SETFCAP and, whose call is refused, SYS_CHROOT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ def options(
     argv: Sequence[str],
     labels: Mapping[str, str],
     *,
+    system_calls: str | None = None,
     bounds_disk: bool = False,
     has_agent: bool = True,
 ) -> dict[str, JSON]:
@@ -108,6 +109,7 @@ def options(
         image: Its files.
         argv: Program and arguments of process 1.
         labels: What to find it by.
+        system_calls: Filter of what its programs may ask of the kernel; None leaves that to the daemon.
         bounds_disk: Whether the daemon can bound the root file system's size.
         has_agent: Whether process 1 looks after the others, and needs capabilities for it.
     """
@@ -118,6 +120,8 @@ def options(
     }
     if spec.runtime is not None:
         host["Runtime"] = spec.runtime
+    if system_calls is not None:
+        host["SecurityOpt"] = ["no-new-privileges", f"seccomp={system_calls}"]
     if not has_agent:
         host |= {"Init": True, "CapAdd": []}
     return {
@@ -214,6 +218,7 @@ def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:
     places: dict[str, JSON] = dict.fromkeys(image.volumes, f"{size},mode=1777")
     places["/tmp"] = f"{size},mode=1777"
     places[WORK] = f"{size},mode=0755,uid={AGENT_UID},gid={AGENT_UID}"
+    places[GRADER_HOME] = _grader_home(bounds, GRADER_UID)
     return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": places}
 
 
@@ -222,11 +227,17 @@ def _system(bounds: Bounds, bounds_disk: bool) -> dict[str, JSON]:
     host: dict[str, JSON] = {
         "CapAdd": list(_SYSTEM_CAPABILITIES),
         "ReadonlyRootfs": False,
+        "Tmpfs": {GRADER_HOME: _grader_home(bounds, 0)},
         "Ulimits": [*_ULIMITS, {"Name": "fsize", "Soft": most, "Hard": most}],
     }
     if bounds_disk:
         host["StorageOpt"] = {"size": f"{bounds.disk_mib}m"}
     return host
+
+
+def _grader_home(bounds: Bounds, uid: int) -> str:
+    size_mib = min(bounds.disk_mib, _LARGEST_GRADER_HOME_MIB)
+    return f"size={size_mib}m,exec,nosuid,nodev,mode=0700,uid={uid},gid={uid}"
 
 
 def _sockets_options(spec: SandboxSpec) -> str:

@@ -7,6 +7,7 @@ import re
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -24,6 +25,8 @@ T = TypeVar("T")
 _TIMEOUT_S = 120.0
 _QUICK_TIMEOUT_S = 1.5
 """For questions about what may be gone, the daemon included."""
+_REMOVAL_S = 10.0
+_REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
 _LINES_SHOWN = 8
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
@@ -70,20 +73,29 @@ class Daemon:
     async def close(self) -> None:
         await self._call(self._close)
 
-    async def create(self, options: Mapping[str, JSON]) -> str:
-        """Make a container and return its id."""
-        return str((await self._call(self._api.create_container_from_config, options))["Id"])
+    async def create(self, options: Mapping[str, JSON], during: AbstractContextManager[None]) -> str:
+        """Make a container and return its id; it is being made for as long as `during` is entered."""
+
+        def create() -> Any:
+            with during:  # in the thread, which goes on when its caller is cancelled
+                return self._api.create_container_from_config(options)
+
+        return str((await self._call(create))["Id"])
 
     async def start(self, container: str) -> None:
         await self._call(self._api.start, container)
 
     async def remove(self, container: str) -> None:
-        """Kill and remove a container with its volumes; one that is gone, or going, is fine."""
-        try:
-            await self._call(self._api.remove_container, container, v=True, force=True)
-        except DaemonError as error:
-            if error.http_status not in (404, 409):
-                raise
+        """Kill a container, and remove it with its volumes; returns when it is gone, also by somebody else's hand.
+
+        Raises:
+            DaemonError: It was not to be removed within 10 s.
+        """
+        deadline = clock.now() + _REMOVAL_S
+        while (refused := await self._refusal_to_remove(container)) is not None:
+            if clock.now() > deadline:
+                raise refused
+            await anyio.sleep(_REMOVAL_PAUSE_S)
 
     async def attach(self, container: str) -> AttachStream:
         """Return the standard streams of a container, from now on."""
@@ -108,8 +120,8 @@ class Daemon:
         )
 
     async def volumes(self, label: str) -> Sequence[Mapping[str, Any]]:
-        """Return every volume with a label that no container has."""
-        found = await self._call(self._api.volumes, filters={"label": label, "dangling": True})
+        """Return every volume with a label."""
+        found = await self._call(self._api.volumes, filters={"label": label})
         return found["Volumes"] or ()
 
     async def remove_volume(self, name: str) -> None:
@@ -215,6 +227,17 @@ class Daemon:
             anyio.from_thread.run_sync(say, line)
 
         await self._call(_build, self._api, context, tag, dict(arguments), tell)
+
+    async def _refusal_to_remove(self, container: str) -> DaemonError | None:
+        """Remove a container; what is just starting, ending or being removed is refused, and may be gone soon."""
+        try:
+            await self._call(self._api.remove_container, container, v=True, force=True)
+        except DaemonError as error:
+            if error.http_status in (409, 500):
+                return error
+            if error.http_status != 404:
+                raise
+        return None
 
     async def _unless_missing(self, answer: Awaitable[Any]) -> Any:
         try:

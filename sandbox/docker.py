@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
-from envkit.sandbox import agent, allowlist, attached, container, leftovers, proxy, snapshots
+from envkit.sandbox import agent, allowlist, attached, container, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
 from envkit.sandbox.box import Box, Boxes, Hold
 from envkit.sandbox.boxes import refuse
@@ -42,8 +42,8 @@ from envkit.sandbox.container import (
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
-from envkit.sandbox.leftovers import BOX_LABEL, RUN_LABEL, STAY_LABEL
-from envkit.types import JSON, SandboxSpec
+from envkit.sandbox.leftovers import BOX_LABEL, STAY_LABEL
+from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 DEFAULT_IMAGE = "envkit/games:1"
 _STARTS_AT_ONCE = 8
@@ -78,6 +78,7 @@ class DockerBackend:
         self._boxes = Boxes("docker")
         self._opened: Daemon | None = None
         self._opening = b""
+        self._filter: str | None = None
         self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
         self._pythons: dict[str, str | None] = {}
         self._bounds_disk: bool | None = None  # of a root file system; unknown until it was tried
@@ -88,7 +89,6 @@ class DockerBackend:
     def capabilities(self) -> Mapping[str, bool]:
         """Say what is enforced in the strict profile, without a network or with one of named hosts."""
         info = self._daemon.info
-        filters = [option for option in info.get("SecurityOptions") or () if option.startswith("name=seccomp")]
         return {
             "isolation": info.get("OSType") == "linux",
             "network": True,
@@ -97,7 +97,7 @@ class DockerBackend:
             "cpu": bool(info.get("CpuCfsQuota")),
             "disk": True,
             "uid": True,
-            "seccomp": any("profile=unconfined" not in option for option in filters),
+            "seccomp": self._filter is not None,
         }
 
     async def start(self, spec: SandboxSpec) -> Box | FallbackBox:
@@ -150,6 +150,7 @@ class DockerBackend:
         self._opened = await Daemon.connect()
         try:
             self._opening = agent.opening()
+            self._filter = _filter(self._opened.info)
             await self._boxes.open()
             self._run_name = self._boxes.folder.name
             await leftovers.reap(self._daemon)
@@ -178,8 +179,7 @@ class DockerBackend:
         with anyio.CancelScope(shield=True):
             try:
                 await self._boxes.close()
-                for found in await self._daemon.images(f"{RUN_LABEL}={self._run_name}"):
-                    await self._daemon.remove_image(found["Id"])
+                await leftovers.clear(self._daemon, self._run_name)
             finally:
                 await self._daemon.close()
                 self._opened = None
@@ -277,6 +277,7 @@ class DockerBackend:
         config: dict[str, JSON] = {
             "agent_uid": None if is_root else AGENT_UID,
             "grader_uid": None if is_root else GRADER_UID,
+            "grader_home": GRADER_HOME,
             "root": True,
             "env": {**proxy.variables(spec), **container.environment(spec, plan.image)},
             "work": WORK,
@@ -322,7 +323,7 @@ class DockerBackend:
         """Start the box's container; as `attached.run`."""
         spec = plan.spec
         labels = leftovers.labels(self._run_name, plan.box_id, stays=spec.stay)
-        options = partial(container.options, spec, plan.image, argv, labels)
+        options = partial(container.options, spec, plan.image, argv, labels, system_calls=self._filter)
         if spec.profile == "system" and self._bounds_disk is not False:
             try:
                 held = await attached.run(self._daemon, options(bounds_disk=True), opening)
@@ -383,6 +384,13 @@ class DockerBackend:
         except ChannelEndedError:
             raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
         return name
+
+
+def _filter(info: Mapping[str, Any]) -> str | None:
+    """Return the filter of system calls for the daemon's machine; None where it cannot put on one."""
+    if not any(option.startswith("name=seccomp") for option in info.get("SecurityOptions") or ()):
+        return None
+    return system_calls.profile(str(info.get("Architecture")))
 
 
 @dataclass(frozen=True, slots=True)

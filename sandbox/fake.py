@@ -24,15 +24,17 @@ from envkit import clock
 from envkit.errors import (
     DeadlineError,
     MissingFileError,
+    RefusedFileError,
     SandboxError,
     SandboxLostError,
     SandboxStartError,
     TooLargeError,
     UnreachableError,
+    UnsupportedError,
     UsageError,
 )
 from envkit.sandbox.boxes import refuse
-from envkit.types import ExecResult, SandboxSpec, SandboxUser, stable_hash
+from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
 
 WORK = "/workspace"
 
@@ -196,6 +198,7 @@ class FakeBox:
         files: Its files, by their full names.
         commands: What it was asked to run, in that order.
         gives_up: Nothing.
+        grader_home: The folder whose files the agent does not reach; who wrote other files is not kept.
     """
 
     def __init__(
@@ -210,13 +213,15 @@ class FakeBox:
         self.files = files
         self.commands: list[Command] = []
         self.gives_up: tuple[str, ...] = ()
+        self.grader_home = GRADER_HOME
         self._id = box_id
         self._fate = fate
         self._keep = keep
         ready = clock.now()
-        self._dies_at = ready + min(fate.dies_after_s, math.inf if spec.ttl_s is None else spec.ttl_s)
+        ttl_s = math.inf if spec.ttl_s is None else spec.ttl_s
+        self._dies_at = ready + min(fate.dies_after_s, ttl_s)
         self._hangs_at = ready + fate.hangs_after_s
-        self._cause = fate.cause if fate.dies_after_s == self._dies_at - ready else "its time to live is over"
+        self._cause = fate.cause if fate.dies_after_s <= ttl_s else "its time to live is over"
         self._is_ended, self._runs = anyio.Event(), anyio.Event()
         self._runs.set()
         self._shells: dict[tuple[str, SandboxUser], FakeShell] = {}
@@ -284,28 +289,30 @@ class FakeBox:
         """Return the shell `name`, whose commands run one after another."""
         return self._shells.setdefault((name, user), FakeShell(self, name, user))
 
-    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+    async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
         await self._pass(0.0)
         content = self.files.get(_full(path))
-        if content is None:
+        if content is None or not self._reaches(user, path):
             raise MissingFileError(f"{self._id}: {path}: there is no such file")
         if len(content) > max_bytes:
             raise TooLargeError(f"{self._id}: {path} has more than {max_bytes} bytes")
         return content
 
-    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+    async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         await self._pass(0.0)
+        self._require_reach(user, path)
         self.files[_full(path)] = content
 
-    async def upload(self, source: Path, target: str) -> None:
+    async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file, or the plain files of a folder; see `envkit.protocols.Sandbox.upload`."""
         await self._pass(0.0)
+        self._require_reach(user, target)
         self.files.update(_read_tree(source, _full(target)))
 
-    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         await self._pass(0.0)
         place = _full(source)
-        found = {name: self.files[name] for name in self.files if name == place or name.startswith(f"{place}/")}
+        found = {name: self.files[name] for name in self.files if _is_in(place, name) and self._reaches(user, name)}
         if not found:
             raise MissingFileError(f"{self._id}: {source}: there is no such file or folder")
         if sum(map(len, found.values())) > max_bytes:
@@ -330,7 +337,7 @@ class FakeBox:
 
     async def snapshot(self) -> str:
         await self._pass(0.0)
-        return self._keep(self.files)
+        return self._keep({name: self.files[name] for name in self.files if self._reaches("agent", name)})
 
     async def wait(self) -> str:
         with anyio.CancelScope(deadline=self._dies_at):
@@ -340,6 +347,15 @@ class FakeBox:
     async def stop(self) -> None:
         await anyio.lowlevel.checkpoint()
         self.die("stopped")
+
+    def _reaches(self, user: FileUser, path: str) -> bool:
+        if user not in ("agent", "grader"):
+            raise UnsupportedError(f"{self._id}: it reads and writes no files as {user}")
+        return user == "grader" or not _is_in(self.grader_home, _full(path))
+
+    def _require_reach(self, user: FileUser, path: str) -> None:
+        if not self._reaches(user, path):
+            raise RefusedFileError(f"{self._id}: {path}: Permission denied")
 
     async def _pass(self, seconds: float, patience_s: float = _GRACE_S) -> None:
         """Let a call take `seconds`; one that meets the hour of hanging ends the box after `patience_s`.
@@ -382,6 +398,10 @@ class FakeShell:
 
 def _full(path: str) -> str:
     return posixpath.normpath(posixpath.join(WORK, path))
+
+
+def _is_in(place: str, name: str) -> bool:
+    return name == place or name.startswith(f"{place}/")
 
 
 def _read_tree(source: Path, target: str) -> dict[str, bytes]:

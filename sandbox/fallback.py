@@ -31,18 +31,19 @@ from envkit.sandbox.attached import AttachedContainer
 from envkit.sandbox.container import AGENT_UID, GRADER_UID, WORK
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.stream import AttachStream
-from envkit.types import ExecResult, SandboxUser
+from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxUser
 
 LIFE_LINE = ("/bin/sh", "-c", "while read -r line; do :; done")
 """What the box's life hangs on."""
 
 _UIDS: Mapping[SandboxUser, int] = {"agent": AGENT_UID, "grader": GRADER_UID}
+_ENV_OF_GRADER = {"HOME": GRADER_HOME, "PYTHONNOUSERSITE": "1"}
 # `kill -1` reaches every process that its user may signal, but neither the caller nor process 1.
-_RUN = 'cd "$1" || exit 126; shift; (exec "$@"); code=$?; kill -KILL -1 2>/dev/null; exit $code'
+_RUN = 'umask "$1"; cd "$2" || exit 126; shift 2; (exec "$@"); code=$?; kill -KILL -1 2>/dev/null; exit $code'
 _END = "kill -KILL -1"
 _READ = 'test -f "$1" && exec cat -- "$1"'
 _WRITE = (
-    'case $1 in */*) mkdir -p -- "${1%/*}";; esac && (umask 077 && cat > "$2")'
+    'umask "$4"; case $1 in */*) mkdir -p -- "${1%/*}";; esac && (umask 077 && cat > "$2")'
     ' && chmod -- "$3" "$2" && mv -f -- "$2" "$1"'
     ' || { rm -f -- "$2"; exit 1; }'
 )
@@ -74,6 +75,7 @@ class FallbackBox:
         forget: Callable[[FallbackBox], None],
     ) -> None:
         self.gives_up: tuple[str, ...] = ()
+        self.grader_home = GRADER_HOME
         self._id = box_id
         self._daemon = daemon
         self._held = held
@@ -99,12 +101,10 @@ class FallbackBox:
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
         """Run a program to its end; see `envkit.protocols.Sandbox.exec`. There is no user ``"root"``."""
-        uid = _UIDS.get(user)
-        if uid is None:
-            raise UnsupportedError(_MISSING.format(self._id, f"user {user!r}"))
+        uid = self._uid(user)
         if any("\0" in part for part in (*argv, *(env or {}).values())):
             raise ValueError("a program's arguments and environment cannot hold NUL")
-        wrapped = ["/bin/sh", "-c", _RUN, "sh", cwd or WORK, *argv]
+        wrapped = ["/bin/sh", "-c", _RUN, "sh", "077" if user == "grader" else "022", cwd or WORK, *argv]
         async with self._turns[uid]:
             is_over = False
             try:
@@ -119,27 +119,30 @@ class FallbackBox:
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> Shell:
         raise UnsupportedError(_MISSING.format(self._id, "a shell that stays"))
 
-    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        async with self._turns[AGENT_UID]:
-            result = await self._run(["/bin/sh", "-c", _READ, "sh", path], AGENT_UID, _FILE_S, max_bytes)
+    async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
+        uid = self._uid(user)
+        async with self._turns[uid]:
+            result = await self._run(["/bin/sh", "-c", _READ, "sh", path], uid, _FILE_S, max_bytes)
         if result.truncated_bytes:
             raise TooLargeError(f"{path} has more than {max_bytes} bytes")
         if result.exit_code != 0:
             raise MissingFileError(f"{path}: {result.stderr.strip() or 'there is no such file'}")
         return result.stdout_bytes
 
-    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+    async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
+        uid = self._uid(user)
         beside = f"{path}.{secrets.token_hex(4)}"
-        argv = ["/bin/sh", "-c", _WRITE, "sh", path, beside, f"{mode:o}"]
-        async with self._turns[AGENT_UID]:
-            result = await self._run(argv, AGENT_UID, _FILE_S, 1 << 16, stdin=content)
+        umask, default = ("077", 0o600) if user == "grader" else ("022", 0o644)
+        argv = ["/bin/sh", "-c", _WRITE, "sh", path, beside, f"{default if mode is None else mode:o}", umask]
+        async with self._turns[uid]:
+            result = await self._run(argv, uid, _FILE_S, 1 << 16, stdin=content)
         if result.exit_code != 0:
             raise RefusedFileError(f"{path}: {result.stderr.strip() or 'it cannot be written'}")
 
-    async def upload(self, source: Path, target: str) -> None:
+    async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         raise UnsupportedError(_MISSING.format(self._id, "copying folders"))
 
-    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         raise UnsupportedError(_MISSING.format(self._id, "copying folders"))
 
     async def connect(self, place: str | int) -> socket:
@@ -171,6 +174,12 @@ class FallbackBox:
             await self._held.kill()
             self._forget(self)
 
+    def _uid(self, user: SandboxUser) -> int:
+        uid = _UIDS.get(user)
+        if uid is None:
+            raise UnsupportedError(_MISSING.format(self._id, f"user {user!r}"))
+        return uid
+
     async def _why_gone(self) -> str:
         if self._cause is None:
             self._cause = await self._held.cause()
@@ -197,9 +206,10 @@ class FallbackBox:
         output = _Tail(keep_bytes)
         stream: AttachStream | None = None
         code: int | None = None
+        own = _ENV_OF_GRADER if uid == GRADER_UID else {}
         try:
             command = await self._daemon.new_command(
-                self._held.id, argv, user=f"{uid}:{uid}", env={**self._env, **(env or {})}, cwd=WORK
+                self._held.id, argv, user=f"{uid}:{uid}", env={**self._env, **own, **(env or {})}, cwd=WORK
             )
             with anyio.move_on_after(timeout_s) as limit:
                 stream = await self._daemon.run_command(command, keep_stderr_bytes=keep_bytes)

@@ -4,8 +4,8 @@
         process-1/                                              one box, where it needs a folder of the host
             s/                                                  what its sockets are in
 
-The owner of a run's folder is the process that runs it; that of a box which outlives its run, and of every control
-group, is the process that the box's life hangs on. The path of a Unix socket may have 107 bytes (103 on macOS), which
+The owner of a run's folder is the process that runs it; that of a box which outlives its run is the process that the
+box's life hangs on. The path of a Unix socket may have 107 bytes (103 on macOS), which
 is why the parent is not a nested cache folder.
 """
 
@@ -15,6 +15,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -29,6 +30,8 @@ from envkit.errors import SandboxError, UnreachableError
 _NAME = re.compile(r"envkit-(\d+)-(\d+)-(\d+)(-[^/]+)?")
 LEAST_FREE_MIB = 512
 """What must stay free on the disk that holds our folder."""
+_EXITING = 0x4
+"""The kernel's mark on a process that runs none of its program any more."""
 _MAX_ROOT = 40
 """Characters of a parent folder that leave room for the rest of a socket's path."""
 
@@ -66,15 +69,18 @@ def of_tail(tail: str) -> Iterator[Path]:
         yield from (folder for folder in root.glob(f"envkit-*-*-*-{tail}") if _is_ours(folder))
 
 
+def gone() -> list[Path]:
+    """Return the folders of our user, on this machine, whose owner is gone."""
+    found = (folder for root in roots() for folder in root.glob("envkit-*-*-*-*"))
+    return [folder for folder in found if is_owner_gone(folder.name) and _is_ours(folder)]
+
+
 def reap() -> list[Path]:
     """Remove the folders whose owner is gone, and return them; those of other users and other machines stay."""
-    gone = []
-    for root in roots():
-        for folder in root.glob("envkit-*-*-*-*"):
-            if is_owner_gone(folder.name) and _is_ours(folder):
-                remove(folder)
-                gone.append(folder)
-    return gone
+    found = gone()
+    for folder in found:
+        remove(folder)
+    return found
 
 
 def remove(folder: Path) -> None:
@@ -180,12 +186,20 @@ def _start_time(pid: int) -> int:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether the process only waits for its parent to take note of its end, which some never do."""
+    """Whether a process that was there just now runs nothing of its program any more.
+
+    It may have been killed and not know it yet, give back its memory, or wait for its parent to take note of its end.
+    """
+    if sys.platform != "linux":
+        return False
     try:
         content = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return content.rpartition(b")")[2].split()[0] in (b"Z", b"X")
+        signals = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    state, *_, flags = content.rpartition(b")")[2].split()[:7]
+    is_killed = int(signals["SigPnd"], 16) >> (signal.SIGKILL - 1) & 1
+    return state in (b"Z", b"X") or bool(int(flags) & _EXITING or is_killed)
 
 
 def _pid_namespace() -> int:

@@ -14,7 +14,7 @@ from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.box import Box
 from envkit.sandbox.member import Member
 from envkit.sandbox.program import Program
-from envkit.types import JSON, ExecResult, SandboxUser
+from envkit.types import JSON, ExecResult, FileUser, SandboxUser
 
 
 class Handle:
@@ -62,24 +62,28 @@ class Handle:
         """Return the shell `name`, which starts with its first command."""
         return WatchedShell(self._member, self._sandbox.shell(name, user=user))
 
-    async def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+    @property
+    def grader_home(self) -> str:
+        return self._sandbox.grader_home
+
+    async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
         """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
-        content = await self._member.call(self._sandbox.read, path, max_bytes=max_bytes)
+        content = await self._member.call(self._sandbox.read, path, max_bytes=max_bytes, user=user)
         self._member.hear()
         return content
 
-    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
+    async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         """Write a file; see `envkit.protocols.Sandbox.write`."""
-        await self._member.call(self._sandbox.write, path, content, mode=mode)
+        await self._member.call(self._sandbox.write, path, content, mode=mode, user=user)
         self._member.hear()
 
-    async def upload(self, source: Path, target: str) -> None:
+    async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file or folder of the host into the box; see `envkit.protocols.Sandbox.upload`."""
-        await self._member.call(self._sandbox.upload, source, target)
+        await self._member.call(self._sandbox.upload, source, target, user=user)
 
-    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         """Copy a file or folder of the box to the host; see `envkit.protocols.Sandbox.download`."""
-        await self._member.call(self._sandbox.download, source, target, max_bytes=max_bytes)
+        await self._member.call(self._sandbox.download, source, target, max_bytes=max_bytes, user=user)
 
     async def connect(self, place: str | int) -> socket.socket:
         """Connect to a socket inside; see `envkit.protocols.Sandbox.connect`. It ends with the box."""

@@ -175,6 +175,7 @@ async def _await_exit(member: Member) -> None:
 async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
     sandbox = member.sandbox
     assert sandbox is not None
+    figures = sandbox.stats if isinstance(sandbox, Counts) else None
     stats_at = clock.now() + _STATS_S
     while True:
         if (rest_s := member.heard_at + watch.interval_s - clock.now()) > 0:
@@ -182,9 +183,9 @@ async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
             continue
         asked_at = clock.now()
         try:
-            if asked_at >= stats_at and isinstance(sandbox, Counts):
+            if figures is not None and asked_at >= stats_at:
                 stats_at = asked_at + _STATS_S
-                _check_memory(member, await sandbox.stats(), alert)
+                _check_memory(member, await figures(), alert)
             else:
                 await sandbox.probe(watch.lost_s)
         except SandboxLostError as error:

@@ -129,7 +129,7 @@ class Life:
                 with anyio.move_on_after(_GRACE_S):
                     await self._wait()
             self._oom_kills = max(self._oom_kills, self.group.oom_kills())
-            await self._empty()
+            await empty(self.group)
             self.let_go()
             if self.folder is not None:
                 await clock.to_thread(folders.remove, self.folder)
@@ -154,11 +154,13 @@ class Life:
             with suppress(OSError):
                 Path(f"/proc/{pid}/oom_score_adj").write_text(str(_VICTIM))
 
-    async def _empty(self) -> None:
-        with anyio.move_on_after(_EMPTY_S):
-            while not self.group.remove():
-                self.group.kill()
-                await anyio.sleep(0.005)
+
+async def empty(group: cgroups.Group) -> None:
+    """Kill who is in a group, and remove it when they are gone, for which they have 2 s."""
+    with anyio.move_on_after(_EMPTY_S):
+        while not group.remove():
+            group.kill()
+            await anyio.sleep(0.005)
 
 
 def launch(
@@ -167,53 +169,46 @@ def launch(
     *,
     stream: socket.socket,
     filter_program: bytes | None,
-    places: cgroups.Places,
+    group: cgroups.Group,
     bounds: cgroups.Bounds,
 ) -> Life:
-    """Start bubblewrap, and make a control group for it.
-
-    It reads its options from a pipe: nobody else on the machine can read them, and the group, which is named after it,
-    can be among them.
+    """Make a control group and start bubblewrap, which reads its options where no other user can.
 
     Args:
         look: What bubblewrap is to make; the views of the group are added.
         command: What it runs.
         stream: Becomes the command's standard input and output; closed here.
         filter_program: The filter of system calls.
-        places: Where groups can be made.
+        group: The group that is made.
         bounds: The group's.
 
     Raises:
         OSError: There is no bubblewrap, or the kernel refuses the group.
     """
+    seen = replace(look, views=(*look.views, *group.views()))
     told, tells = os.pipe()
-    arguments, arguments_end = os.pipe()
-    filtering, filtering_end = os.pipe()
+    arguments = _file_of(b"\0".join(os.fsencode(option) for option in options(seen)))
+    filtering = _file_of(filter_program or b"")
+    argv = ["bwrap", "--args", str(arguments), "--info-fd", str(tells)]
+    if filter_program is not None:
+        argv += ["--seccomp", str(filtering)]
     try:
-        argv = ["bwrap", "--args", str(arguments), "--info-fd", str(tells)]
-        if filter_program is not None:
-            os.write(filtering_end, filter_program)  # a pipe holds 64 KiB
-            argv += ["--seccomp", str(filtering)]
+        group.make(bounds)
         # Bubblewrap's environment would be readable inside.
         child = Child([*argv, "--", *command], env={}, stream=stream, pass_fds=(arguments, tells, filtering))
     except BaseException:
         os.close(told)
-        os.close(arguments_end)
+        group.remove()
         raise
     finally:
-        for handle in (tells, arguments, filtering, filtering_end):
+        for handle in (tells, arguments, filtering):
             os.close(handle)
-    life = Life(child, cgroups.Group(places, folders.owner_name(child.pid)), told=told)
-    try:
-        life.group.make(bounds)
-        seen = replace(look, views=(*look.views, *life.group.views()))
-        with suppress(BrokenPipeError):  # it has ended, and said why
-            os.write(arguments_end, b"\0".join(os.fsencode(option) for option in options(seen)))
-    except BaseException:
-        child.kill()
-        life.group.remove()
-        life.let_go()
-        raise
-    finally:
-        os.close(arguments_end)
-    return life
+    return Life(child, group, told=told)
+
+
+def _file_of(content: bytes) -> int:
+    """Return a file in memory, to be read from its beginning."""
+    handle = os.memfd_create("bwrap")
+    os.write(handle, content)
+    os.lseek(handle, 0, os.SEEK_SET)
+    return handle

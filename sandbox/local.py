@@ -47,7 +47,7 @@ from envkit.sandbox.bubblewrap import DOOR, PATH, SOCKETS, WORK, why_unavailable
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
 from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.life import Life
-from envkit.types import JSON, SandboxSpec
+from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 __all__ = ["LocalBackend", "why_unavailable"]
 
@@ -163,7 +163,7 @@ class LocalBackend:
                 agent.command(python),
                 stream=theirs,
                 filter_program=self._filter,
-                places=self._places,
+                group=cgroups.Group(self._places, f"{self._boxes.folder.name}-{box_id}"),
                 bounds=self._bounds(spec),
             )
         except OSError as error:
@@ -201,7 +201,7 @@ class LocalBackend:
         await anyio.wait_readable(stream)
 
     def _furnished(self, held: Life) -> Path:
-        """Give the agent's user its folders, before any program of the box runs; return that of its sockets.
+        """Give the box's users their folders, before any program of the box runs; return that of its sockets.
 
         Raises:
             OSError: The box has ended.
@@ -213,8 +213,9 @@ class LocalBackend:
         if os.geteuid() == 0:
             first.give(WORK, _AGENT_UID)
             first.give(SOCKETS, _AGENT_UID)
+            first.give(GRADER_HOME, _GRADER_UID)
         if held.folder is not None:
-            stays.remember(held.folder, first.pid)
+            stays.remember(held.folder, first.pid, held.group.name)
         return sockets
 
     def _box(
@@ -253,6 +254,7 @@ class LocalBackend:
         return {
             "agent_uid": _AGENT_UID if is_root else None,
             "grader_uid": _GRADER_UID if is_root else None,
+            "grader_home": GRADER_HOME,
             "root": is_root,
             "env": {**_ENV, **proxy.variables(spec), **spec.env},
             "work": WORK,
@@ -320,9 +322,10 @@ class LocalBackend:
         bubblewrap.write_etc(self._boxes.folder / "etc")
         self._opening = agent.opening()
         self._modules, self._importable = interpreter.standard_library(), interpreter.readable()
+        staying = stays.groups()
         for group in cgroups.gone(self._places):
-            group.kill()
-            group.remove()
+            if group.name not in staying:
+                await life.empty(group)
         return self
 
     async def __aexit__(

@@ -55,14 +55,18 @@ class ProcessBackend:
             if value is not None:
                 raise SandboxStartError(box_id, f"{field}={value} is refused: a plain process has no such thing")
         folder = self._boxes.new_folder(box_id)
-        home, sockets = folder / "home", folder / "s"
-        for part in (home, sockets):
+        home, sockets, grader_home = folder / "home", folder / "s", folder / "grader"
+        for part in (home, sockets, grader_home):
             part.mkdir(mode=0o700)
         ours, theirs = socket.socketpair()
         child = Child(agent.command(sys.executable), env={}, stream=theirs, folder=home)
         stream = SocketStream(ours)
         hold = Hold(
-            cause=partial(_cause, child), kill=partial(_kill, child, folder), sockets=sockets, gives_up=_CAPABILITIES
+            cause=partial(_cause, child),
+            kill=partial(_kill, child, folder),
+            sockets=sockets,
+            gives_up=_CAPABILITIES,
+            grader_home=str(grader_home),
         )
         box = Box(box_id, Channel(stream), hold, work=str(home), forget=self._boxes.forget)
         self._boxes.add(box)

@@ -102,7 +102,8 @@ class Roster:
                     await ticket.woken.wait()
                 if ticket.given is None:
                     raise CapacityError(self._why_full(ticket, waited_s))
-            await ticket.given.settled.wait()
+            if not ticket.given.settled.is_set():  # a wait that is none would let the next spare be started first
+                await ticket.given.settled.wait()
         except BaseException:
             self.queue.discard(ticket)
             if ticket.given is not None:

@@ -2,7 +2,8 @@
 
 A deny-list, since a list of what is allowed would have to follow every program and library. Refused (EPERM) is what
 reaches past namespaces and bounds (mounting, entering or making namespaces, kernel modules, keys, which belong to a
-user of the whole machine, clocks, swap, tracing) or what programs seldom need and the kernel's holes are often in
+user of the whole machine, contexts of asynchronous input and output, of which the whole machine has a fixed number,
+clocks, swap, tracing) or what programs seldom need and the kernel's holes are often in
 (`bpf`, `io_uring`, `userfaultfd`, `perf_event_open`). Sockets are of the families Unix, IPv4, IPv6 and netlink: others,
 like the one by which a virtual machine talks to its host, know no namespaces. `clone3`, whose flags lie in memory that
 no filter sees, and all calls newer than this list do not exist (ENOSYS), for which programs have an older way. A call
@@ -42,6 +43,7 @@ _DENIED: dict[str, tuple[int, int | None]] = {
     "fspick": (433, 433),
     "get_kernel_syms": (177, None),
     "init_module": (175, 105),
+    "io_setup": (206, 0),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425),
@@ -96,9 +98,9 @@ _X32 = 0x40000000
 """Set in the numbers of the x86_64 kernel's second, 32-bit interface."""
 
 # CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}
-_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-_FAMILIES = (1, 2, 10, 16)
-_TYPES_INTO_TERMINALS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+FAMILIES = (1, 2, 10, 16)
+TYPES_INTO_TERMINALS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 
 _LOAD = 0x20
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
@@ -149,10 +151,10 @@ def _instructions(machine: _Machine) -> Iterator[_Instruction]:
     yield from _if(_IF_EQUAL, (_CLONE3,), errno.ENOSYS)
     numbers = sorted(number for both in _DENIED.values() if (number := both[machine.column]) is not None)
     yield from _if(_IF_EQUAL, numbers, errno.EPERM)
-    yield from _with_argument(machine.clone, _FIRST, list(_if(_IF_ANY_BIT, (_NEW_NAMESPACES,), errno.EPERM)))
-    yield from _with_argument(machine.ioctl, _SECOND, list(_if(_IF_EQUAL, _TYPES_INTO_TERMINALS, errno.EPERM)))
+    yield from _with_argument(machine.clone, _FIRST, list(_if(_IF_ANY_BIT, (NEW_NAMESPACES,), errno.EPERM)))
+    yield from _with_argument(machine.ioctl, _SECOND, list(_if(_IF_EQUAL, TYPES_INTO_TERMINALS, errno.EPERM)))
     for call in (machine.socket, machine.socketpair):
-        allowed = [(_IF_EQUAL, len(_FAMILIES) - index, 0, family) for index, family in enumerate(_FAMILIES)]
+        allowed = [(_IF_EQUAL, len(FAMILIES) - index, 0, family) for index, family in enumerate(FAMILIES)]
         yield from _with_argument(call, _FIRST, [*allowed, (_RETURN, 0, 0, _ERROR | errno.EAFNOSUPPORT)])
     yield _RETURN, 0, 0, _ALLOW
 

@@ -1,7 +1,7 @@
 """Boxes that outlive the process that started them, and how another process finds them.
 
 Such a box has a folder of its own whose owner is the box's bubblewrap, so that it is cleared away once that is gone,
-and the end of whose name is in the box's id. In it lies one file that names the box's first process.
+and the end of whose name is in the box's id. In it lies one file that names the box's first process and its group.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def begin(pid: int) -> tuple[str, Path]:
     return f"bwrap-{_tail(folder)}", folder
 
 
-def remember(folder: Path, first_pid: int) -> None:
-    """Write down the box's first process."""
-    (folder / _FILE).write_text(folders.owner_name(first_pid))
+def remember(folder: Path, first_pid: int, group: str) -> None:
+    """Write down the box's first process and the name of its control group."""
+    (folder / _FILE).write_text(f"{folders.owner_name(first_pid)} {group}")
 
 
 def find(box_id: str) -> Stay | None:
@@ -49,11 +49,11 @@ def find(box_id: str) -> Stay | None:
         return None
     for folder in folders.of_tail(match[1]):
         try:
-            first = (folder / _FILE).read_text()
-        except OSError:
+            first, group = (folder / _FILE).read_text().split()
+        except (OSError, ValueError):  # gone, or just being written
             continue
         if not folders.is_owner_gone(first) and not folders.is_owner_gone(folder.name):
-            return Stay(folder, folder.name.removesuffix(f"-{_tail(folder)}"), int(first.split("-")[2]))
+            return Stay(folder, group, int(first.split("-")[2]))
     return None
 
 
@@ -61,6 +61,12 @@ def ids() -> list[str]:
     """Return the ids of all boxes of our user on this machine, sorted."""
     named = {f"bwrap-{_tail(folder)}" for folder in folders.of_tail("*") if (folder / _FILE).exists()}
     return sorted(box_id for box_id in named if find(box_id) is not None)
+
+
+def groups() -> set[str]:
+    """Return the names of the control groups of all these boxes."""
+    found = (find(box_id) for box_id in ids())
+    return {stay.group for stay in found if stay is not None}
 
 
 def _tail(folder: Path) -> str:

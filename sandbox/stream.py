@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import anyio
 
@@ -27,6 +27,8 @@ _STDERR = 2
 _FULL_BYTES = 1 << 20
 """How much output may wait to be received before the daemon is told to wait."""
 _KEPT_STDERR_BYTES = 64 << 10
+_AT_ONCE_BYTES = 32 << 10
+"""How much input is not kept for what else is sent at the same turn of the loop."""
 _MAX_HEAD_BYTES = 64 << 10
 
 
@@ -48,6 +50,7 @@ class AttachStream(asyncio.Protocol):
         self._head: bytearray | None = bytearray()
         self._answered: asyncio.Future[None] = self._loop.create_future()
         self._pieces = bytearray()
+        self._input = bytearray()
         self._output = bytearray()
         self._stderr = bytearray()
         self._wanted: asyncio.Future[None] | None = None
@@ -72,12 +75,19 @@ class AttachStream(asyncio.Protocol):
     async def send(self, data: bytes) -> None:
         """Write `data` to standard input; return once the next may be sent.
 
+        What many send at one turn of the loop is written at once: on its way to the container each piece costs the
+        daemon more than us.
+
         Raises:
             ConnectionError: The connection is gone.
         """
         if self._transport is None or self.is_over or self._transport.is_closing():
             raise ConnectionError("the connection to the container has ended")
-        self._transport.write(data)
+        if not self._input:
+            self._loop.call_soon(self._write)
+        self._input += data
+        if len(self._input) >= _AT_ONCE_BYTES:
+            self._write()
         while self._drained is not None:
             await asyncio.shield(self._drained)
 
@@ -89,6 +99,7 @@ class AttachStream(asyncio.Protocol):
     def send_eof(self) -> None:
         """End standard input."""
         if self._transport is not None and not self.is_over:
+            self._write()
             self._transport.write_eof()
 
     async def receive(self) -> bytes:
@@ -124,8 +135,7 @@ class AttachStream(asyncio.Protocol):
         await self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
 
     def data_received(self, data: bytes) -> None:
         if self._head is not None:
@@ -155,6 +165,11 @@ class AttachStream(asyncio.Protocol):
         if self._drained is not None:
             self._drained.set_result(None)
             self._drained = None
+
+    def _write(self) -> None:
+        if self._transport is not None and self._input:
+            self._transport.write(self._input)
+            self._input = bytearray()
 
     def _take_head(self) -> bytes:
         """Judge the daemon's answer once it is whole; return what follows it."""

@@ -13,8 +13,8 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -131,6 +131,7 @@ class Unpacker:
         self._is_root_made = False
         self._is_over = False
         self._handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._near: tuple[tuple[str, ...], int] = (), os.dup(self._handle)
         self._reader = self._read()
         self._needed = next(self._reader)
 
@@ -155,8 +156,7 @@ class Unpacker:
         if not self._is_over or not self._is_root_made:
             raise RefusedFileError("what came from the box ends in the middle")
         for parts, mode in reversed(self._modes):
-            with self._parent(parts) as (folder, name):
-                os.chmod(name, mode, dir_fd=folder)
+            os.chmod(parts[-1], mode, dir_fd=self._folder(parts[:-1]))
         if os.path.lexists(target):
             raise UsageError(f"{target} exists already")
         (self._place / "tree").rename(target)
@@ -166,6 +166,7 @@ class Unpacker:
         self._reader.close()
         if self._handle >= 0:
             os.close(self._handle)
+            os.close(self._near[1])
             self._handle = -1
 
     def _read(self) -> _Reader:
@@ -199,24 +200,20 @@ class Unpacker:
             raise RefusedFileError(f"{_shown(member.name)} is out of order")
         place = ("tree", *parts)
         try:
-            with self._parent(place) as (folder, name):
-                if member.isdir():
-                    os.mkdir(name, 0o700, dir_fd=folder)
-                    self._modes.append((place, stat.S_IMODE(member.mode) & 0o777 | 0o700))
-                elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-                    yield from self._take_file(member, folder, name)
-                elif member.issym():
-                    if not self._takes_any_link:
-                        _check_link(member, len(parts) - 1)
-                    os.symlink(member.linkname, name, dir_fd=folder)
-                elif member.islnk():
-                    with self._parent(("tree", *_parts(member.linkname))) as (other_folder, other):
-                        about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
-                        if not stat.S_ISREG(about.st_mode):  # a link that stays inside there may lead out here
-                            raise RefusedFileError(f"{_shown(member.name)} is a second name of what is no plain file")
-                        os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
-                else:
-                    raise RefusedFileError(f"{_shown(member.name)} is neither file, folder nor link")
+            folder, name = self._folder(place[:-1]), place[-1]
+            if member.isdir():
+                os.mkdir(name, 0o700, dir_fd=folder)
+                self._modes.append((place, stat.S_IMODE(member.mode) & 0o777 | 0o700))
+            elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                yield from self._take_file(member, folder, name)
+            elif member.issym():
+                if not self._takes_any_link:
+                    _check_link(member, len(parts) - 1)
+                os.symlink(member.linkname, name, dir_fd=folder)
+            elif member.islnk():
+                self._take_second_name(member, folder, name)
+            else:
+                raise RefusedFileError(f"{_shown(member.name)} is neither file, folder nor link")
         except OSError as error:
             raise RefusedFileError(f"{_shown(member.name)}: {error.strerror}") from None
         self._is_root_made = True
@@ -243,19 +240,40 @@ class Unpacker:
         if padding := -member.size % _BLOCK:
             yield padding
 
-    @contextmanager
-    def _parent(self, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-        """Open the folder that `parts` names a thing in, one step after the other, and give the thing's name."""
-        *steps, name = parts
-        handle = os.dup(self._handle)
+    def _take_second_name(self, member: tarfile.TarInfo, folder: int, name: str) -> None:
+        *steps, other = "tree", *_parts(member.linkname)
+        other_folder = _entered(self._handle, steps)
         try:
-            for step in steps:
-                inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
-                os.close(handle)
-                handle = inner
-            yield handle, name
+            about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
+            if not stat.S_ISREG(about.st_mode):  # a link that stays inside there may lead out here
+                raise RefusedFileError(f"{_shown(member.name)} is a second name of what is no plain file")
+            os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
         finally:
+            os.close(other_folder)
+
+    def _folder(self, steps: tuple[str, ...]) -> int:
+        """Return the folder that `steps` lead to; it stays open until the next is asked for, mostly the same."""
+        near, handle = self._near
+        if steps != near:
+            is_next = steps[:-1] == near
+            entered = _entered(handle, steps[-1:]) if is_next else _entered(self._handle, steps)
             os.close(handle)
+            self._near = steps, entered
+        return self._near[1]
+
+
+def _entered(folder: int, steps: Sequence[str]) -> int:
+    """Open the folder that `steps` lead to from `folder`, one after the other, so that no link is followed."""
+    handle = os.dup(folder)
+    try:
+        for step in steps:
+            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
+            os.close(handle)
+            handle = inner
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 def _place_beside(target: Path) -> Path:

@@ -200,9 +200,13 @@ def test_serve_says_when_it_is_ready_plays_for_others_and_ends_with_a_signal(cal
             server.send_signal(signal.SIGINT)
             rest, errors = server.communicate(timeout=30)
 
-    assert (ready, server.returncode, rest, errors) == ("ready", 0, "", "")
+    assert (ready, server.returncode, rest) == ("ready", 0, "")
+    about, *log = errors.splitlines()
+    assert about.startswith("sandboxes: ")
+    assert [orjson.loads(line)["path"] for line in log] == ["/v1/ws"]
     assert orjson.loads(here[1])["metrics"] == orjson.loads(there[1])["metrics"]
     assert (taken[0], taken[2].count("\n")) == (2, 1)
+    assert " is in use; choose another one" in taken[2]
 
 
 def test_eval_says_in_one_line_that_nobody_answers(call: Call) -> None:

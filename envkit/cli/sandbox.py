@@ -6,12 +6,15 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from envkit.errors import UsageError
 from envkit.types import JSON
+
+if TYPE_CHECKING:
+    from envkit.wiring.remote_commands import Server
 
 _PROGRAM_LAST = {"allow_interspersed_args": False}
 
@@ -22,6 +25,14 @@ TimeoutS = Annotated[
     float | None, typer.Option(min=0.001, metavar="SECONDS", help="When the program is stopped (exit code 124).")
 ]
 Tty = Annotated[bool, typer.Option("--tty", "-t", help="Give the program a terminal.")]
+
+Url = Annotated[
+    str | None, typer.Option(metavar="URL", help="Address of a server whose sandboxes are meant, not this machine's.")
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="File with the token for that server; $ENVKIT_TOKEN unless given."),
+]
 
 
 @app.command("run", context_settings=_PROGRAM_LAST)
@@ -55,10 +66,13 @@ def run(
     ttl_s: Annotated[
         float | None, typer.Option(min=1, metavar="SECONDS", help="When the box ends; an hour if detached.")
     ] = None,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Run a program in a new box, and end the box with it; without a program, a shell.
 
-    Its output, input and exit code are those of the program; 124 is a timeout, 125 a box that was lost.
+    Its output, input and exit code are those of the program; 124 is a timeout, 125 a box that was lost. On a server
+    (--url) it has no input, and its output comes at its end.
     """
     options = {
         "image": image,
@@ -77,6 +91,16 @@ def run(
     uploads = [_upload(one) for one in upload or ()]
     if detach and (tty or timeout_s is not None):
         raise UsageError("--detach goes with neither --tty nor --timeout-s: nobody waits for the program")
+    if (server := _server(url, token_file, tty)) is not None:
+        if backend != "auto":
+            raise UsageError("--backend: which one a server uses is its own choice")
+        from envkit import clock
+        from envkit.wiring import remote_commands
+
+        if detach:
+            clock.run(remote_commands.detach, server, options, program or [], uploads, partial(print, flush=True))
+            return
+        sys.exit(clock.run(remote_commands.run, server, options, program or [], uploads, timeout_s))
     from envkit import clock
     from envkit.wiring import box_commands
 
@@ -92,43 +116,114 @@ def exec_(
     program: Program = None,
     timeout_s: TimeoutS = None,
     tty: Tty = False,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Run a program in a box that was left running; without one, a shell."""
     program = program or []
     if program[:1] == ["--"]:  # behind the id it is a word like any other
         program = program[1:]
+    server = _server(url, token_file, tty)
     from envkit import clock
+
+    if server is not None:
+        from envkit.wiring import remote_commands
+
+        sys.exit(clock.run(remote_commands.exec_in, server, box_id, program, timeout_s))
     from envkit.wiring import box_commands
 
     sys.exit(clock.run(box_commands.exec_in, box_id, program, timeout_s, tty))
 
 
 @app.command("logs")
-def logs(box_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")]) -> None:
+def logs(
+    box_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
+    url: Url = None,
+    token_file: TokenFile = None,
+) -> None:
     """Print the end of what the program of a detached box wrote to standard error."""
+    server = _server(url, token_file)
     from envkit import clock
+
+    if server is not None:
+        from envkit.wiring import remote_commands
+
+        sys.stdout.write(clock.run(remote_commands.log_of, server, box_id))
+        return
     from envkit.wiring import box_commands
 
     sys.stdout.write(clock.run(box_commands.log_of, box_id))
 
 
 @app.command("rm")
-def remove(box_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="What run --detach printed.")]) -> None:
+def remove(
+    box_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="What run --detach printed.")],
+    url: Url = None,
+    token_file: TokenFile = None,
+) -> None:
     """End boxes that were left running, with everything in them."""
+    server = _server(url, token_file)
     from envkit import clock
+
+    if server is not None:
+        from envkit.wiring import remote_commands
+
+        clock.run(remote_commands.remove, server, box_ids)
+        return
     from envkit.wiring import box_commands
 
     clock.run(box_commands.remove, box_ids)
 
 
 @app.command("ls")
-def list_boxes() -> None:
-    """List the boxes that were left running: id, seconds since its start, processes, MiB of memory."""
+def list_boxes(url: Url = None, token_file: TokenFile = None) -> None:
+    """List the boxes that were left running: id, seconds since its start, processes, MiB of memory.
+
+    Of a server, all its sandboxes: id, state, seconds since its start, node, and why it is in that state.
+    """
+    server = _server(url, token_file)
     from envkit import clock
+
+    if server is not None:
+        from envkit.wiring import remote_commands
+
+        now = clock.wall()
+        for view in clock.run(remote_commands.views, server):
+            age_s = max(0.0, now - view.phases[0].at_s)
+            print(view.id, view.state.value, f"{age_s:.0f} s", view.node, view.phases[-1].reason, sep="\t")
+        return
     from envkit.wiring import box_commands
 
     for found in clock.run(box_commands.list_staying):
         print(found.id, found.problem or _figures(found.stats), sep="\t")
+
+
+@app.command("prune")
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+) -> None:
+    """Remove what processes that are gone have left on this machine, and list it.
+
+    Boxes that were left running on purpose stay: rm ends them.
+    """
+    from envkit import clock
+    from envkit.wiring.prune import prune as prune_all
+
+    for line in clock.run(partial(prune_all, dry_run=dry_run)):
+        print(line)
+
+
+def _server(url: str | None, token_file: Path | None, tty: bool = False) -> Server | None:
+    """Return the server that is meant; None for this machine."""
+    if url is None:
+        if token_file is not None:
+            raise UsageError("--token-file goes with --url")
+        return None
+    if tty:
+        raise UsageError("--tty does not go with --url: a remote program has no terminal")
+    from envkit.wiring.remote_commands import Server
+
+    return Server(url, token_file)
 
 
 def _figures(stats: Mapping[str, JSON]) -> str:

@@ -64,6 +64,8 @@ class AccessLog:
         messages: tuple[int, int] | None = None,
     ) -> None:
         """Write one line, in an event loop; `messages` are those of a socket, in and out."""
+        if not path.isascii():  # there are characters that end lines, or steer terminals
+            path = _plain(path)
         fields: dict[str, Any] = {
             "at": round(clock.wall(), 3),
             "id": id,
@@ -80,10 +82,7 @@ class AccessLog:
         parts = path.split("/", 4)
         if len(parts) > 3 and parts[2] in _ITEMS:
             fields[_ITEMS[parts[2]]] = parts[3]
-        try:
-            line = _JSON.encode(fields)
-        except UnicodeEncodeError:  # half a character in the path
-            line = _shortened(fields)
+        line = _JSON.encode(fields)
         if len(line) > _MOST_BYTES:
             line = _shortened(fields)
         if not self._lines:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import anyio
 import msgspec
 
-from envkit.errors import TooLargeError
+from envkit.errors import RequestError
 from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
 from envkit.http.callers import caller_of
@@ -19,7 +19,7 @@ from envkit.http.calls import Calls, no_sandboxes
 from envkit.http.folders import Folders, Trees
 from envkit.http.frames import Sockets
 from envkit.http.sandbox_asgi import SandboxPaths
-from envkit.http.sandbox_calls import MAX_TIMEOUT_S
+from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.http.tally import Collect
 from envkit.protocols import EnvHost, SandboxPool
@@ -70,7 +70,9 @@ def create_app(
         metrics: Gives what ``GET /metrics`` tells beside the sessions.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s)
-    calls = Calls(sessions, envs, pool, max_timeout_s=max_timeout_s, sandbox_ttl_s=sandbox_ttl_s, metrics=metrics)
+    calls = Calls(sessions, envs, metrics=metrics)
+    if pool is not None:
+        calls.sandboxes = SandboxCalls(pool, calls.problem, max_timeout_s=max_timeout_s, ttl_s=sandbox_ttl_s)
     folders = None if trees is None else Folders(trees)
     return App(calls, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
 
@@ -132,7 +134,7 @@ class App:
     async def _any(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(scope, receive, self._max_request_bytes)
-        except TooLargeError as error:
+        except RequestError as error:
             await respond_problem(send, self._calls.problem(error))
         else:
             await self._describe()(scope, replay(body, receive), send)
@@ -142,7 +144,7 @@ class App:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            await self._sockets.serve(caller_of(scope), scope, receive, send)
+            await self._sockets.serve(caller_of(scope), receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -151,7 +153,7 @@ class App:
         async with self._calls.sessions, anyio.create_task_group() as tasks:
             self._sockets = Sockets(self._calls, tasks, self._max_request_bytes)
             if self._calls.sandboxes is not None:
-                self._calls.sandboxes.repeats.tasks = tasks
+                self._calls.sandboxes.live(tasks)
             await send({"type": "lifespan.startup.complete"})
             await receive()
             tasks.cancel_scope.cancel()

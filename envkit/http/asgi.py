@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
 
-from envkit.errors import TooLargeError
+from envkit.errors import RequestError, TooLargeError
 from envkit.http.wire import Problem, write
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -24,23 +24,26 @@ PROBLEM = b"application/problem+json"
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Return the body of a request; what has come of it, if the client goes away meanwhile.
+    """Return the body of a request.
 
     Raises:
         TooLargeError: It has, or announces, more than `limit` bytes.
+        RequestError: The client went away before all of it came.
     """
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     too_large = TooLargeError(f"a request may have {limit} bytes")
     if announced.isdigit() and int(announced) > limit:
         raise too_large
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    while message.get("more_body", False) and len(body) <= limit:
-        message = await receive()
-        body += message.get("body", b"")
-    if len(body) > limit:
-        raise too_large
-    return body
+    pieces: list[bytes] = []
+    size = 0
+    while (message := await receive())["type"] == "http.request":
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit:
+            raise too_large
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    raise RequestError("the request ended in the middle of its body")
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

@@ -11,15 +11,17 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
 import msgspec
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, from_problem
-from envkit.http.dial import CONNECT_TIMEOUT_S, authorization
+from envkit.http.dial import CONNECT_TIMEOUT_S, authorization, trusting
 
 _PIECE_BYTES = 1 << 20
 _PROBLEM = msgspec.json.Decoder(dict[str, Any])
@@ -33,12 +35,14 @@ class Bulk:
     Args:
         url: Where it is, as `envkit.http.dial.dial_url` takes it.
         token: Shown with each request, where there is one.
+        ca: PEM file of the certificates that it is trusted by, instead of the system's.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, ca: Path | str | None = None) -> None:
         self._url = url
         self._parts = urlsplit(url)
         self._headers = authorization(token)
+        self._ca = ca
 
     async def request(
         self, verb: str, target: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
@@ -93,9 +97,8 @@ class Bulk:
             return _UnixConnection(parts.path, timeout_s)
         assert parts.hostname is not None  # `dial_url` has looked at it
         if parts.scheme == "https":
-            return http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout_s, context=ssl.create_default_context()
-            )
+            context = ssl.create_default_context() if self._ca is None else trusting(self._ca)
+            return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
 
     def path(self, target: str) -> str:
@@ -117,6 +120,7 @@ class _Exchange:
         self._bulk = bulk
         self._timeout_s = timeout_s
         self._connection = bulk.connect(min(timeout_s, CONNECT_TIMEOUT_S))
+        self._is_waiting = False
 
     async def begin(self, verb: str, target: str, headers: Mapping[str, str]) -> None:
         await self.do(self._begin, verb, target, {**self._bulk.headers, **headers, "Connection": "close"})
@@ -135,9 +139,10 @@ class _Exchange:
             return response
         content = await self.do(response.read, _PIECE_BYTES)
         try:
-            raise from_problem(_PROBLEM.decode(content))
+            problem = from_problem(_PROBLEM.decode(content))
         except (ValueError, RecursionError):
             raise self._bulk.unreachable(f"answers with status {response.status}; is it an `envkit serve`?") from None
+        raise problem
 
     async def answer(self) -> bytes:
         response = await self.response()
@@ -155,17 +160,21 @@ class _Exchange:
 
     async def do(self, call: Callable[..., T], *args: object) -> T:
         """Do in a thread what waits for the connection; who is cancelled meanwhile breaks it."""
-        result: list[T] = []
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._break_unless, result)
-                result.append(await clock.to_thread(call, *args))
-                tasks.cancel_scope.cancel()
-        except* (OSError, http.client.HTTPException) as group:
-            cause = group.exceptions[0]
-            text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        failure: Exception | None = None
+        self._is_waiting = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._break_when_cancelled)
+            try:
+                result = await clock.to_thread(call, *args)
+            except (OSError, http.client.HTTPException) as error:
+                await checkpoint_if_cancelled()  # then it was we who broke it
+                failure = error
+            self._is_waiting = False
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            text = getattr(failure, "strerror", None) or str(failure) or type(failure).__name__
             raise self._bulk.unreachable(text) from None
-        return result[0]
+        return result
 
     async def __aenter__(self) -> _Exchange:
         return self
@@ -183,11 +192,11 @@ class _Exchange:
             connection.putheader(name, value)
         connection.endheaders()
 
-    async def _break_unless(self, result: list[T]) -> None:
+    async def _break_when_cancelled(self) -> None:
         try:
             await anyio.sleep_forever()
         finally:
-            if not result and self._connection.sock is not None:
+            if self._is_waiting and self._connection.sock is not None:
                 with suppress(OSError):
                     self._connection.sock.shutdown(socket.SHUT_RDWR)
 

@@ -24,9 +24,8 @@ from envkit.errors import (
     did_you_mean,
     to_problem,
 )
-from envkit.http.asgi import Scope
 from envkit.http.callers import EVERYBODY, Caller
-from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
+from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.session import SessionView
 from envkit.http.sessions import SessionTable
 from envkit.http.tally import Collect, exposition
@@ -49,7 +48,6 @@ from envkit.http.wire import (
     read,
     write,
 )
-from envkit.protocols import SandboxPool
 from envkit.registry import EnvSpec
 
 _log = logging.getLogger(__name__)
@@ -68,29 +66,21 @@ class Calls:
     Args:
         sessions: What they act on.
         envs: Gives the environments that can be played.
-        pool: Lends the sandboxes that can be used; None where there are none.
-        max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
-        sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
         metrics: Gives what the metrics tell beside the sessions.
 
     Attributes:
         sandboxes: The calls about sandboxes; None where there are none.
+        caller: Who calls; the ids of sessions are its own names for them.
     """
 
     def __init__(
         self,
         sessions: SessionTable,
         envs: Callable[[], Iterable[EnvSpec]],
-        pool: SandboxPool | None = None,
-        *,
-        max_timeout_s: float = MAX_TIMEOUT_S,
-        sandbox_ttl_s: float | None = None,
         metrics: Collect | None = None,
     ) -> None:
         self.sessions = sessions
-        self.sandboxes = (
-            None if pool is None else SandboxCalls(pool, self.problem, max_timeout_s=max_timeout_s, ttl_s=sandbox_ttl_s)
-        )
+        self.sandboxes: SandboxCalls | None = None
         self._metrics = metrics
         self._envs = envs
         self._caller = EVERYBODY
@@ -202,14 +192,14 @@ class Calls:
             used.add(self._caller.key(id))
         return _addressed(frame.id, await self.outcome(body, partial(method, self), id))
 
-    async def answer_sandbox(self, frame: Frame, scope: Scope, used: set[str]) -> bytes:
+    async def answer_sandbox(self, frame: Frame, used: set[str]) -> bytes:
         """Answer a frame about a sandbox, which is added to `used` if it is used."""
         if self.sandboxes is None:
             return _addressed(frame.id, self.failure(no_sandboxes()))
-        return _addressed(frame.id, (await self.sandboxes.answer(frame, scope, used)).framed)
+        return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used)).framed)
 
-    def refusal(self, frame_id: int | str | None, error: RequestError) -> bytes:
-        """Return the answer to a frame that cannot be understood; the id is None if not even that is known."""
+    def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
+        """Return the answer to a frame that is not taken; the id is None if not even that is known."""
         return _addressed(frame_id, self.failure(error))
 
     def step_now(self, body: SessionStepBody) -> bytes | None:

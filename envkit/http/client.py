@@ -66,7 +66,7 @@ class EnvClient:
         url: str | None = None,
         *,
         token: str | None = None,
-        ca: Path | None = None,
+        ca: Path | str | None = None,
         connect: OpenSocket | None = None,
         name: str = "the server behind a socket",
         timeout_s: float = TIMEOUT_S,

@@ -29,7 +29,7 @@ _ANY_HOST = "ws://server"
 _SCHEMES = {"http": "ws", "https": "wss"}
 
 
-def dial_url(url: str, timeout_s: float, *, token: str | None = None, ca: Path | None = None) -> Dial:
+def dial_url(url: str, timeout_s: float, *, token: str | None = None, ca: Path | str | None = None) -> Dial:
     """Return how to connect to `url`.
 
     Args:
@@ -55,22 +55,9 @@ def dial_url(url: str, timeout_s: float, *, token: str | None = None, ca: Path |
     if ca is not None:
         if parts.scheme != "https":
             raise UsageError(f"the certificates in {ca} go with an https:// address, not with {url}")
-        settings["ssl"] = _trusting(ca)
+        settings["ssl"] = trusting(ca)
     target = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path}{SOCKET_PATH}"
     return lambda: _opened(connect(target, **settings))
-
-
-def authorization(token: str | None) -> dict[str, str]:
-    """Return the headers with which a client shows `token`.
-
-    Raises:
-        UsageError: It cannot be one.
-    """
-    if token is None:
-        return {}
-    if not token.isascii() or not token.isprintable() or " " in token or not token:
-        raise UsageError("the token is not one: it is empty, or has blanks, line ends or odd characters in it")
-    return {"Authorization": f"Bearer {token}"}
 
 
 def dial_socket(open_socket: OpenSocket, timeout_s: float) -> Dial:
@@ -93,7 +80,25 @@ async def _opened(connecting: connect) -> ClientConnection:
     return await connecting
 
 
-def _trusting(ca: Path) -> ssl.SSLContext:
+def authorization(token: str | None) -> dict[str, str]:
+    """Return the headers that show `token`.
+
+    Raises:
+        UsageError: It cannot be one.
+    """
+    if token is None:
+        return {}
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("the token is not one: it is empty, or has blanks, line ends or odd characters in it")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def trusting(ca: Path | str) -> ssl.SSLContext:
+    """Return a context that trusts the certificates of a PEM file alone.
+
+    Raises:
+        UsageError: They cannot be read.
+    """
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:  # an ssl.SSLError is one

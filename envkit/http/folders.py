@@ -17,6 +17,7 @@ import anyio
 from envkit.errors import DeadlineError, TooLargeError
 from envkit.http.asgi import Receive, Send
 from envkit.protocols import Sandbox
+from envkit.types import FileUser
 
 MAX_TREE_BYTES = 1 << 30
 """Bound on the contents of a file or folder that travels as a tar stream."""
@@ -71,7 +72,7 @@ class Folders:
         self._max_bytes = max_bytes
         self._door = anyio.CapacityLimiter(_AT_ONCE)
 
-    async def take(self, sandbox: Sandbox, path: str, receive: Receive) -> None:
+    async def take(self, sandbox: Sandbox, path: str, user: FileUser, receive: Receive) -> None:
         """Copy the tar stream of a request into a sandbox, as `path`.
 
         Raises:
@@ -82,11 +83,11 @@ class Folders:
                 target = place / _NAME
                 async with aclosing(_pieces(receive, 2 * self._max_bytes + (16 << 20))) as pieces:
                     await self._trees.unpacked(pieces, target, max_bytes=self._max_bytes, takes_any_link=True)
-                await sandbox.upload(target, path)
+                await sandbox.upload(target, path, user=user)
                 return
         raise DeadlineError(f"the folder was not there within {_BOUND_S:g} s")
 
-    async def give(self, sandbox: Sandbox, path: str, max_bytes: int, send: Send) -> None:
+    async def give(self, sandbox: Sandbox, path: str, user: FileUser, max_bytes: int, send: Send) -> None:
         """Send a file or folder of a sandbox as the tar stream of a response.
 
         Raises:
@@ -94,7 +95,8 @@ class Folders:
         """
         with anyio.move_on_after(_BOUND_S):
             async with self._door, self._trees.waiting_place() as place:
-                await sandbox.download(path, place / _NAME, max_bytes=min(max_bytes, self._max_bytes))
+                most = min(max_bytes, self._max_bytes)
+                await sandbox.download(path, place / _NAME, max_bytes=most, user=user)
                 await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", TAR)]})
                 async with aclosing(self._trees.packed(place / _NAME, _NAME)) as pieces:
                     async for piece in pieces:

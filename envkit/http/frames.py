@@ -13,15 +13,18 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from envkit.errors import RequestError, TooLargeError
-from envkit.http.asgi import Receive, Scope, Send
-from envkit.http.callers import Caller
+from envkit.errors import ForbiddenError, RequestError, TooLargeError
+from envkit.http.asgi import Receive, Send
+from envkit.http.callers import PLAY, SANDBOX, Caller
 from envkit.http.calls import Calls, read_each
-from envkit.http.sandbox_calls import PREFIX, SandboxCalls, tenant_of
+from envkit.http.sandbox_calls import PREFIX, SandboxCalls
 from envkit.http.wire import Frame, batches, read
 
 MAX_OWED = 10_000
 """Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
+
+_FREE = frozenset({"health", "ready"})
+"""The methods that need no scope."""
 
 _KEEP_S = 1.0
 """Seconds between renewals of the leases of sandboxes."""
@@ -48,7 +51,7 @@ class Sockets:
         self._max_frame_bytes = max_frame_bytes
         self._open: set[_Outbox] = set()
 
-    async def serve(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, caller: Caller, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes; one whose caller sends too much is not read for a while."""
         calls = self._calls.by(caller)
         outbox = _Outbox()
@@ -62,14 +65,14 @@ class Sockets:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(outbox.run, send)
                     if self._calls.sandboxes is not None:
-                        tasks.start_soon(_keep, self._calls.sandboxes, sandboxes, scope)
+                        tasks.start_soon(_keep, self._calls.sandboxes, sandboxes, caller)
 
                     def answer_sandbox(frame: Frame) -> None:
-                        tasks.start_soon(self._answer_sandbox, frame, scope, outbox, sandboxes)
+                        tasks.start_soon(self._answer_sandbox, calls, frame, outbox, sandboxes)
 
                     while (message := await receive())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
-                        count = self._take(calls, data, outbox, used, answer_sandbox)
+                        count = self._take(calls, caller, data, outbox, used, answer_sandbox)
                         await outbox.wait_for_room()
                         if wait_s := caller.charge(count):
                             await anyio.sleep(wait_s)
@@ -85,6 +88,7 @@ class Sockets:
     def _take(
         self,
         calls: Calls,
+        caller: Caller,
         data: bytes,
         outbox: _Outbox,
         used: set[str],
@@ -99,6 +103,8 @@ class Sockets:
             elif len(memoryview(frame.params)) > self._max_frame_bytes:
                 too_large = TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
                 outbox.put(calls.refusal(frame.id, too_large))
+            elif (refused := _refused(caller, frame)) is not None:
+                outbox.put(calls.refusal(frame.id, refused))
             elif frame.method.startswith(PREFIX):
                 answer_sandbox(frame)
             elif (answer := calls.answer_now(frame, used)) is not None:
@@ -116,15 +122,26 @@ class Sockets:
     async def _answer(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
         outbox.put(await calls.answer(frame, used))
 
-    async def _answer_sandbox(self, frame: Frame, scope: Scope, outbox: _Outbox, used: set[str]) -> None:
-        outbox.put(await self._calls.answer_sandbox(frame, scope, used))
+    async def _answer_sandbox(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
+        outbox.put(await calls.answer_sandbox(frame, used))
 
 
-async def _keep(calls: SandboxCalls, used: set[str], scope: Scope) -> None:
+async def _keep(calls: SandboxCalls, used: set[str], caller: Caller) -> None:
     while True:
         await anyio.sleep(_KEEP_S)
         if used:
-            calls.keep(used, tenant_of(scope))
+            calls.keep(used, caller)
+
+
+def _refused(caller: Caller, frame: Frame) -> ForbiddenError | None:
+    """Return why `caller` may not ask for this, if so; any token opens a socket."""
+    if frame.method in _FREE:
+        return None
+    try:
+        caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)
+    except ForbiddenError as error:
+        return error
+    return None
 
 
 class _Outbox:

@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import count
 from typing import Protocol
 
@@ -34,7 +35,7 @@ MAX_SOCKETS = 256
 _V1 = f"/v{wire.PROTOCOL}/"
 _SCOPES = (
     (f"{_V1}sessions", PLAY),
-    (wire.SOCKET_PATH, PLAY),
+    (wire.SOCKET_PATH, ""),  # each frame says what it needs
     (f"{_V1}sandboxes", SANDBOX),
     (f"{_V1}envs", PLAY),
     ("/metrics", METRICS),
@@ -119,6 +120,7 @@ class Guard:
                 await self._app(scope, exchange.receive, exchange.send)
         except Exception:
             if not exchange.is_cut:
+                exchange.status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR  # what the server then says
                 raise
             await send({"type": "http.response.body", "body": b""})
         finally:
@@ -227,7 +229,7 @@ class _Exchange:
         self._began = clock.stopwatch()
         self._receive = receive
         self._send = send
-        self._status = self._bytes_in = self._bytes_out = 0
+        self.status = self._bytes_in = self._bytes_out = 0
         self._id = b""
         for name, value in scope["headers"]:
             if name == b"authorization":
@@ -250,7 +252,7 @@ class _Exchange:
                 self.is_cut = True
                 raise OSError("the token was revoked")  # as if the client had gone
         else:
-            self._status = message["status"]
+            self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
         return self._send(message)
 
@@ -260,7 +262,7 @@ class _Exchange:
             tenant=self.caller.tenant,
             method=method,
             path=self.path,
-            status=self._status,
+            status=self.status,
             seconds=clock.stopwatch() - self._began,
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
@@ -295,14 +297,14 @@ class _SocketExchange(_Exchange):
                 await self._cut()
                 raise OSError("the token was revoked")  # as if the client had gone
         elif kind == "websocket.accept":
-            self._status = 101
+            self.status = 101
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
         await self._send(message)
 
     def deny(self, message: Message) -> Awaitable[None]:
         """Send a message of an HTTP response instead of opening the socket."""
         if message["type"] == "http.response.start":
-            self._status = message["status"]
+            self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
         return self._send({**message, "type": f"websocket.{message['type']}"})
 

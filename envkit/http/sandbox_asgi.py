@@ -13,13 +13,12 @@ import msgspec
 from envkit.errors import EnvkitError, RequestError, UnsupportedError
 from envkit.http import sandbox_wire as wire
 from envkit.http.asgi import JSON, PROBLEM, RETRY_AFTER_S, Receive, Scope, Send, read_body, respond
+from envkit.http.callers import Caller, caller_of
 from envkit.http.folders import MAX_TREE_BYTES, Folders
 from envkit.http.repeats import Outcome
-from envkit.http.sandbox_calls import SandboxCalls, Tenant, tenant_of
-from envkit.http.wire import PROTOCOL, DoneReply, read, write
-from envkit.types import FleetEvent, SandboxUser
-
-BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
+from envkit.http.sandbox_calls import SandboxCalls, seen_by
+from envkit.http.wire import DoneReply, read, write
+from envkit.types import FileUser, FleetEvent, SandboxUser
 
 MAX_EXEC_BYTES = 32 << 20
 """Size of the body of a program or command, input included, above which it is refused."""
@@ -33,7 +32,7 @@ _SHELL = msgspec.json.Decoder(wire.ShellBody)
 _USER: Any = SandboxUser
 
 T = TypeVar("T")
-Answered: TypeAlias = Callable[[Tenant], Awaitable[Outcome]]
+Answered: TypeAlias = Callable[[Caller], Awaitable[Outcome]]
 
 
 class SandboxPaths:
@@ -51,9 +50,9 @@ class SandboxPaths:
     async def answer_hot(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer the run of a program or of a shell's command; False where the request is for something else."""
         path: str = scope["path"]
-        if scope["method"] != "POST" or not path.startswith(BEFORE_ID):
+        if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID):
             return False
-        id, *rest = path[len(BEFORE_ID) :].split("/")
+        id, *rest = path[len(wire.BEFORE_ID) :].split("/")
         if rest == ["exec"]:
             await self.exec(id, scope, receive, send)
         elif len(rest) == 2 and rest[0] == "shells":
@@ -63,28 +62,28 @@ class SandboxPaths:
         return True
 
     async def exec(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer(tenant: Tenant) -> Outcome:
+        async def answer(caller: Caller) -> Outcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
             values = {name: getattr(body, name) for name in wire.ExecBody.__struct_fields__}
             frame = wire.ExecFrame(**values, sandbox_id=id, key=key_of(scope))
-            return await self._ran(partial(self.calls.exec, frame, tenant), frame.key, receive)
+            return await self._ran(partial(self.calls.exec, frame, caller), frame.key, receive)
 
         await self._answer(answer, scope, send)
 
     async def shell(self, id: str, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer(tenant: Tenant) -> Outcome:
+        async def answer(caller: Caller) -> Outcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
             values = {name: getattr(body, name) for name in wire.ShellBody.__struct_fields__}
             shell = wire.read_sandbox_id(name)
             frame = wire.ShellFrame(**values, sandbox_id=id, shell=shell, key=key_of(scope))
-            return await self._ran(partial(self.calls.shell, frame, tenant), frame.key, receive)
+            return await self._ran(partial(self.calls.shell, frame, caller), frame.key, receive)
 
         await self._answer(answer, scope, send)
 
     async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer(tenant: Tenant) -> Outcome:
-            folders, sandbox = self._require_folders(), self.calls.find(id, tenant)
-            await folders.take(sandbox, path_of(scope), receive)
+        async def answer(caller: Caller) -> Outcome:
+            folders, sandbox = self._require_folders(), self.calls.find(id, caller)
+            await folders.take(sandbox, path_of(scope), file_user_of(scope), receive)
             return Outcome(write(DoneReply()))
 
         await self._answer(answer, scope, send)
@@ -98,9 +97,9 @@ class SandboxPaths:
             await send(message)
 
         try:
-            folders, sandbox = self._require_folders(), self.calls.find(id, tenant_of(scope))
+            folders, sandbox = self._require_folders(), self.calls.find(id, caller_of(scope))
             max_bytes = number_of(scope, "max_bytes", MAX_TREE_BYTES)
-            await folders.give(sandbox, path_of(scope), max_bytes, note)  # type: ignore[arg-type]
+            await folders.give(sandbox, path_of(scope), file_user_of(scope), max_bytes, note)  # type: ignore[arg-type]
         except Exception as error:
             if has_begun:  # all that is left to say is that it is not complete, by breaking the connection
                 raise
@@ -109,13 +108,13 @@ class SandboxPaths:
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send what happens, as server-sent events, until the caller goes away or the server shuts down."""
         try:
-            tenant = tenant_of(scope)
             self.calls.refuse_when_closing()
             last = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), "0")
             after = number_of(scope, "after", int(last) if last.isascii() and last.isdigit() else 0)
         except EnvkitError as error:
             await respond_outcome(send, self.calls.failure(error))
             return
+        seen = seen_by(caller_of(scope))
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with anyio.create_task_group() as tasks:
@@ -123,13 +122,13 @@ class SandboxPaths:
             tasks.start_soon(self.calls.cancel_when_closing, tasks.cancel_scope)
             tasks.start_soon(_beat, send)
             async for event in self.calls.pool.events(after=after):
-                if tenant in (None, event.tenant):
+                if seen in (None, event.tenant):
                     await send({"type": "http.response.body", "body": _said(event), "more_body": True})
             tasks.cancel_scope.cancel()
         await send({"type": "http.response.body", "body": b""})
 
     async def unless_left(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Do `work`; None where the caller went away meanwhile, which ends it."""
+        """Do `work`, which raises nothing; None where the caller went away meanwhile, which ends it."""
         result: T | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_watch, receive, tasks.cancel_scope)
@@ -140,11 +139,11 @@ class SandboxPaths:
     async def _ran(self, work: Callable[[], Awaitable[Outcome]], key: str | None, receive: Receive) -> Outcome:
         if key is not None:
             return await work()
-        return await self.unless_left(receive, work) or _NOBODY
+        return await self.unless_left(receive, partial(self.calls.attempt, work)) or _NOBODY
 
     async def _answer(self, answer: Answered, scope: Scope, send: Send) -> None:
         try:
-            outcome = await answer(tenant_of(scope))
+            outcome = await answer(caller_of(scope))
         except Exception as error:
             outcome = self.calls.failure(error)
         await respond_outcome(send, outcome)
@@ -202,6 +201,18 @@ def number_of(scope: Scope, name: str, default: int, *, base: int = 10, most: in
         bound = f"{most:o}" if base == 8 else str(most)
         raise RequestError(f"{name}: must be a number in the digits {digits}, {bound} at most, got {text[:100]!r}")
     return int(text, base)
+
+
+def file_user_of(scope: Scope) -> FileUser:
+    """Return whose rights the request's ``user`` names for a file.
+
+    Raises:
+        RequestError: They are no one's.
+    """
+    user = user_of(scope)
+    if user == "root":
+        raise RequestError("user: files are the agent's or a grader's")
+    return user
 
 
 def user_of(scope: Scope) -> SandboxUser:

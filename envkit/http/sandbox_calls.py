@@ -1,28 +1,23 @@
 """What can be asked of a server about sandboxes: the calls by name, whatever they came over.
 
-Every call is of a tenant: a name, or None for an administrator, who sees the sandboxes of all. What a call asks for has
-a bound in seconds, so that none hangs, whatever its sandbox does.
+What a call asks for has a bound in seconds, so that none hangs, whatever its sandbox does.
 """
 
 from __future__ import annotations
 
 import hashlib
-import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
-from envkit import clock
 from envkit.errors import (
     DeadlineError,
     EnvkitError,
-    ForbiddenError,
     OptionError,
     RequestError,
     SandboxNotFoundError,
@@ -31,11 +26,12 @@ from envkit.errors import (
     did_you_mean,
 )
 from envkit.http import sandbox_wire as wire
-from envkit.http.asgi import Scope
+from envkit.http.callers import Caller
 from envkit.http.repeats import Outcome, Repeats
+from envkit.http.sandbox_starts import Order, Snapshots, Starts
 from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import JSON
+from envkit.types import JSON, FileUser
 
 MAX_TIMEOUT_S = 3600.0
 """The longest that a command may ask for, unless the caller of `SandboxCalls` says otherwise."""
@@ -49,11 +45,8 @@ _SLACK_S = 30.0
 _FILE_S = 120.0
 _STOP_S = 60.0
 _WAIT_S = 25.0
-_MAX_SNAPSHOTS = 10_000
-_UNTOLD_S = 600.0
 
-Tenant: TypeAlias = str | None
-Call: TypeAlias = Callable[[Any, Tenant], Awaitable[Outcome]]
+Call: TypeAlias = Callable[[Any, Caller], Awaitable[Outcome]]
 T = TypeVar("T")
 
 
@@ -71,33 +64,9 @@ class Measured(Protocol):
     async def stats(self) -> Mapping[str, JSON]: ...
 
 
-def tenant_of(scope: Scope) -> Tenant:
-    """Return the tenant whose call an ASGI scope is: empty where there are no tokens, None for an administrator.
-
-    Raises:
-        ForbiddenError: The caller may not use sandboxes.
-    """
-    caller = (scope.get("state") or {}).get("caller")
-    if caller is None:
-        return ""
-    if "admin" in caller.scopes:
-        return None
-    if "sandbox" not in caller.scopes:
-        raise ForbiddenError("the token does not allow the use of sandboxes (scope sandbox)")
-    tenant: str = caller.tenant
-    return tenant
-
-
-@dataclass(slots=True)
-class _Creation:
-    """A sandbox that is being started for somebody."""
-
-    tenant: str
-    content: bytes
-    done: anyio.Event = field(default_factory=anyio.Event)
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    error: Exception | None = None
-    ended_at: float = 0.0
+def seen_by(caller: Caller) -> str | None:
+    """Return the tenant whose sandboxes `caller` sees; None for an administrator, who sees those of all."""
+    return None if caller.is_admin else caller.tenant
 
 
 class SandboxCalls:
@@ -127,9 +96,8 @@ class SandboxCalls:
         self.repeats = Repeats(self.failure)
         self.closing = anyio.Event()
         self._problem = problem
-        self._ttl_s = ttl_s
-        self._creations: dict[str, _Creation] = {}
-        self._snapshots: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._starts = Starts(pool, self.repeats.drop, ttl_s=ttl_s)
+        self._snapshots = Snapshots()
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
             "create": (msgspec.json.Decoder(wire.CreateFrame), self._plain(self.create)),
             "view": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.view)),
@@ -148,11 +116,14 @@ class SandboxCalls:
             "cancel": (msgspec.json.Decoder(wire.CancelFrame), self._plain(self.cancel)),
         }
 
-    async def answer(self, frame: Frame, scope: Scope, used: set[str]) -> Outcome:
+    def live(self, tasks: TaskGroup) -> None:
+        """Have what outlives its caller done in `tasks`."""
+        self.repeats.tasks = self._starts.tasks = tasks
+
+    async def answer(self, frame: Frame, caller: Caller, used: set[str]) -> Outcome:
         """Answer a frame; an error is an answer too. The sandbox that it uses, if it does, is added to `used`."""
         name = frame.method.removeprefix(PREFIX)
         try:
-            tenant = tenant_of(scope)
             if name not in self._methods:
                 hint = did_you_mean(frame.method, [f"{PREFIX}{one}" for one in self._methods])
                 raise RequestError(f"there is no method {frame.method!r}{hint}")
@@ -164,42 +135,32 @@ class SandboxCalls:
             used.discard(body.sandbox_id)
         elif name not in ("list", "view"):
             used.add(body.sandbox_id)
-        return await self.attempt(partial(call, body, tenant))
+        return await self.attempt(partial(call, body, caller))
 
-    def keep(self, used: set[str], tenant: Tenant) -> None:
+    def keep(self, used: set[str], caller: Caller) -> None:
         """Renew the leases of the sandboxes named in `used`; the names of those that are over are taken out."""
         for id in list(used):
-            if id not in self._creations:
+            if id not in self._starts:
                 try:
-                    self.pool.get(id, tenant=tenant)
+                    self.pool.get(id, tenant=seen_by(caller))
                 except EnvkitError:
                     used.discard(id)
 
-    async def create(self, body: wire.CreateFrame, tenant: Tenant) -> wire.SandboxReply:
-        """Lend a sandbox; a caller that goes away meanwhile leaves that alone.
-
-        A start that fails is reported to whoever waits for it, or else to the next who asks.
-        """
+    async def create(self, body: wire.CreateFrame, caller: Caller) -> wire.SandboxReply:
+        """Lend a sandbox; a caller that goes away meanwhile leaves that alone."""
         self.refuse_when_closing()
-        id = body.sandbox_id
-        creation = self._creations.get(id)
-        if creation is None or (creation.tenant, creation.content) != (tenant or "", _content(body)):
-            creation = self._begin(id, body, tenant)  # where it is another, the pool says what is to be said
-        await creation.done.wait()
-        if self._creations.get(id) is creation:
-            del self._creations[id]
-        if creation.error is not None:
-            raise creation.error.with_traceback(None)
-        return wire.SandboxReply.of(self.pool.view(id, tenant=tenant))
+        snapshot = None if body.snapshot is None else self._snapshots.known(body.snapshot, seen_by(caller))
+        await self._starts.run(Order(body.sandbox_id, body.spec(), caller.tenant, body.lease_s, snapshot))
+        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=seen_by(caller)))
 
-    async def view(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.SandboxReply:
-        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=tenant))
+    async def view(self, body: wire.SandboxFrame, caller: Caller) -> wire.SandboxReply:
+        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=seen_by(caller)))
 
-    async def views(self, body: NoBody, tenant: Tenant) -> wire.SandboxesReply:
-        return wire.SandboxesReply([wire.SandboxReply.of(view) for view in self.pool.views(tenant=tenant)])
+    async def views(self, body: NoBody, caller: Caller) -> wire.SandboxesReply:
+        return wire.SandboxesReply([wire.SandboxReply.of(view) for view in self.pool.views(tenant=seen_by(caller))])
 
-    async def exec(self, body: wire.ExecFrame, tenant: Tenant) -> Outcome:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def exec(self, body: wire.ExecFrame, caller: Caller) -> Outcome:
+        sandbox = self.find(body.sandbox_id, caller)
         self._check_timeout(body.timeout_s)
 
         async def run() -> wire.ExecReply:
@@ -219,8 +180,8 @@ class SandboxCalls:
 
         return await self._once(body, body.key, run, body.timeout_s + _SLACK_S)
 
-    async def shell(self, body: wire.ShellFrame, tenant: Tenant) -> Outcome:
-        shell = self.find(body.sandbox_id, tenant).shell(body.shell, user=body.user)
+    async def shell(self, body: wire.ShellFrame, caller: Caller) -> Outcome:
+        shell = self.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
         self._check_timeout(body.timeout_s)
 
         async def run() -> wire.ExecReply:
@@ -233,48 +194,44 @@ class SandboxCalls:
         # Others may be before us, each with a time of its own.
         return await self._once(body, body.key, run, self.max_timeout_s + _SLACK_S)
 
-    async def close_shell(self, body: wire.CloseShellFrame, tenant: Tenant) -> DoneReply:
-        shell = self.find(body.sandbox_id, tenant).shell(body.shell, user=body.user)
+    async def close_shell(self, body: wire.CloseShellFrame, caller: Caller) -> DoneReply:
+        shell = self.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
         await _within(_SLACK_S, shell.close)
         return DoneReply()
 
-    async def read(self, body: wire.ReadFrame, tenant: Tenant) -> wire.FileReply:
-        return wire.FileReply(await self.read_file(body.sandbox_id, body.path, body.max_bytes, tenant))
+    async def read(self, body: wire.ReadFrame, caller: Caller) -> wire.FileReply:
+        return wire.FileReply(await self.read_file(body.sandbox_id, body.path, body.max_bytes, caller, body.user))
 
-    async def read_file(self, id: str, path: str, max_bytes: int, tenant: Tenant) -> bytes:
-        sandbox = self.find(id, tenant)
-        return await _within(_FILE_S, partial(sandbox.read, _path(path), max_bytes=max_bytes))
+    async def read_file(self, id: str, path: str, max_bytes: int, caller: Caller, user: FileUser) -> bytes:
+        sandbox = self.find(id, caller)
+        return await _within(_FILE_S, partial(sandbox.read, _path(path), max_bytes=max_bytes, user=user))
 
-    async def write(self, body: wire.WriteFrame, tenant: Tenant) -> Outcome:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def write(self, body: wire.WriteFrame, caller: Caller) -> Outcome:
+        sandbox = self.find(body.sandbox_id, caller)
         path = _path(body.path)
 
         async def run() -> DoneReply:
-            await sandbox.write(path, body.content, mode=body.mode)
+            await sandbox.write(path, body.content, mode=body.mode, user=body.user)
             return DoneReply()
 
         return await self._once(body, body.key, run, _FILE_S)
 
-    async def snapshot(self, body: wire.SnapshotFrame, tenant: Tenant) -> Outcome:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller) -> Outcome:
+        sandbox = self.find(body.sandbox_id, caller)
 
         async def run() -> wire.SnapshotReply:
-            # The backends' own names can be guessed, and would give one tenant the files of another.
-            name = f"snapshot-{secrets.token_hex(16)}"
-            self._snapshots[name] = (self.pool.view(body.sandbox_id).tenant, await sandbox.snapshot())
-            if len(self._snapshots) > _MAX_SNAPSHOTS:
-                self._snapshots.popitem(last=False)
-            return wire.SnapshotReply(name)
+            owner = self.pool.view(body.sandbox_id, tenant=seen_by(caller)).tenant
+            return wire.SnapshotReply(self._snapshots.name(owner, await sandbox.snapshot()))
 
         return await self._once(body, body.key, run, self.max_timeout_s)
 
-    async def probe(self, body: wire.ProbeFrame, tenant: Tenant) -> wire.ProbeReply:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def probe(self, body: wire.ProbeFrame, caller: Caller) -> wire.ProbeReply:
+        sandbox = self.find(body.sandbox_id, caller)
         self._check_timeout(body.timeout_s)
         return wire.ProbeReply(await sandbox.probe(body.timeout_s))
 
-    async def wait(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.WaitReply:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def wait(self, body: wire.SandboxFrame, caller: Caller) -> wire.WaitReply:
+        sandbox = self.find(body.sandbox_id, caller)
         cause = None
         with anyio.move_on_after(_WAIT_S):
             async with anyio.create_task_group() as tasks:
@@ -283,36 +240,32 @@ class SandboxCalls:
                 tasks.cancel_scope.cancel()
         return wire.WaitReply(cause)
 
-    async def log(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.LogReply:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def log(self, body: wire.SandboxFrame, caller: Caller) -> wire.LogReply:
+        sandbox = self.find(body.sandbox_id, caller)
         if not isinstance(sandbox, Logging):
             raise UnsupportedError(f"sandbox {body.sandbox_id} keeps no log")
         return wire.LogReply(await _within(_SLACK_S, sandbox.log))
 
-    async def stats(self, body: wire.SandboxFrame, tenant: Tenant) -> wire.StatsReply:
-        sandbox = self.find(body.sandbox_id, tenant)
+    async def stats(self, body: wire.SandboxFrame, caller: Caller) -> wire.StatsReply:
+        sandbox = self.find(body.sandbox_id, caller)
         if not isinstance(sandbox, Measured):
             raise UnsupportedError(f"sandbox {body.sandbox_id} does not say what it uses")
         return wire.StatsReply(dict(await _within(_SLACK_S, sandbox.stats)))
 
-    async def stop(self, body: wire.SandboxFrame, tenant: Tenant) -> DoneReply:
+    async def stop(self, body: wire.SandboxFrame, caller: Caller) -> DoneReply:
         """End a sandbox; goes on when the caller goes away."""
         id = body.sandbox_id
         with anyio.CancelScope(shield=True):
-            creation = self._creations.get(id)
-            if creation is not None and tenant in (None, creation.tenant):
-                creation.scope.cancel()
-                await creation.done.wait()
-                self._creations.pop(id, None)
+            await self._starts.cancel(id, seen_by(caller))
             with suppress(SandboxNotFoundError):  # it may be another's, and so may be what was called
-                self.pool.view(id, tenant=tenant)
+                self.pool.view(id, tenant=seen_by(caller))
                 self.repeats.drop(id)
-            await _within(_STOP_S, partial(self.pool.stop, id, tenant=tenant))
+            await _within(_STOP_S, partial(self.pool.stop, id, tenant=seen_by(caller)))
         return DoneReply()
 
-    async def cancel(self, body: wire.CancelFrame, tenant: Tenant) -> DoneReply:
+    async def cancel(self, body: wire.CancelFrame, caller: Caller) -> DoneReply:
         """End a call that has a key, and return once that is done."""
-        self.find(body.sandbox_id, tenant)
+        self.find(body.sandbox_id, caller)
         await _within(_SLACK_S, partial(self.repeats.cancel, body.sandbox_id, body.key))
         return DoneReply()
 
@@ -335,10 +288,10 @@ class SandboxCalls:
         problem = self._problem(error)
         return Outcome(write(problem), problem.status, problem.retry)
 
-    def find(self, id: str, tenant: Tenant) -> Sandbox:
+    def find(self, id: str, caller: Caller) -> Sandbox:
         """Return a sandbox that is to be used. Raises as `SandboxPool.get`, and while the server shuts down."""
         self.refuse_when_closing()
-        return self.pool.get(id, tenant=tenant)
+        return self.pool.get(id, tenant=seen_by(caller))
 
     async def _once(
         self, body: msgspec.Struct, key: str | None, run: Callable[[], Awaitable[object]], bound_s: float
@@ -349,45 +302,8 @@ class SandboxCalls:
         id: str = body.sandbox_id  # type: ignore[attr-defined]
         return await self.repeats.once(id, key, _content(body), work)
 
-    def _plain(self, method: Callable[[Any, Tenant], Awaitable[object]]) -> Call:
-        return lambda body, tenant: self.outcome(partial(method, body, tenant))
-
-    def _begin(self, id: str, body: wire.CreateFrame, tenant: Tenant) -> _Creation:
-        try:
-            self.pool.view(id)
-        except SandboxNotFoundError:
-            self.repeats.drop(id)  # those of an earlier one of this name, which ended by itself
-        untold_s = clock.now() - _UNTOLD_S
-        for name, one in list(self._creations.items()):
-            if one.done.is_set() and one.ended_at < untold_s:
-                del self._creations[name]
-        snapshot = None if body.snapshot is None else self._snapshot(body.snapshot, tenant)
-        creation = _Creation(tenant or "", _content(body))
-        self._creations.setdefault(id, creation)
-        assert self.repeats.tasks is not None
-        self.repeats.tasks.start_soon(self._create, id, body, tenant, snapshot, creation)
-        return creation
-
-    async def _create(
-        self, id: str, body: wire.CreateFrame, tenant: Tenant, snapshot: str | None, creation: _Creation
-    ) -> None:
-        creation.error = SandboxNotFoundError(f"sandbox {id} was stopped while it was started")
-        try:
-            with creation.scope:
-                ttl_s = _least(body.lease_s, self._ttl_s)
-                await self.pool.create(id, body.spec(), tenant=tenant or "", ttl_s=ttl_s, snapshot=snapshot)
-                creation.error = None
-        except Exception as error:
-            creation.error = error
-        finally:
-            creation.ended_at = clock.now()
-            creation.done.set()
-
-    def _snapshot(self, name: str, tenant: Tenant) -> str:
-        owner, known = self._snapshots.get(name, (None, ""))
-        if owner is None or tenant not in (None, owner):
-            raise SandboxNotFoundError(f"there is no snapshot {name[:200]!r}")
-        return known
+    def _plain(self, method: Callable[[Any, Caller], Awaitable[object]]) -> Call:
+        return lambda body, caller: self.outcome(partial(method, body, caller))
 
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
         await self.closing.wait()
@@ -410,7 +326,13 @@ async def _within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
 
 def _content(body: msgspec.Struct) -> bytes:
     """Return what a call asks for, in few bytes."""
-    return hashlib.blake2b(write([type(body).__name__, body]), digest_size=32).digest()
+    digest = hashlib.blake2b(type(body).__name__.encode(), digest_size=32)
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        part = value if isinstance(value, bytes) else repr(value).encode(errors="surrogatepass")
+        digest.update(b"%b %d " % (name.encode(), len(part)))
+        digest.update(part)
+    return digest.digest()
 
 
 def _refused(what: str, error: ValueError) -> EnvkitError:
@@ -421,7 +343,3 @@ def _path(path: str) -> str:
     if "\0" in path:
         raise RequestError("a path cannot hold NUL")
     return path
-
-
-def _least(asked_s: float | None, most_s: float | None) -> float | None:
-    return min((one for one in (asked_s, most_s) if one is not None), default=None)

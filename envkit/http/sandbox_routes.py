@@ -13,18 +13,19 @@ from fastapi import Request, Response
 from envkit.errors import RequestError
 from envkit.http import sandbox_wire as wire
 from envkit.http.asgi import RETRY_AFTER_S, ASGIApp, Receive, Scope, Send, read_body
+from envkit.http.callers import caller_of
 from envkit.http.calls import read_each
 from envkit.http.folders import MAX_FILE_BYTES, TAR
 from envkit.http.repeats import Outcome
 from envkit.http.sandbox_asgi import (
     MAX_EXEC_BYTES,
     SandboxPaths,
+    file_user_of,
     key_of,
     number_of,
     path_of,
     user_of,
 )
-from envkit.http.sandbox_calls import tenant_of
 from envkit.http.wire import MAX_REQUEST_BYTES, PROTOCOL, DoneReply, NoBody, Problem, read, write
 from envkit.types import SandboxState
 
@@ -34,6 +35,7 @@ _CREATE = msgspec.json.Decoder(wire.CreateBody)
 _EXEC = msgspec.json.Decoder(wire.ExecFrame)
 _EXECS = msgspec.json.Decoder(list[wire.ExecFrame])
 _MAX_EXECS = 1000
+_NO_MODE = -1
 _BYTES = "application/octet-stream"
 
 
@@ -90,6 +92,7 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     size = _query("max_bytes", "More than this is refused.", {"type": "integer"})
     mode = _query("mode", "Permissions, octal, such as 755.", {"type": "string", "pattern": "^[0-7]{1,4}$"})
     user = _query("user", "Whose shell it is.", {"enum": ["agent", "grader", "root"]})
+    owner = _query("user", "Whose file it is.", {"enum": ["agent", "grader"]})
     after = _query("after", "Number of the last event that is known.", {"type": "integer"})
     add("PUT", _SANDBOX, routes.create, wire.SandboxReply, wire.CreateBody, wire.StartingReply)
     add("GET", _SANDBOXES, routes.views, wire.SandboxesReply)
@@ -101,10 +104,10 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     add("POST", f"{_SANDBOXES}:exec", routes.execs, list[ExecOutcome], list[wire.ExecFrame])
     add("POST", f"{_SANDBOX}/shells/{{name}}", routes.shell, wire.ExecReply, wire.ShellBody, more=_more(key))
     add("DELETE", f"{_SANDBOX}/shells/{{name}}", routes.close_shell, DoneReply, more=_more(user))
-    add("GET", f"{_SANDBOX}/files", routes.read, more=_more(path, size))
-    add("PUT", f"{_SANDBOX}/files", routes.write, DoneReply, more=_more(path, mode, key, takes=_BYTES))
-    add("GET", f"{_SANDBOX}/tree", routes.give_tree, more=_more(path, size))
-    add("PUT", f"{_SANDBOX}/tree", routes.take_tree, DoneReply, more=_more(path, takes=TAR.decode()))
+    add("GET", f"{_SANDBOX}/files", routes.read, more=_more(path, size, owner))
+    add("PUT", f"{_SANDBOX}/files", routes.write, DoneReply, more=_more(path, mode, owner, key, takes=_BYTES))
+    add("GET", f"{_SANDBOX}/tree", routes.give_tree, more=_more(path, size, owner))
+    add("PUT", f"{_SANDBOX}/tree", routes.take_tree, DoneReply, more=_more(path, owner, takes=TAR.decode()))
     add("POST", f"{_SANDBOX}/snapshot", routes.snapshot, wire.SnapshotReply, more=_more(key))
     add("GET", f"/v{PROTOCOL}/events", routes.events, more=_more(after))
 
@@ -123,34 +126,34 @@ class _Routes:
         202 means that the start takes its time: repeat the call until it gives the sandbox. With `snapshot`, it begins
         with files that were kept.
         """
-        tenant = tenant_of(request.scope)
+        caller = caller_of(request.scope)
         body = read(await read_body(request.scope, request.receive, MAX_REQUEST_BYTES), _CREATE)
         values = {name: getattr(body, name) for name in wire.CreateBody.__struct_fields__}
         frame = wire.CreateFrame(**values, sandbox_id=wire.read_sandbox_id(sandbox_id))
         with anyio.move_on_after(self._slow_start_s):
-            reply = await self._calls.create(frame, tenant)
+            reply = await self._calls.create(frame, caller)
             return _json(write(reply), is_starting=reply.state is SandboxState.STARTING)
         return _json(write(wire.StartingReply(sandbox_id)), is_starting=True)
 
     async def views(self, request: Request) -> Response:
         """Look at all sandboxes."""
-        return _json(write(await self._calls.views(NoBody(), tenant_of(request.scope))))
+        return _json(write(await self._calls.views(NoBody(), caller_of(request.scope))))
 
     async def view(self, sandbox_id: str, request: Request) -> Response:
         """Look at a sandbox, without keeping it from expiring; those that are over can be seen for a while."""
-        return _json(write(await self._calls.view(wire.SandboxFrame(sandbox_id), tenant_of(request.scope))))
+        return _json(write(await self._calls.view(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def stop(self, sandbox_id: str, request: Request) -> Response:
         """End a sandbox with everything in it. Repeating the call is safe, as is ending one that does not exist."""
-        return _json(write(await self._calls.stop(wire.SandboxFrame(sandbox_id), tenant_of(request.scope))))
+        return _json(write(await self._calls.stop(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def log(self, sandbox_id: str, request: Request) -> Response:
         """Read the end of what the sandbox's command wrote to standard error."""
-        return _json(write(await self._calls.log(wire.SandboxFrame(sandbox_id), tenant_of(request.scope))))
+        return _json(write(await self._calls.log(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def stats(self, sandbox_id: str, request: Request) -> Response:
         """Ask the sandbox what it uses of the machine."""
-        return _json(write(await self._calls.stats(wire.SandboxFrame(sandbox_id), tenant_of(request.scope))))
+        return _json(write(await self._calls.stats(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def exec(self, sandbox_id: str) -> Response:
         """Run a program to its end.
@@ -161,18 +164,19 @@ class _Routes:
 
     async def execs(self, request: Request) -> Response:
         """Run programs in many sandboxes at once: a list in, and a list of results or errors out, in the same order."""
-        tenant = tenant_of(request.scope)
+        caller = caller_of(request.scope)
         data = await read_body(request.scope, request.receive, MAX_EXEC_BYTES)
         bodies = read_each(data, _EXECS, _EXEC)
         if len(bodies) > _MAX_EXECS:
             raise RequestError(f"a list may have {_MAX_EXECS} programs, got {len(bodies)}")
+        caller.take(len(bodies) - 1)  # the request itself was counted before
         outcomes = [b""] * len(bodies)
 
         async def run(index: int, body: wire.ExecFrame | RequestError) -> None:
             if isinstance(body, RequestError):
                 outcomes[index] = self._calls.failure(body).framed
             else:
-                outcomes[index] = (await self._calls.attempt(partial(self._calls.exec, body, tenant))).framed
+                outcomes[index] = (await self._calls.attempt(partial(self._calls.exec, body, caller))).framed
 
         async def run_all() -> None:
             async with anyio.create_task_group() as tasks:
@@ -193,23 +197,27 @@ class _Routes:
     async def close_shell(self, sandbox_id: str, name: str, request: Request) -> Response:
         """End a shell and everything that it started. Repeating the call is safe."""
         frame = wire.CloseShellFrame(sandbox_id, wire.read_sandbox_id(name), user_of(request.scope))
-        return _json(write(await self._calls.close_shell(frame, tenant_of(request.scope))))
+        return _json(write(await self._calls.close_shell(frame, caller_of(request.scope))))
 
     async def read(self, sandbox_id: str, request: Request) -> Response:
         """Read a file."""
         scope = request.scope
         max_bytes = number_of(scope, "max_bytes", MAX_FILE_BYTES, most=MAX_FILE_BYTES)
-        content = await self._calls.read_file(sandbox_id, path_of(scope), max_bytes, tenant_of(scope))
+        content = await self._calls.read_file(
+            sandbox_id, path_of(scope), max_bytes, caller_of(scope), file_user_of(scope)
+        )
         return Response(content, media_type=_BYTES)
 
     async def write(self, sandbox_id: str, request: Request) -> Response:
         """Write a file, as a whole or not at all; its folders are made."""
         scope = request.scope
-        tenant = tenant_of(scope)
-        path, mode, key = path_of(scope), number_of(scope, "mode", 0o644, base=8, most=0o777), key_of(scope)
-        self._calls.find(sandbox_id, tenant)  # before all of it is read
+        caller = caller_of(scope)
+        path, key, user = path_of(scope), key_of(scope), file_user_of(scope)
+        mode = number_of(scope, "mode", _NO_MODE, base=8, most=0o777)
+        self._calls.find(sandbox_id, caller)  # before all of it is read
         content = await read_body(scope, request.receive, MAX_FILE_BYTES)
-        return _of(await self._calls.write(wire.WriteFrame(sandbox_id, path, content, mode, key), tenant))
+        frame = wire.WriteFrame(sandbox_id, path, content, None if mode == _NO_MODE else mode, key, user)
+        return _of(await self._calls.write(frame, caller))
 
     async def give_tree(self, sandbox_id: str) -> Response:
         """Copy a file or folder out of the sandbox, as a tar stream whose names begin with ``tree`` or with ``.``."""
@@ -222,7 +230,7 @@ class _Routes:
     async def snapshot(self, sandbox_id: str, request: Request) -> Response:
         """Keep the sandbox's files as they are now, under a name with which another one can begin."""
         frame = wire.SnapshotFrame(sandbox_id, key_of(request.scope))
-        return _of(await self._calls.snapshot(frame, tenant_of(request.scope)))
+        return _of(await self._calls.snapshot(frame, caller_of(request.scope)))
 
     async def events(self) -> Response:
         """Follow what happens: server-sent events with an `EventReply` each, and a sign of life each 15 s."""

@@ -16,7 +16,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from envkit.errors import RequestError
-from envkit.types import ExecResult, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
+from envkit.http.wire import PROTOCOL
+from envkit.types import ExecResult, FileUser, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
+
+BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
+"""What the paths of one sandbox begin with."""
 
 LEASE_S = 3600.0
 """Seconds without use after which a sandbox is stopped, unless its maker says otherwise."""
@@ -156,6 +160,7 @@ class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sandbox_id: SandboxId
     path: str
     max_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAME_FILE_BYTES)] = MAX_FRAME_FILE_BYTES
+    user: FileUser = "agent"
 
 
 class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,8 +169,9 @@ class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sandbox_id: SandboxId
     path: str
     content: bytes
-    mode: Mode = 0o644
+    mode: Mode | None = None
     key: Key | None = None
+    user: FileUser = "agent"
 
 
 class SnapshotFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,8 @@ from typing import Any
 
 import anyio
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 
 from envkit.errors import UsageError
 from envkit.http.guard import Served
@@ -79,6 +81,16 @@ async def serve(
             _stop_listening(listener, uds)
 
 
+def require_address(host: str, port: int, uds: str | None) -> None:
+    """Return if a server could listen there now, so that nothing is started in vain.
+
+    Raises:
+        UsageError: It could not; the message says what to do.
+    """
+    listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
+    _stop_listening(listener, uds)
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its own signals, and told when to stop instead of asking ten times a second."""
 
@@ -113,6 +125,16 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Socket(WebSocketsSansIOProtocol):
+    """uvicorn's, which fails at shutdown when its client is just leaving too, and would take the server with it."""
+
+    def shutdown(self) -> None:
+        try:
+            super().shutdown()
+        except InvalidState:
+            self.transport.close()
+
+
 def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
     return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
 
@@ -121,7 +143,7 @@ def _config(app: Served, certificate: Path | None, key: Path | None) -> uvicorn.
     return uvicorn.Config(
         app,
         http="httptools",
-        ws="websockets-sansio",
+        ws=_Socket,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PONG_S,

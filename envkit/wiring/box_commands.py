@@ -23,7 +23,7 @@ from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.program import Program
-from envkit.types import JSON
+from envkit.types import JSON, ExecResult
 from envkit.wiring.boxes import AnyBox, BackendKind, kind_of, opened, running, spec_of
 
 TIMED_OUT = 124
@@ -66,7 +66,7 @@ async def run(
                 await box.upload(source, name)
             return await _attend(box, program, timeout_s, tty)
 
-    return await _exit_code_of(run)
+    return await exit_code_of(run)
 
 
 async def detach(
@@ -98,7 +98,7 @@ async def exec_in(box_id: str, program: Sequence[str], timeout_s: float | None, 
         async with _attached(box_id) as box:
             return await _attend(box, program, timeout_s, tty)
 
-    return await _exit_code_of(run)
+    return await exit_code_of(run)
 
 
 async def log_of(box_id: str) -> str:
@@ -124,6 +124,15 @@ async def remove(box_ids: Sequence[str]) -> None:
         raise ExceptionGroup("boxes that could not be ended", failures)
 
 
+def say(result: ExecResult, bound_s: float) -> int:
+    """Write what a program has left to say, which was given `bound_s` seconds; return the exit code to end with."""
+    _write(_OUT, result.stdout_bytes)
+    _write(_ERR, result.stderr_bytes)
+    if result.timed_out:
+        print(f"stopped after {bound_s:g} s", file=sys.stderr)
+    return _exit_code(result.exit_code)
+
+
 async def list_staying() -> Sequence[Staying]:
     """Return the boxes of this machine that stay, of every backend that works here."""
     found = []
@@ -146,7 +155,7 @@ async def _look(backend: LocalBackend | DockerBackend, box_id: str) -> Staying:
     return Staying(box_id, stats)
 
 
-async def _exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
+async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
     """Return what `run` returns, or the exit code for a lost box, or for a signal that ended it, in order."""
     caught: list[int] = []
 
@@ -183,10 +192,7 @@ async def _attend(box: AnyBox, program: Sequence[str], timeout_s: float | None, 
         program = _SHELL if tty else _PLAIN_SHELL
     bound_s = _FOR_EVER_S if timeout_s is None else timeout_s
     if not isinstance(box, Box):  # an image without Python: nothing is seen before the program ends
-        result = await box.exec(program, timeout_s=bound_s)
-        _write(_OUT, result.stdout_bytes)
-        _write(_ERR, result.stderr_bytes)
-        return _exit_code(result.exit_code)
+        return say(await box.exec(program, timeout_s=bound_s), bound_s)
     env = {"TERM": os.environ.get("TERM", "xterm")} if tty else {}
     async with box.program(program, timeout_s=bound_s, env=env, terminal=_size() if tty else None) as running_one:
         beside = [partial(_feed, running_one), *([partial(_follow_size, running_one)] if tty else ())]
@@ -196,9 +202,7 @@ async def _attend(box: AnyBox, program: Sequence[str], timeout_s: float | None, 
                     kind, content = piece
                     await clock.to_thread(_write, _ERR if kind == "err" else _OUT, content)
         result = await running_one.result()
-    if result.timed_out:
-        print(f"stopped after {bound_s:g} s", file=sys.stderr)
-    return _exit_code(result.exit_code)
+    return say(result, bound_s)
 
 
 @asynccontextmanager

@@ -12,28 +12,31 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from anyio.from_thread import BlockingPortal
 from pydantic import TypeAdapter, ValidationError
 
 from envkit import clock
 from envkit.env import close_here, loop_thread
-from envkit.errors import SandboxLostError, UsageError, did_you_mean
+from envkit.errors import SandboxLostError, UnsupportedError, UsageError, did_you_mean
 from envkit.protocols import Shell
-from envkit.sandbox import docker, local
+from envkit.sandbox import docker, local, trees
 from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.fallback import FallbackBox
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.process import ProcessBackend
-from envkit.types import ExecResult, SandboxSpec, SandboxUser
+from envkit.types import ExecResult, FileUser, SandboxSpec, SandboxUser
+
+if TYPE_CHECKING:
+    from envkit.http.remote_sandbox import RemoteSandbox
 
 T = TypeVar("T")
 
 BackendKind: TypeAlias = Literal["auto", "local", "docker", "process"]
 Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
-AnyBox: TypeAlias = Box | FallbackBox
+AnyBox: TypeAlias = "Box | FallbackBox | RemoteSandbox"
 
 KINDS = ("auto", "local", "docker", "process")
 
@@ -102,8 +105,16 @@ async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
         yield backend
 
 
+class Starter(Protocol):
+    """Starts boxes, here or elsewhere; see `envkit.protocols.SandboxBackend`."""
+
+    async def start(self, spec: SandboxSpec) -> AnyBox: ...
+
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> AnyBox: ...
+
+
 @asynccontextmanager
-async def running(backend: Backend, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnyBox]:
+async def running(backend: Starter, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnyBox]:
     """Give a box for the length of the block; raises as `SandboxBackend.start` and `restore`."""
     box = await (backend.start(spec) if snapshot is None else backend.restore(snapshot, spec))
     try:
@@ -112,22 +123,46 @@ async def running(backend: Backend, spec: SandboxSpec, snapshot: str | None = No
         await box.stop()
 
 
-def open_sandbox(backend: BackendKind = "auto", **options: Any) -> BlockingSandbox:
+def open_sandbox(
+    backend: BackendKind = "auto",
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    ca: Path | str | None = None,
+    **options: Any,
+) -> BlockingSandbox:
     """Start a sandbox, as in ``with envkit.open_sandbox() as box: box.exec(["true"], timeout_s=5)``.
 
     Args:
         backend: ``"local"`` is bubblewrap, ``"docker"`` a Docker daemon, ``"process"`` a plain child process, which
             isolates nothing; ``"auto"`` is the first of ``local`` and ``docker`` that works here.
+        url: Address of an `envkit serve` that lends sandboxes, which is asked for one instead.
+        token: What to show that server; the variable ``ENVKIT_TOKEN``, unless given.
+        ca: PEM file of the certificates that an ``https://`` server is trusted by, instead of the system's.
         options: The fields of `envkit.types.SandboxSpec`, such as ``image``, ``memory_mib`` and ``network``.
 
     Raises:
         UsageError: There is no such backend or option, or it does not work on this machine; says what to do.
         SandboxStartError: The backend refused, or the box never became ready.
+        UnreachableError: Nothing answers at `url`.
+        CapacityError: The server has no room.
     """
     spec = spec_of(options)
+    if url is None and (token is not None or ca is not None):
+        raise UsageError("a token and certificates go with the address of a server (url)")
+    if url is not None and backend != "auto":
+        raise UsageError("which backend a server uses is its own choice; leave backend out, or url")
     with ExitStack() as resources:
         portal = resources.enter_context(loop_thread())
-        opened_backend = _enter(portal, resources, opened(backend))
+        opened_backend: Starter
+        if url is None:
+            opened_backend = _enter(portal, resources, opened(backend))
+        else:
+            from envkit.http.sandbox_client import SandboxClient  # costs what nobody pays for a box of this machine
+
+            client = SandboxClient(url, token, ca=ca, trees=trees)
+            # It holds a task group, which is left by the task that entered it.
+            opened_backend = resources.enter_context(portal.wrap_async_context_manager(client))
         box = _enter(portal, resources, running(opened_backend, spec))
         kept = resources.pop_all()
     return BlockingSandbox(opened_backend, spec, box, portal, kept)
@@ -141,7 +176,7 @@ class BlockingSandbox:
     """
 
     def __init__(
-        self, backend: Backend, spec: SandboxSpec, box: AnyBox, portal: BlockingPortal, resources: ExitStack
+        self, backend: Starter, spec: SandboxSpec, box: AnyBox, portal: BlockingPortal, resources: ExitStack
     ) -> None:
         self._backend = backend
         self._spec = spec
@@ -156,8 +191,19 @@ class BlockingSandbox:
         return self._box.id
 
     @property
+    def grader_home(self) -> str:
+        """The folder that only a grader can enter; see `envkit.protocols.Sandbox.grader_home`."""
+        return self._box.grader_home
+
+    @property
     def gives_up(self) -> Sequence[str]:
-        """What it does not hold of what others of its kind hold."""
+        """What it does not hold of what others of its kind hold.
+
+        Raises:
+            UnsupportedError: It is remote, and only its server knows.
+        """
+        if not isinstance(self._box, (Box, FallbackBox)):
+            raise UnsupportedError(f"what sandbox {self.id} gives up is known to its server alone")
         return self._box.gives_up
 
     def exec(
@@ -179,21 +225,21 @@ class BlockingSandbox:
         """Return the shell `name`, which starts with its first command."""
         return BlockingShell(self._box.shell(name, user=user), self.wait_for)
 
-    def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+    def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
         """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
-        return self.wait_for(partial(self._box.read, path, max_bytes=max_bytes))
+        return self.wait_for(partial(self._box.read, path, max_bytes=max_bytes, user=user))
 
-    def write(self, path: str, content: str | bytes, *, mode: int = 0o644) -> None:
+    def write(self, path: str, content: str | bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         """Write a file, text as UTF-8; see `envkit.protocols.Sandbox.write`."""
-        self.wait_for(partial(self._box.write, path, _bytes(content), mode=mode))
+        self.wait_for(partial(self._box.write, path, _bytes(content), mode=mode, user=user))
 
-    def upload(self, source: str | Path, target: str) -> None:
+    def upload(self, source: str | Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file or folder into the box; see `envkit.protocols.Sandbox.upload`."""
-        self.wait_for(partial(self._box.upload, Path(source), target))
+        self.wait_for(partial(self._box.upload, Path(source), target, user=user))
 
-    def download(self, source: str, target: str | Path, *, max_bytes: int = 1 << 30) -> None:
+    def download(self, source: str, target: str | Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         """Copy a file or folder out of the box; see `envkit.protocols.Sandbox.download`."""
-        self.wait_for(partial(self._box.download, source, Path(target), max_bytes=max_bytes))
+        self.wait_for(partial(self._box.download, source, Path(target), max_bytes=max_bytes, user=user))
 
     def connect(self, place: str | int) -> socket.socket:
         """Return a connected stream to a socket or port inside; see `envkit.protocols.Sandbox.connect`."""

@@ -38,7 +38,7 @@ def find(env_id: str) -> EnvSpec:
 
 
 def make(
-    env_id: str, *, url: str | None = None, token: str | None = None, ca: Path | None = None, **options: Any
+    env_id: str, *, url: str | None = None, token: str | None = None, ca: Path | str | None = None, **options: Any
 ) -> gymnasium.Env[Any, Any]:
     """Make an environment: text in, text out, unless the world is asked for something else.
 
@@ -80,7 +80,7 @@ def make_vec(
     autoreset: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     url: str | None = None,
     token: str | None = None,
-    ca: Path | None = None,
+    ca: Path | str | None = None,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
     """Make `num_envs` copies that step together. All modes play the same episodes from the same seeds.
@@ -199,7 +199,7 @@ def _carried() -> Iterator[None]:
         raise _CarriedError(error) from None
 
 
-def _check_only_served(token: str | None, ca: Path | None) -> None:
+def _check_only_served(token: str | None, ca: Path | str | None) -> None:
     if token is not None or ca is not None:
         raise ConfigError(["url: is missing; a token and certificates go with the address of a server"])
 

@@ -8,7 +8,7 @@ import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from envkit.http.access_log import AccessLog
 from envkit.http.app import create_app
 from envkit.http.guard import Guard
 from envkit.http.rates import Rate
-from envkit.http.server import serve
+from envkit.http.server import require_address, serve
 from envkit.http.tokens import TokenStore
 from envkit.protocols import EnvHost, Sandbox
 from envkit.sandbox import trees
@@ -76,38 +76,51 @@ async def serve_fleet(
         SandboxError: No box came up; says why.
     """
     listen, limits = config.listen, config.limits
+    require_address(listen.host, listen.port, listen.socket)
     tokens = _tokens(config)
     if tokens is not None:
         announce("tokens: every caller needs one (envkit token create)")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
-    async with open_fleet(config, announce) as fleet, anyio.create_task_group() as tasks:
-        pool = fleet.pool
-        if pool is not None and config.alerts.webhook is not None:
-            tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
-        if pool is not None and config.autoscale.command is not None:
-            act = partial(run_command, config.autoscale.command)
-            tasks.start_soon(autoscale, pool.wanted, act, config.autoscale.interval_s)
+    async with open_fleet(config, announce) as fleet, _telling(config, fleet.pool):
+        log = _access_log(config)
         app = create_app(
             fleet.host,
             envs=envs.registered,
             ttl_s=limits.session_ttl_s,
             step_timeout_s=limits.step_timeout_s,
             max_request_bytes=limits.request_bytes,
-            pool=pool,
+            pool=fleet.pool,
             trees=trees,
             sandbox_ttl_s=limits.sandbox_ttl_s,
-            metrics=None if pool is None else partial(fleet_metrics.collect, pool, fleet.hosts),
+            metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
         )
-        await serve(
-            Guard(app, tokens, rate=rate, log=_access_log(config)),
-            host=listen.host,
-            port=listen.port,
-            uds=listen.socket,
-            certificate=None if listen.certificate is None else Path(listen.certificate),
-            key=None if listen.key is None else Path(listen.key),
-            on_ready=on_ready,
-        )
+        with log or nullcontext():
+            await serve(
+                Guard(app, tokens, rate=rate, log=log),
+                host=listen.host,
+                port=listen.port,
+                uds=listen.socket,
+                certificate=None if listen.certificate is None else Path(listen.certificate),
+                key=None if listen.key is None else Path(listen.key),
+                on_ready=on_ready,
+            )
+
+
+@asynccontextmanager
+async def _telling(config: ServeConfig, pool: Pool | None) -> AsyncIterator[None]:
+    """Tell people and programs what the fleet needs, for the length of the block."""
+    tasks = await anyio.create_task_group().__aenter__()
+    if pool is not None and config.alerts.webhook is not None:
+        tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+    if pool is not None and config.autoscale.command is not None:
+        act = partial(run_command, config.autoscale.command)
+        tasks.start_soon(autoscale, pool.wanted, act, config.autoscale.interval_s)
+    try:
+        yield
+    finally:
         tasks.cancel_scope.cancel()
+        # Not told of the block's own error, which it would wrap in a group.
+        await tasks.__aexit__(None, None, None)
 
 
 @asynccontextmanager
@@ -147,12 +160,13 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         await stack.enter_async_context(pool)
         shared = await stack.enter_async_context(_host(config, pool, shared_box, "shared", boxes=count))
         announce(f"sandboxes: {what}{why}; environments in {count} {'box' if count == 1 else 'boxes'}")
-        if not config.envs.own_boxes or all(spec.shares for spec in envs.registered()):
+        alone = {spec.id for spec in envs.registered() if not spec.shares}
+        if not config.envs.own_boxes or not alone:
             yield Fleet(shared, pool, (shared,))
             return
         own_box = _env_box(config, backend, 1)
         own = await stack.enter_async_context(_host(config, pool, own_box, "own", boxes=config.envs.own_boxes))
-        yield Fleet(Homes(shared, own, _shares), pool, (shared, own))
+        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own))
 
 
 class _EnvBoxes:
@@ -188,7 +202,7 @@ def _host(config: ServeConfig, pool: Pool, box: SandboxSpec, kind: str, *, boxes
         episodes_per_box=1 if kind == "own" else None,
         restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
         probing=Probing(silence.interval_s, silence.lost_s - silence.interval_s, misses=1),
-        replayable=_is_replayable,
+        replayable={spec.id for spec in envs.registered() if spec.replayable}.__contains__,
     )
 
 
@@ -218,14 +232,6 @@ def _stock(section: StockSection) -> Stock:
 
 def _is_alive(view: SandboxView) -> bool:
     return view.state in (SandboxState.LEASED, SandboxState.SUSPECT)
-
-
-def _is_replayable(env_id: str) -> bool:
-    return any(spec.id == env_id and spec.replayable for spec in envs.registered())
-
-
-def _shares(env_id: str) -> bool:
-    return all(spec.shares for spec in envs.registered() if spec.id == env_id)
 
 
 def _tokens(config: ServeConfig) -> TokenStore | None:

@@ -17,17 +17,22 @@ _FOLDER = Path(__file__).parent
 _NOT_SENT = ("__init__", "boot")
 
 BOOT = (
-    "import os\n"
+    "import marshal,posix\n"
+    "from _frozen_importlib_external import MAGIC_NUMBER\n"
     "def take(fd,n):\n"
     " b=b''\n"
     " while len(b)<n:\n"
-    "  p=os.read(fd,n-len(b))\n"
-    "  if not p:os._exit(0)\n"
+    "  p=posix.read(fd,n-len(b))\n"
+    "  if not p:posix._exit(0)\n"
     "  b+=p\n"
     " return b\n"
-    "exec(compile(take(0,int(take(0,9))),'agent/boot.py','exec'))\n"
+    "magic,code,text=[take(0,int(take(0,9)))for _ in range(3)]\n"
+    "exec(marshal.loads(code)if magic==MAGIC_NUMBER else compile(text,'agent/boot.py','exec'))\n"
 )
-"""Reads, from standard input, nine digits and as many bytes as they say, and runs those."""
+"""Reads, from standard input, three parts and runs the second, or the third where the first is not of this Python.
+
+Each part comes after its length, in nine digits. The package `os` is left to what follows: it takes its time.
+"""
 
 
 def command(python: str) -> list[str]:
@@ -38,16 +43,18 @@ def command(python: str) -> list[str]:
 def opening() -> bytes:
     """Return what the agent is sent before anything else: its first part and its modules, each after its length.
 
-    A module is there twice, as source and compiled for the Python that runs us, which inside a bubblewrap box is the
+    Everything is there twice, as source and compiled for the Python that runs us, which inside a bubblewrap box is the
     same; it saves that box several milliseconds.
     """
-    magic = importlib.util.MAGIC_NUMBER.hex()
-    parts = []
+    magic = importlib.util.MAGIC_NUMBER
+    modules = b""
     for path in sorted(_FOLDER.glob("*.py")):
         if path.stem not in _NOT_SENT:
-            text = path.read_bytes()
-            code = marshal.dumps(compile(text, f"agent/{path.name}", "exec", dont_inherit=True))
-            parts += [(path.stem, text), (f"{path.stem}@{magic}", code)]
-    boot = (_FOLDER / "boot.py").read_bytes()
-    modules = b"".join(b"%s %d\n%s" % (name.encode(), len(body), body) for name, body in parts)
-    return b"%09d%s%09d%s" % (len(boot), boot, len(modules), modules)
+            for name, body in ((path.stem, path.read_bytes()), (f"{path.stem}@{magic.hex()}", _compiled(path))):
+                modules += b"%s %d\n%s" % (name.encode(), len(body), body)
+    boot = _FOLDER / "boot.py"
+    return b"".join(b"%09d%s" % (len(part), part) for part in (magic, _compiled(boot), boot.read_bytes(), modules))
+
+
+def _compiled(path: Path) -> bytes:
+    return marshal.dumps(compile(path.read_bytes(), f"agent/{path.name}", "exec", dont_inherit=True))

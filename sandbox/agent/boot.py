@@ -1,11 +1,11 @@
 """The first part of the agent: say hello as soon as possible, then take in the rest and load that.
 
 It runs as a script, with ``take(fd, count)``, which reads so many bytes, among its names. Annotations
-are texts where Python 3.7 could not read them: even ``__future__`` takes its time.
+are texts where Python 3.7 could not read them: even ``__future__`` takes its time, and so does ``os``.
 """
 
 import marshal
-import os
+import posix
 import sys
 from _frozen_importlib import ModuleSpec  # what importlib.machinery hands on, which is slow to load
 from _frozen_importlib_external import MAGIC_NUMBER
@@ -53,25 +53,26 @@ class Finder:
 
 def take_channel() -> "tuple[int, int]":
     """Return the channel's two ends, moved away from where a program that we start would inherit them."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+    nothing = posix.open("/dev/null", posix.O_RDWR)
     while nothing < 3:  # not even a standard error
-        nothing = os.dup(nothing)
-    ends = os.dup(0), os.dup(1)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    os.close(nothing)
+        nothing = posix.dup(nothing)
+    ends = posix.dup(0), posix.dup(1)
+    posix.dup2(nothing, 0)
+    posix.dup2(nothing, 1)
+    posix.close(nothing)
     return ends
 
 
 def hello() -> bytes:
     """Return the first frame."""
-    text = '{"hello": 1, "pid": %d, "python": "%d.%d", "uid": %d}' % (os.getpid(), *sys.version_info[:2], os.getuid())
+    facts = (posix.getpid(), *sys.version_info[:2], posix.getuid())
+    text = '{"hello": 1, "pid": %d, "python": "%d.%d", "uid": %d}' % facts
     return len(text).to_bytes(4, "big") + bytes(4) + text.encode()
 
 
 def boot() -> None:
     reader, writer = take_channel()
-    os.write(writer, hello())
+    posix.write(writer, hello())
     sys.meta_path.insert(0, Finder(take(reader, int(take(reader, 9)))))
     sys.dont_write_bytecode = True
     main: Callable[[int, int, bytes], None] = __import__("agent.main").main.main

@@ -62,8 +62,9 @@ class Exec(Call):
             return
         try:
             name = self._open_terminal(user, *size) if size else b""
-            order = keeper.order(argv, env, folder, () if size else (0, 1, 2), name)
-            files = [] if size else self._open_pipes(user, bool(header.get("stdin")))
+            takes_input = bool(header.get("stdin"))
+            order = keeper.order(argv, env, folder, () if size else (0, 1, 2) if takes_input else (1, 2), name)
+            files = [] if size else self._open_pipes(user, takes_input)
         except Exception:
             agent.lanes.give_back(self._lane)
             self._close_and(lambda: None)
@@ -101,14 +102,13 @@ class Exec(Call):
     def _open_pipes(self, user: User, takes_input: bool) -> list[int]:
         """Return the files that the program gets."""
         loop = self._agent.loop
+        files = []
         if takes_input:
             stdin, ours = user.pipe()
             self._acknowledges = self._streams
             on_written = (lambda count: self.say(ack=count)) if self._acknowledges else None
             self._input = Input(loop, ours, self, on_written)
-        else:
-            stdin = os.open(os.devnull, os.O_RDONLY)
-        files = [stdin]
+            files.append(stdin)
         for of in ("out", "err"):
             ours, theirs = user.pipe()
             self._outputs.append(Output(loop, ours, self._taker(of), self))

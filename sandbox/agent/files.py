@@ -1,4 +1,4 @@
-"""Reading and writing one file, with the agent user's rights, so that links lead only to where that user may go."""
+"""Reading and writing one file, with the rights of a user of the box, so that links lead only to where it may go."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Read(Call):
         self._max_bytes = int(header["max_bytes"])
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            self._fd = agent.users["agent"].act(lambda: os.open(agent.inside(path), flags))
+            self._fd = agent.owner(header).act(lambda: os.open(agent.inside(path), flags))
         except (OSError, ValueError) as error:
             raise CallError("missing", _reason(error)) from None
         about = os.fstat(self._fd)
@@ -74,9 +74,10 @@ class Write(Call):
 
     def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
         super().__init__(connection, number)
-        self._user = agent.users["agent"]
+        self._user = agent.owner(header)
         self._path = agent.inside(encoded(header["path"]))
-        self._mode = int(header.get("mode", 0o644)) & 0o777
+        mode = header.get("mode")
+        self._mode = 0o644 & self._user.rights if mode is None else int(mode) & 0o777
         self._fd: int | None = None
         try:
             self._temporary, self._fd = self._user.act(self._open)
@@ -109,7 +110,7 @@ class Write(Call):
         folder, name = os.path.split(self._path)
         if not name or os.path.isdir(self._path):
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        make_folders(folder)
+        make_folders(folder, 0o755 & self._user.rights)
         for count in range(_TRIES):
             temporary = os.path.join(folder, b".%d-%d.part" % (self._number, count))
             try:
@@ -137,15 +138,18 @@ class Write(Call):
             pass
 
 
-def make_folders(folder: bytes) -> None:
-    """Make `folder` and what leads to it."""
-    if folder and not os.path.isdir(folder):
-        make_folders(os.path.dirname(folder))
+def make_folders(folder: bytes, mode: int = 0o777) -> None:
+    """Make `folder` and what leads to it, however long that is."""
+    missing = []
+    while folder and not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for folder in reversed(missing):
         try:
-            os.mkdir(folder, 0o755)
+            os.mkdir(folder, mode)
         except FileExistsError:
             if not os.path.isdir(folder):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
 
 
 def _reason(error: Exception) -> str:

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, socket
 
 from . import kernel, processes
@@ -30,8 +31,11 @@ ANSWER = struct.Struct(">iiii")
 """Kind; pid or exit code; whether somebody is left over; whether the program could not be started."""
 STARTED, ENDED = 1, 2
 MAX_FILES = 8
+PATIENCE_S = 2.0
+"""How long a program waits for room, when others are ended to make some."""
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+_RETRY_S = 0.005
 _FIRST_FREE = 10  # what the order's files may become is below
 # What we or Python ignore would stay so in another program.
 _RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
@@ -80,11 +84,12 @@ def serve(fd: int, user: kernel.User, parent: int) -> None:
     line = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
     os.close(fd)
     filler = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(filler, 0)  # what a command that is given no standard input reads
     while filler < _FIRST_FREE - 1:
         filler = os.dup(filler)
     while True:
         content, files = _receive(line)
-        _run(line, Order(content), files)
+        _run(line, Order(content), files, 0.0 if user.yields else PATIENCE_S)
 
 
 def settle(user: kernel.User, parent: int, *kept: int, hidden: bool = False) -> None:
@@ -104,10 +109,10 @@ def settle(user: kernel.User, parent: int, *kept: int, hidden: bool = False) -> 
         _leave()
 
 
-def _run(line: socket, wanted: Order, files: list[int]) -> None:
+def _run(line: socket, wanted: Order, files: list[int], patience_s: float) -> None:
     failed = 0
     try:
-        pid = _start(wanted, files)
+        pid = _start_patiently(wanted, files, patience_s)
     except OSError as error:
         failed = 1
         _complain(wanted, files, error)
@@ -135,6 +140,17 @@ def _wait(wanted: int) -> tuple[int, int]:
     except ChildProcessError:
         return processes.exit_code(status), 0
     return processes.exit_code(status), 1
+
+
+def _start_patiently(wanted: Order, files: list[int], patience_s: float) -> int:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return _start(wanted, files)
+        except BlockingIOError:  # the box has as many processes as it may have
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_S)
 
 
 def _start(wanted: Order, files: list[int]) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _LINUX = sys.platform.startswith("linux")
 _FIONREAD = 0x541B if _LINUX else 0x4004667F
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -32,6 +33,8 @@ _CAPABILITY_VERSION = 0x20080522
 _CAPABILITIES = 64
 _HIDDEN_UID = 1002
 """A user that nobody in a box is."""
+_BOUNDS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/pids/pids")
+"""How the names of the files begin that say how many processes there may be and are: of version 2, of version 1."""
 
 
 class User:
@@ -40,11 +43,27 @@ class User:
     Attributes:
         uid: User and group id to take; None stays what the agent is.
         env: Variables that its programs have beside those of the box.
+        is_private: Whether what it leaves is closed to the others; has no meaning for one that is no other.
+        yields: Whether its programs are ended when another user finds no room for a process.
     """
 
-    def __init__(self, uid: int | None, env: dict[bytes, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        uid: int | None,
+        env: dict[bytes, bytes] | None = None,
+        *,
+        is_private: bool = False,
+        yields: bool = False,
+    ) -> None:
         self.uid = uid
         self.env = env or {}
+        self.is_private = is_private
+        self.yields = yields
+
+    @property
+    def rights(self) -> int:
+        """What of a mode its new files have, unless somebody says otherwise."""
+        return 0o700 if self.is_private else 0o777
 
     def act(self, action: Callable[[], T]) -> T:
         """Return what `action` returns when done with this user's rights, so that links resolve with those."""
@@ -77,6 +96,8 @@ class User:
         _prctl(libc, _PR_SET_NO_NEW_PRIVS, 1)
         if self.uid is None:
             return
+        if self.is_private:
+            os.umask(0o077)
         _prctl(libc, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         for capability in range(_CAPABILITIES):
             _prctl(libc, _PR_CAPBSET_DROP, capability)  # refused without SETPCAP, and then the others must do
@@ -93,6 +114,13 @@ def adopt_orphans() -> bool:
     return _prctl(_library(), _PR_SET_CHILD_SUBREAPER, 1)
 
 
+def hide_memory() -> None:
+    """Keep others that have our rights, as programs of the box's root, from tracing us and from reading our memory."""
+    if not _prctl(_library(), _PR_SET_DUMPABLE, 0) and _LINUX and os.geteuid() == 0:
+        os.setegid(_HIDDEN_UID)  # whoever changes its rights is hidden as well
+        os.setegid(0)
+
+
 def die_with_parent(number: int) -> None:
     """Be sent signal `number` when the parent dies. Forgotten when the user changes."""
     _prctl(_library(), _PR_SET_PDEATHSIG, number)
@@ -100,6 +128,7 @@ def die_with_parent(number: int) -> None:
 
 def be_killed_first() -> None:
     """Be chosen before the agent when memory runs out, and leave no core file."""
+    is_seen = os.geteuid() != 0 and _prctl(_library(), _PR_SET_DUMPABLE, 1)  # of who is hidden, this file is root's
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -108,6 +137,8 @@ def be_killed_first() -> None:
             os.close(fd)
     except OSError:
         pass
+    if is_seen:
+        hide_memory()
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -115,6 +146,16 @@ def be_killed_first() -> None:
 def waiting_bytes(fd: int) -> int:
     """Return how much can be read from a pipe, socket or terminal without waiting."""
     return int(struct.unpack("i", fcntl.ioctl(fd, _FIONREAD, bytes(4)))[0])
+
+
+def process_bound() -> int | None:
+    """Return how many processes and threads the box may have; None where there is no bound, or we are not process 1."""
+    return _processes(".max") if os.getpid() == 1 else None
+
+
+def process_count() -> int | None:
+    """Return how many processes and threads the box has, also dead ones; None where this is not known."""
+    return _processes(".current")
 
 
 def close_others(*kept: int) -> None:
@@ -127,6 +168,20 @@ def close_others(*kept: int) -> None:
                 os.close(fd)
             except OSError:  # the one that listed them
                 pass
+
+
+def _processes(name: str) -> int | None:
+    for beginning in _BOUNDS:
+        try:
+            fd = os.open(beginning + name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            content = os.read(fd, 64).strip()
+        finally:
+            os.close(fd)
+        return int(content) if content.isdigit() else None
+    return None
 
 
 def _prctl(libc: CDLL | None, option: int, value: int) -> bool:

@@ -1,12 +1,16 @@
 """Lanes: processes of another user's rights, each of which runs commands for us one after another.
 
 Forking is what a command costs; a lane is forked before anybody asks. One that is waiting is kept for each user.
+
+A box has only so many processes, and the agent's programs may have taken all. Who must run nevertheless, a grader or
+what copies folders for the host, finds some free: when there are too few, the programs of users that yield are ended.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import time
 from _socket import SCM_RIGHTS, SOL_SOCKET, socketpair
 
 from . import keeper, kernel, processes
@@ -19,7 +23,13 @@ if TYPE_CHECKING:
     from .processes import Table
 
 _SURPLUS_S = 2.0
-"""How long lanes that are not needed just now are kept for the next burst."""
+"""How long a lane must not have been needed until it is let go."""
+_RESERVE = 32
+"""How many processes are free for who does not yield; a quarter of the box's bound where that is less."""
+_LOOK_S = 0.01
+_FRUITLESS_S = 0.5
+"""When to look again where there was nobody to end."""
+_ROUNDS = 200
 LOST = -9
 """Exit code of a command whose lane was killed."""
 
@@ -51,7 +61,7 @@ class Lane:
         ours, theirs = socketpair()
         us = os.getpid()
         number = theirs.fileno()
-        self.pid = lanes.fork(lambda: keeper.serve(number, user, us))
+        self.pid = lanes.fork(lambda: keeper.serve(number, user, us), yields=user.yields)
         theirs.close()
         ours.setblocking(False)
         self.user = user
@@ -151,9 +161,13 @@ class Lanes:
         self.loop = loop
         self._adopts: bool | None = None  # whether orphans of a lane's commands stay below the lane
         self._all: set[Lane] = set()
-        self._idle: dict[int | None, list[Lane]] = {}
+        self._idle: dict[kernel.User, list[Lane]] = {}  # the last one is taken first
+        self._surplus: dict[kernel.User, int] = {}  # how many of those nobody has taken since `_trim`
         self._children: dict[int, Callable[[int], None] | None] = {}
+        self._yielding: set[int] = set()  # those of them that are ended, with all below, to make room
         self._trims = False
+        self._looks = False
+        self._bound = kernel.process_bound()
 
     def take(self, user: kernel.User) -> Lane:
         """Return a lane with that user's rights, which is then the caller's.
@@ -161,36 +175,60 @@ class Lanes:
         Raises:
             OSError: No further process can be started.
         """
-        idle = self._idle.get(user.uid)
+        if not user.yields:
+            self._keep_room()
+            if not self._looks:
+                self._look_later(_LOOK_S)
+        idle = self._idle.get(user)
         if idle:
-            return idle.pop()
+            lane = idle.pop()
+            self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
+            return lane
         lane = Lane(self, user)
         self._all.add(lane)
         return lane
 
     def give_back(self, lane: Lane) -> None:
         """Keep a lane that has nothing left to do."""
-        idle = self._idle.setdefault(lane.user.uid, [])
+        idle = self._idle.setdefault(lane.user, [])
         idle.append(lane)
         if len(idle) > 1 and not self._trims:
-            self._trims = True
-            self.loop.after(_SURPLUS_S, self._trim)
+            self._trim_later()
 
     def discard(self, lane: Lane) -> None:
         self._all.discard(lane)
-        idle = self._idle.get(lane.user.uid, [])
+        idle = self._idle.get(lane.user, [])
         if lane in idle:
             idle.remove(lane)
 
-    def fork(self, run: Callable[[], None], on_exit: Callable[[int], None] | None = None) -> int:
-        """Run `run` in a child and return its pid; `on_exit` gets its exit code.
+    def spare(self, lane: Lane) -> None:
+        """Never end what runs in a lane to make room."""
+        self._yielding.discard(lane.pid)
+
+    def fork(
+        self, run: Callable[[], None], on_exit: Callable[[int], None] | None = None, *, yields: bool = False
+    ) -> int:
+        """Run `run` in a child and return its pid; `on_exit` gets the exit code.
+
+        Args:
+            run: Called in the child.
+            on_exit: Called here once that has ended.
+            yields: Whether it is ended, with all below it, when there is no room for others.
 
         Raises:
             OSError: No further process can be started.
         """
         if self._adopts is None:
             self._adopts = kernel.adopt_orphans()
-        pid = os.fork()
+            kernel.hide_memory()
+        if not yields:
+            self._keep_room()
+        try:
+            pid = os.fork()
+        except BlockingIOError:
+            if yields or not self._make_room():
+                raise
+            pid = os.fork()
         if not pid:
             try:
                 run()
@@ -198,12 +236,15 @@ class Lanes:
             except BaseException:
                 os._exit(125)
         self._children[pid] = on_exit
+        if yields:
+            self._yielding.add(pid)
         return pid
 
     def reap(self) -> None:
         """Collect everybody who has ended, also strangers that came to us as orphans."""
         for pid, status in processes.reap().items():
             on_exit = self._children.pop(pid, None)
+            self._yielding.discard(pid)
             if on_exit is not None:
                 on_exit(processes.exit_code(status))
 
@@ -230,8 +271,49 @@ class Lanes:
         us = os.getpid()
         return {pid for pid, (parent, _) in running.items() if parent == us and pid not in self._children}
 
+    def _keep_room(self) -> bool:
+        """Have some processes free; say whether there are."""
+        if self._bound is None:
+            return True
+        count = kernel.process_count()
+        return count is None or self._bound - count >= min(_RESERVE, self._bound // 4) or self._make_room()
+
+    def _look_later(self, delay_s: float) -> None:
+        self._looks = self._bound is not None
+        if self._looks:
+            self.loop.after(delay_s, self._look)
+
+    def _look(self) -> None:
+        """See to it that the agent's programs do not take the room while somebody who does not yield runs."""
+        self._looks = False
+        if any(lane.busy and not lane.user.yields for lane in self._all):
+            self._look_later(_LOOK_S if self._keep_room() else _FRUITLESS_S)
+
+    def _make_room(self) -> bool:
+        """End everybody who yields, and return once they are gone; say whether there was anybody."""
+        us = os.getpid()
+
+        def doomed(running: Table) -> set[int]:
+            spared = processes.alive_below(self._children.keys() - self._yielding, running)
+            return processes.alive_below([us], running) - spared - {us}
+
+        for count in range(_ROUNDS):
+            if not processes.kill_once(doomed):
+                self.reap()
+                return count > 0
+            time.sleep(0.001)
+            self.reap()
+        return True
+
+    def _trim_later(self) -> None:
+        self._trims = True
+        self.loop.after(_SURPLUS_S, self._trim)
+
     def _trim(self) -> None:
         self._trims = False
-        for idle in self._idle.values():
-            for lane in idle[1:]:
+        for user, idle in self._idle.items():
+            for lane in idle[1 : self._surplus.get(user, 0)]:
                 lane.close()
+            self._surplus[user] = len(idle)
+        if any(len(idle) > 1 for idle in self._idle.values()):
+            self._trim_later()

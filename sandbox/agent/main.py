@@ -31,8 +31,6 @@ else:
 _LOG_BYTES = 64 << 10
 _LAST_WORDS_BYTES = 4096
 _BROKEN = 3
-_GRADER = {b"HOME": b"/", b"PYTHONNOUSERSITE": b"1"}
-"""What keeps a grader's programs from reading settings that the agent's programs may have written."""
 _KILL_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
@@ -102,6 +100,17 @@ class Agent:
             raise CallError("unsupported", "this box runs nothing as %s" % name)
         return self.users[name]
 
+    def owner(self, header: Header) -> kernel.User:
+        """Return with whose rights a call reads or writes files; root's are for nobody.
+
+        Raises:
+            CallError: This box has none of that name.
+        """
+        name = header.get("user", "agent")
+        if name == "root":
+            raise CallError("unsupported", "this box reads and writes no files as root")
+        return self.user(name)
+
     def environment(self, user: kernel.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
         """Return the variables of the box, those of the user, and `more`."""
         return {**self._env, **user.env, **_encoded_environment(more)}
@@ -140,8 +149,8 @@ class Agent:
             return  # of a further channel: the box is as it is
         is_root = os.getuid() == 0
         self.users = {
-            "agent": kernel.User(config.get("agent_uid") if is_root else None),
-            "grader": kernel.User(config.get("grader_uid") if is_root else None, _GRADER),
+            "agent": kernel.User(config.get("agent_uid") if is_root else None, yields=True),
+            "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
         }
         if config.get("root") and is_root:
             self.users["root"] = kernel.User(None)
@@ -174,7 +183,9 @@ class Agent:
         nothing = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)]
         self._stderr = Output(self.loop, ours, self._log.add, self)
         order = keeper.order([encoded(part) for part in argv], self._env, encoded(self.work), (0, 1, 2))
-        self.lanes.take(self.users["agent"]).run(order, [*nothing, theirs], self._on_command_ended)
+        lane = self.lanes.take(self.users["agent"])
+        self.lanes.spare(lane)  # the box ends with it
+        lane.run(order, [*nothing, theirs], self._on_command_ended)
 
     def _on_command_ended(self, report: Report) -> None:
         if self._stderr is not None:
@@ -313,6 +324,17 @@ class _Log(Call):
     def __init__(self, connection: Connection, number: int, content: bytes) -> None:
         super().__init__(connection, number)
         self.finish_with(iter([*self.pieces("data", content), self.last()]))
+
+
+def _grader(uid: int | None, home: str | None) -> kernel.User:
+    """Return the user whose programs read no settings that the agent's may have written, and whose files are its own.
+
+    Args:
+        uid: Its number; None where it is one with the agent's user, which may write in its home then.
+        home: The folder that it alone can enter.
+    """
+    folder = home if home and uid is not None else "/"
+    return kernel.User(uid, {b"HOME": encoded(folder), b"PYTHONNOUSERSITE": b"1"}, is_private=True)
 
 
 def _encoded_environment(variables: dict[str, str] | None) -> dict[bytes, bytes]:

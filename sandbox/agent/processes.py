@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
+_STATE, _PARENT, _THREADS = 0, 1, 17  # in /proc/PID/stat, counted from behind the name
 _LOOKS = 50  # that one round of ending takes at most; a fork bomb may start others as fast as we look
 _ROUNDS = 200
 
@@ -38,8 +39,9 @@ def table() -> Table:
             except OSError:  # gone meanwhile
                 continue
             # The name in the second field may hold anything, also brackets.
-            state, parent = content[content.rindex(b")") + 2 :].split(None, 2)[:2]
-            found[int(name)] = (int(parent), state not in b"ZX")
+            fields = content[content.rindex(b")") + 2 :].split()
+            # Who has ended its first thread, and goes on in others, looks like the dead.
+            found[int(name)] = (int(fields[_PARENT]), fields[_STATE] not in b"ZX" or int(fields[_THREADS]) > 1)
     return found
 
 

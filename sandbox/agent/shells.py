@@ -3,6 +3,10 @@
 It has no terminal and shows no prompt, so nothing that a script prints or changes can be mistaken for its end: scripts
 come in by file 9, and the exit code of each goes out by file 8, neither of which a script sees. Its standard input is
 empty. What is in its pipes at that moment belongs to the script; background jobs cannot hold the answer back.
+
+A script that looks for these files finds them all the same, and may say that it has ended while it goes on. So scripts
+are numbered, and a shell that says anything but the code of the script that it has, once, is given up: what it writes
+from then on could be of one script or of another.
 """
 
 from __future__ import annotations
@@ -34,17 +38,19 @@ _SCRIPTS, _CODES = 9, 8
 # loop itself goes nowhere.
 _LOOP = b"""_envkit_code=0
 _envkit_was() { return "$1"; }
-while { IFS= builtin read -r -N 9 -u 9 _envkit_size &&
-LC_ALL=C IFS= builtin read -r -N "$_envkit_size" -u 9 _envkit_script; } 2>/dev/null
+while { IFS= builtin read -r -N 18 -u 9 _envkit_head &&
+LC_ALL=C IFS= builtin read -r -N "${_envkit_head:9}" -u 9 _envkit_script; } 2>/dev/null
 do if { _envkit_was "$_envkit_code"; } 2>/dev/null
 then builtin eval "$_envkit_script" 8>&- 9<&-
 else builtin eval "$_envkit_script" 8>&- 9<&-
 fi
-{ _envkit_code=$?; builtin printf '%s\\0' "$_envkit_code" >&8; } 2>/dev/null
+{ _envkit_code=$?; builtin printf '%s %s\\0' "${_envkit_head:0:9}" "$_envkit_code" >&8; } 2>/dev/null
 done"""
 _INTERRUPT_S = 0.4
 """How long a shell may go on starting programs, or compute, once its time is over."""
 _KEEP_BYTES = 1 << 20
+_CODE_DIGITS = 3
+_GIVEN_UP = b"a script has written to the shell's own files; the shell is given up\n"
 
 
 class ShellCall(Call):
@@ -81,7 +87,9 @@ class Shell:
         self._pid = 0
         self._tails = {"out": Tail(_KEEP_BYTES), "err": Tail(_KEEP_BYTES)}
         self._outputs: list[Output] = []
+        self._stopping: list[Callable[[], None]] | None = None
         self._codes = bytearray()
+        self._number = 0
         self._interrupted: str | None = None
         self._ended: int | None = None
 
@@ -121,7 +129,7 @@ class Shell:
         self._stop(closed)
 
     def _next(self) -> None:
-        if not self._waiting:
+        if not self._waiting or self._stopping is not None:
             return
         call = self._current = self._waiting.pop(0)
         self._began = time.monotonic()
@@ -142,9 +150,10 @@ class Shell:
             self._next()
             return
         del self._codes[:]
+        self._number = (self._number + 1) % 10**9
         self._timer = self._agent.loop.after(call.timeout_s, self._on_timeout, self)
         assert self._scripts is not None
-        self._scripts.add(b"%09d%s" % (len(call.script), call.script))
+        self._scripts.add(b"%09d%09d%s" % (self._number, len(call.script), call.script))
 
     def _start(self) -> None:
         agent = self._agent
@@ -161,7 +170,7 @@ class Shell:
         try:
             theirs.append(os.open(os.devnull, os.O_RDONLY))
             for take in (self._tails["out"].add, self._tails["err"].add, self._on_code):
-                ours, other = self._user.pipe()
+                ours, other = os.pipe() if take == self._on_code else self._user.pipe()
                 theirs.append(other)
                 self._outputs.append(Output(agent.loop, ours, take, self))
             script, ours = os.pipe()
@@ -181,12 +190,32 @@ class Shell:
 
     def _on_code(self, piece: bytes) -> None:
         self._codes += piece
-        if self._current is not None and self._interrupted is None and b"\0" in self._codes:
-            self._answer(self._code(), lost=False)
+        head = b"%09d " % self._number
+        said = bytes(self._codes)
+        code, end, more = said[len(head) :].partition(b"\0")
+        if self._current is None or said[: len(head)] != head[: len(said)] or len(code) > _CODE_DIGITS or more:
+            self._give_up()
+        elif self._interrupted is None and end:
+            self._answer(int(code) if code.isdigit() else 1, lost=False)
 
-    def _code(self) -> int:
-        text = bytes(self._codes).split(b"\0")[0]
-        return int(text) if text.isdigit() else 1
+    def _give_up(self) -> None:
+        """End the shell; a script that it has is lost, with what may be another's output."""
+        if self._lane is None:  # it is ended already
+            return
+
+        def ended() -> None:
+            for tail in self._tails.values():
+                tail.take()
+            if self._current is None:
+                self._ended = LOST
+                return
+            self._tails["err"].add(_GIVEN_UP)
+            if self._interrupted is not None:
+                self._answer_interrupted(lost=True)
+            else:
+                self._answer(LOST, lost=True)
+
+        self._stop(ended)
 
     def _on_ended(self, report: Report) -> None:
         """Bash itself has ended, or was killed."""
@@ -232,14 +261,21 @@ class Shell:
 
     def _stop(self, then: Callable[[], None], spares_lane: bool = False) -> None:
         """End bash and everybody below it, then call `then`."""
+        if self._stopping is not None:
+            self._stopping.append(then)
+            return
         lane, self._lane, self._pid = self._lane, None, 0
+        self._stopping = [then]
 
         def stopped() -> None:
             self._close_files()
-            then()
+            waiting, self._stopping = self._stopping, None
+            for callback in waiting or ():
+                callback()
+            self._agent.loop.soon(self._next_if_idle, self)
 
         if lane is None:
-            then()
+            stopped()
         elif spares_lane:
             self._agent.lanes.give_back(lane)
             stopped()

@@ -10,6 +10,8 @@ import errno
 import os
 import stat
 
+from .files import make_folders
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ _BLOCK = 512
 _PIECE = 1 << 16
 _FILES, _LINK, _SYMBOLIC, _FOLDER = b"0\x007", b"1", b"2", b"5"
 _MAX_NAME_BYTES = 1 << 16
+_TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class RefusedEntryError(Exception):
@@ -28,54 +31,105 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     """Write an archive of the file or folder `path`.
 
     The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name. What
-    other file systems show inside a folder is left out.
+    other file systems show inside a folder is left out. `path` may be a link; below it none is followed.
 
     Raises:
         OSError: Something cannot be read.
     """
-    about = os.stat(path)
-    if stat.S_ISDIR(about.st_mode):
-        write(_header(b".", _FOLDER, about))
-        _pack_entries(path, about.st_dev, write)
-    else:
-        _pack_file(path, os.path.basename(path), write)
+    fd = os.open(path, _TO_READ)
+    try:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            _pack_tree(fd, path, write)
+        else:
+            _pack_file(fd, os.path.basename(path), write)
+    finally:
+        os.close(fd)
     write(bytes(2 * _BLOCK))
 
 
-def _pack_entries(top: bytes, device: int, write: Callable[[bytes], object]) -> None:
-    folders = [b""]
-    while folders:
-        folder = folders.pop()
-        for name in sorted(os.listdir(os.path.join(top, folder))):
-            inner = os.path.join(folder, name)
-            path = os.path.join(top, inner)
-            about = os.lstat(path)
+class _Folders:
+    """The folders of a tree, each opened from the one above it, so that no link is followed; one is open at a time.
+
+    Args:
+        top: The tree's root, open.
+
+    Attributes:
+        fd: The folder that was entered last.
+    """
+
+    def __init__(self, top: int) -> None:
+        self.fd = os.dup(top)
+        self._top = top
+        self._steps: tuple[bytes, ...] = ()
+
+    def enter(self, steps: tuple[bytes, ...]) -> None:
+        """Open the folder that `steps` lead to from the root."""
+        is_next = len(steps) > 0 and steps[:-1] == self._steps
+        fd = os.dup(self.fd if is_next else self._top)
+        try:
+            for step in steps[-1:] if is_next else steps:
+                inner = os.open(step, _TO_READ | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(self.fd)
+        self.fd, self._steps = fd, steps
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
+    device = os.fstat(top).st_dev
+    folders = _Folders(top)
+    waiting: list[tuple[bytes, ...]] = [()]
+    at: tuple[bytes, ...] = ()
+    try:
+        while waiting:
+            at = waiting.pop()
+            folders.enter(at)
+            steps, about = at, os.fstat(folders.fd)
             if about.st_dev != device:
                 continue
-            if stat.S_ISDIR(about.st_mode):
-                write(_header(inner, _FOLDER, about))
-                folders.append(inner)
-            elif stat.S_ISLNK(about.st_mode):
-                write(_header(inner, _SYMBOLIC, about, os.readlink(path)))
-            elif stat.S_ISREG(about.st_mode):
-                _pack_file(path, inner, write)
-
-
-def _pack_file(path: bytes, name: bytes, write: Callable[[bytes], object]) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "no plain file", path)
-        write(_header(name, b"0", about))
-        left = about.st_size
-        while left:
-            piece = os.read(fd, min(left, _PIECE)) or bytes(min(left, _PIECE))  # it may shrink meanwhile
-            write(piece)
-            left -= len(piece)
-        write(bytes(-about.st_size % _BLOCK))
+            write(_header(b"/".join(steps) or b".", _FOLDER, about))
+            for name in sorted([os.fsencode(entry) for entry in os.listdir(folders.fd)]):
+                at = (*steps, name)
+                about = os.stat(name, dir_fd=folders.fd, follow_symlinks=False)
+                if stat.S_ISDIR(about.st_mode):
+                    waiting.append(at)
+                elif about.st_dev == device:
+                    _pack_entry(folders.fd, at, about, write)
+    except OSError as error:  # which knows the last step alone
+        raise OSError(error.errno, error.strerror, os.path.join(path, *at)) from None
     finally:
-        os.close(fd)
+        folders.close()
+
+
+def _pack_entry(folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object]) -> None:
+    """Write what is no folder."""
+    if stat.S_ISLNK(about.st_mode):
+        write(_header(b"/".join(steps), _SYMBOLIC, about, os.readlink(steps[-1], dir_fd=folder)))
+    elif stat.S_ISREG(about.st_mode):
+        fd = os.open(steps[-1], _TO_READ | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            _pack_file(fd, b"/".join(steps), write)
+        finally:
+            os.close(fd)
+
+
+def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object]) -> None:
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(errno.EINVAL, "no plain file", name)
+    write(_header(name, b"0", about))
+    left = about.st_size
+    while left:
+        piece = os.read(fd, min(left, _PIECE)) or bytes(min(left, _PIECE))  # it may shrink meanwhile
+        write(piece)
+        left -= len(piece)
+    write(bytes(-about.st_size % _BLOCK))
 
 
 def _header(name: bytes, kind: bytes, about: os.stat_result, target: bytes = b"") -> bytes:
@@ -107,7 +161,7 @@ def _number(value: int, width: int) -> bytes:
     return b"\x80" + value.to_bytes(width - 1, "big")
 
 
-def unpack(top: bytes, read: Callable[[int], bytes]) -> None:
+def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> None:
     """Unpack an archive into the folder `top`, which is made; what is in the way is replaced, folders excepted.
 
     Links may lead anywhere, as they do in a virtual environment: whoever follows one needs the rights for that.
@@ -115,24 +169,26 @@ def unpack(top: bytes, read: Callable[[int], bytes]) -> None:
     Args:
         top: The folder.
         read: Returns as many bytes as asked for, fewer only at the end.
+        rights: What is taken of each mode.
 
     Raises:
         RefusedEntryError: It holds an absolute name, a way out of `top`, a device, or is no archive.
         OSError: Something cannot be written.
     """
     modes = []
-    os.makedirs(top, exist_ok=True)
+    make_folders(top)
     for name, kind, size, mode, time_s, target in _entries(read):
+        mode &= rights
         parts = _parts(name)
         path = os.path.join(top, *parts)
         if kind == _FOLDER:
             is_new = not os.path.isdir(path)
-            os.makedirs(path, exist_ok=True)
+            make_folders(path)
             modes.append((path, mode | 0o700 if not parts else mode, is_new))
         elif not parts:
             raise RefusedEntryError("an entry without a name")
         else:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_folders(os.path.dirname(path))
             if os.path.lexists(path):
                 os.unlink(path)
             if kind == _SYMBOLIC:

@@ -1,4 +1,4 @@
-"""Copying whole folders out of the box and into it, by a child with the agent user's rights.
+"""Copying whole folders out of the box and into it, by a child with the rights of one of its users.
 
 So links lead only to where that user may go, and a huge tree keeps nobody waiting.
 """
@@ -31,9 +31,10 @@ _WAITING_BYTES = 4 << 20
 class _Tree(Call):
     """What both have in common: the child, and the end that it comes to."""
 
-    def __init__(self, agent: Agent, connection: Connection, number: int) -> None:
+    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         self._agent = agent
+        self._user = agent.owner(header)
         self._reason = Tail(_REASON_BYTES)
         self._code: int | None = None
         self._pid = 0
@@ -48,7 +49,7 @@ class _Tree(Call):
     def _fork(self, work: Callable[[], None], theirs: list[int]) -> None:
         """Run `work` in the child, with `theirs` (closed here) and a pipe for what goes wrong."""
         errors, writer = os.pipe()
-        user, us = self._agent.users["agent"], os.getpid()
+        user, us = self._user, os.getpid()
 
         def run() -> None:
             keeper.settle(user, us, *theirs, writer, hidden=True)
@@ -94,7 +95,7 @@ class Pack(_Tree):
     """Gives a file or folder as a tar archive."""
 
     def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
-        super().__init__(agent, connection, number)
+        super().__init__(agent, connection, number, header)
         path = agent.inside(encoded(header["path"]))
         self._left = int(header["max_bytes"])
         ours, theirs = os.pipe()
@@ -125,7 +126,7 @@ class Unpack(_Tree):
     """Takes a tar archive and makes a folder of it."""
 
     def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
-        super().__init__(agent, connection, number)
+        super().__init__(agent, connection, number, header)
         path = agent.inside(encoded(header["path"]))
         theirs, ours = os.pipe()
 
@@ -140,7 +141,7 @@ class Unpack(_Tree):
             return b"".join(pieces)
 
         self._archive = Input(agent.loop, ours, self, on_written=self._on_written)
-        self._fork(lambda: tar.unpack(path, read), [theirs])
+        self._fork(lambda: tar.unpack(path, read, self._user.rights), [theirs])
 
     def more(self, piece: bytes) -> None:
         self._archive.add(piece)

@@ -23,9 +23,10 @@ from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.process import ProcessBackend
 from envkit.types import SandboxSpec
+from tests.contract.remote import RemoteBackend, RemoteBox
 from tests.sandbox.containers import image
 
-Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend
+Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend | RemoteBackend
 
 _BOOT = b"take(0,int(take(0,9)))"
 """Part of the command line of every agent."""
@@ -51,11 +52,11 @@ class Kind:
         return replace(SandboxSpec(command, image=image() if self.has_images else None), **fields)  # type: ignore[arg-type]
 
     @asynccontextmanager
-    async def box(self, *command: str, **fields: object) -> AsyncIterator[Box]:
+    async def box(self, *command: str, **fields: object) -> AsyncIterator[Box | RemoteBox]:
         """Start one for the length of the block."""
         async with self.backend() as backend:
             box = await backend.start(self.spec(*command, **fields))
-            assert isinstance(box, Box)
+            assert isinstance(box, (Box, RemoteBox))
             yield box
 
 
@@ -63,17 +64,19 @@ KINDS = {
     "local": Kind("local", LocalBackend, sys.executable),
     "process": Kind("process", ProcessBackend, sys.executable),
     "docker": Kind("docker", DockerBackend, "/usr/bin/python3", has_images=True),
+    "remote": Kind("remote", RemoteBackend, sys.executable),
 }
 PARAMS = [
     pytest.param("local", marks=pytest.mark.bwrap),
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
 ]
+REMOTE = pytest.param("remote", marks=pytest.mark.bwrap)
 
 
-def run(main: Callable[[], Awaitable[object]]) -> None:
+def run(main: Callable[[], Awaitable[object]], timeout_s: float = 90) -> None:
     async def bounded() -> None:
-        with anyio.fail_after(90):
+        with anyio.fail_after(timeout_s):
             await main()
 
     clock.run(bounded)
@@ -124,21 +127,29 @@ def groups_of(pid: int) -> set[Path]:
 
 def containers(pid: int | None = None) -> list[str]:
     """Ids of the containers of process `pid`, or of this one."""
+    return _of_owner(pid, "ps", "--all", "--format", '{{.ID}} {{.Label "envkit.owner"}}')
+
+
+def volumes(pid: int) -> list[str]:
+    """Names of the volumes of process `pid`."""
+    return _of_owner(pid, "volume", "ls", "--format", '{{.Name}} {{.Label "envkit.owner"}}')
+
+
+def _of_owner(pid: int | None, *arguments: str) -> list[str]:
     if shutil.which("docker") is None:
         return []
-    owner = folders.owner_name(os.getpid() if pid is None else pid)
-    done = subprocess.run(
-        ["docker", "ps", "--all", "--format", '{{.ID}} {{.Label "envkit.owner"}}'],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return [line.split()[0] for line in done.stdout.splitlines() if line.partition(" ")[2].startswith(owner)]
+    owner = folders.owner_name(os.getpid()) if pid is None else f"-{pid}-"
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    return [line.split()[0] for line in done.stdout.splitlines() if owner in line.partition(" ")[2]]
 
 
 def _groups(pid: int) -> set[Path]:
-    found = set()
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+    found: set[Path] = set()
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return found
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         found |= {Path(f"/sys/fs/cgroup/{name}{path}") for name in controllers.split(",")}
     return {folder for folder in found if folder.is_dir()}

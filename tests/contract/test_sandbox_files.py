@@ -82,6 +82,20 @@ def test_names_are_relative_to_the_boxs_folder_or_absolute_and_folders_are_made(
     run(main)
 
 
+def test_files_lie_as_deep_as_their_names_are_long(kind: Kind, tree: Path) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.write("d/" * 1500 + "file", b"deep")
+            assert await box.read("d/" * 1500 + "file") == b"deep"
+            with pytest.raises(RefusedFileError, match="File name too long"):
+                await box.write("d/" * 2500 + "file", b"deeper")
+            await box.upload(tree, "d/" * 1500 + "tree")
+            assert await box.read("d/" * 1500 + "tree/bytes") == ALL_BYTES * 5000
+            assert await sh(box, "rm -r d; ls -A") == ""
+
+    run(main)
+
+
 def test_a_file_has_the_mode_that_was_asked_for_and_belongs_to_the_agent(kind: Kind) -> None:
     async def main() -> None:
         async with kind.box() as box:
@@ -156,25 +170,6 @@ def test_what_cannot_be_written_is_refused(kind: Kind) -> None:
                 with pytest.raises(RefusedFileError, match=f"^{box.id}: "):
                     await box.write(name, b"y")
             assert await sh(box, "ls -A; cat file") == "file\nfolder\nx"
-
-    run(main)
-
-
-def test_files_are_reached_with_the_agents_rights_alone(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.backend() as backend:
-            if not backend.capabilities()["uid"]:
-                pytest.skip("one user is all that there is")
-            box = await backend.start(kind.spec())
-            await sh(box, "umask 077; mkdir /tmp/g; echo secret > /tmp/g/x; echo secret > /tmp/gx", user="grader")
-            await sh(box, "ln -s /tmp/gx link; ln -s /tmp/g folder")
-            for name in ("/tmp/gx", "link", "folder/x", "/etc/shadow", "/proc/1/environ"):
-                with pytest.raises(MissingFileError):
-                    await box.read(name)
-            for name in ("/tmp/gx", "folder/y", "/etc/x", "/usr/x", "/run/x", "/proc/sys/kernel/hostname"):
-                with pytest.raises(RefusedFileError):
-                    await box.write(name, b"x")
-            assert await sh(box, "cat /tmp/gx; ls /tmp/g", user="grader") == "secret\nx\n"
 
     run(main)
 
@@ -395,19 +390,5 @@ def test_a_program_that_stops_all_that_it_may_holds_back_no_folder(kind: Kind, t
             await box.download("/workspace", tmp_path / "out")
             assert (tmp_path / "out" / "big").stat().st_size == 50_000_000
             tasks.cancel_scope.cancel()
-
-    run(main)
-
-
-def test_a_grader_reads_no_settings_that_the_agent_wrote(kind: Kind) -> None:
-    if kind.name == "process":
-        pytest.skip("one user is all that there is")
-
-    async def main() -> None:
-        async with kind.box() as box:
-            await box.exec(["sh", "-c", "echo 'echo mine' >~/.bash_profile"], timeout_s=20)
-            assert (await box.exec(["bash", "-lc", "true"], timeout_s=20)).stdout == "mine\n"
-            assert (await box.exec(["bash", "-lc", "echo $HOME"], timeout_s=20, user="grader")).stdout == "/\n"
-            assert (await box.shell(user="grader").run("echo $HOME", timeout_s=20)).stdout == "/\n"
 
     run(main)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import anyio
 import pytest
 
 from envkit.sandbox import folders
 from tests.contract.boxes import (
     Kind,
     containers,
+    groups_of,
     run,
     sleepers,
     until,
+    volumes,
 )
 
 # Starts a box of the kind that it is told, in which two processes sleep for the marker, says so, and waits.
@@ -35,6 +41,30 @@ async def main():
 interrupted = []
 signal.signal(signal.SIGINT, lambda *_: interrupted.append(1))
 anyio.run(main)
+"""
+
+CGROUPS = Path("/sys/fs/cgroup")
+# Starts, uses and stops boxes of the kind that it is told, three at once, for ever.
+BUSY_OWNER = """
+import sys, anyio
+from envkit import clock
+from tests.contract.boxes import KINDS
+
+async def main():
+    kind = KINDS[sys.argv[1]]
+
+    async def work():
+        while True:
+            box = await backend.start(kind.spec("sleep", sys.argv[2]))
+            await box.exec(["true"], timeout_s=20)
+            await box.stop()
+
+    async with kind.backend() as backend, anyio.create_task_group() as tasks:
+        print("ready", flush=True)
+        for _ in range(3):
+            tasks.start_soon(work)
+
+clock.run(main)
 """
 
 
@@ -57,6 +87,27 @@ def owner(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@contextmanager
+def busy_owner(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that starts and stops boxes in which `marker` sleeps."""
+    arguments = [sys.executable, "-c", BUSY_OWNER, kind.name, marker]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def left_by(pid: int) -> list[str]:
+    """What boxes of process `pid` have left: folders, notes, mounts, containers in any state, and their volumes."""
+    here = f"-{pid}-"
+    found = [str(path) for root in folders.roots() for path in root.glob(f"envkit-*{here}*")]
+    found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if here in line]
+    return [*found, *containers(pid), *volumes(pid)]
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_runs_on_when_the_owner_is_killed_and_the_next_one_clears_away(
     owner: subprocess.Popen[str], kind: Kind, marker: str, end: signal.Signals
@@ -71,6 +122,26 @@ def test_nothing_runs_on_when_the_owner_is_killed_and_the_next_one_clears_away(
             assert containers(owner.pid) == []
 
     run(main)
+
+
+@pytest.mark.slow
+def test_of_an_owner_killed_at_any_moment_nothing_is_left_after_one_restart(kind: Kind, marker: str) -> None:
+    moments = random.Random(7)
+
+    async def main() -> None:
+        for _ in range(20):
+            with busy_owner(kind, marker) as owner:
+                await anyio.sleep(moments.uniform(0.0, 0.7))
+                groups = {group for pid in sleepers(marker) for group in groups_of(pid)}
+                groups = {group for group in groups if group.parent != CGROUPS}  # of who is just ending
+                owner.kill()
+                owner.wait()
+            async with kind.backend():
+                assert left_by(owner.pid) == []
+                await until(lambda: not sleepers(marker))
+                assert [group for group in groups if group.exists()] == []
+
+    run(main, timeout_s=300)
 
 
 def test_an_interrupt_at_the_terminal_does_not_reach_the_boxes(

@@ -12,6 +12,7 @@ import pytest
 
 from envkit.errors import (
     MissingFileError,
+    RefusedFileError,
     SandboxError,
     SandboxLostError,
     SandboxStartError,
@@ -70,6 +71,33 @@ def test_files_are_kept_as_they_were_written(name: str, tmp_path: Path) -> None:
             assert await box.read("again/er/one") == bytes(range(256))
             with pytest.raises(UsageError):
                 await box.download("deep", tmp_path / "out")
+
+    run(main)
+
+
+@ALL
+def test_what_a_grader_wrote_in_its_home_is_its_own_where_it_is_a_user_of_its_own(name: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(name) as (backend, box, _):
+            place = f"{box.grader_home}/deep/key"
+            await box.write(place, b"42", user="grader")
+            assert await box.read(place, user="grader") == b"42"
+            await box.download(f"{box.grader_home}/deep", tmp_path / "out", user="grader")
+            await box.upload(tmp_path / "out", f"{box.grader_home}/again", user="grader")
+            assert await box.read(f"{box.grader_home}/again/key", user="grader") == b"42"
+            if not backend.capabilities()["uid"]:
+                assert await box.read(place) == b"42"
+                return
+            with pytest.raises(MissingFileError):
+                await box.read(place)
+            with pytest.raises(MissingFileError):
+                await box.download(f"{box.grader_home}/deep", tmp_path / "stolen")
+            with pytest.raises(RefusedFileError):
+                await box.write(place, b"43")
+            with pytest.raises(RefusedFileError):
+                await box.upload(tmp_path / "out", f"{box.grader_home}/mine")
+            with pytest.raises(UnsupportedError):
+                await box.read(place, user="root")  # type: ignore[arg-type]
 
     run(main)
 

@@ -147,6 +147,54 @@ def test_a_loop_without_end_costs_the_shell_its_state_and_says_so(kind: Kind) ->
     run(main)
 
 
+FORGERIES = {
+    "as it is": "printf '%s 0\\0' ${_envkit_head:0:9} >&10",
+    "by its name": "printf '%s 0\\0' ${_envkit_head:0:9} > /proc/$$/fd/10",
+    "of the next script": "printf '%s 0\\0' 000000003 >&10",
+    "of none": "printf '0\\0' >&10",
+    "much": "head -c 200000 /dev/zero >&10",
+    "the beginning of one": "printf x >&10",
+}
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.4])
+def test_what_a_script_says_after_forging_its_end_is_not_taken_for_the_next_ones(kind: Kind, pause_s: float) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+
+            async def forge(name: str) -> None:
+                shell = box.shell(name)
+                await shell.run("X=1", timeout_s=20)
+                script = f"echo early; {{ {FORGERIES[name]}; }} 2>/dev/null; sleep 0.2; echo stale; (exit 5)"
+                await shell.run(script, timeout_s=20)
+                await anyio.sleep(pause_s)
+                answers = [await shell.run(f"echo hi {number}", timeout_s=20) for number in range(4)]
+                for number, answer in enumerate(answers):
+                    expected = (-9, "") if answer.is_shell_lost else (0, f"hi {number}\n")
+                    assert (answer.exit_code, answer.stdout) == expected, name
+                assert sum(answer.is_shell_lost for answer in answers) <= 1, name
+
+            async with anyio.create_task_group() as tasks:
+                for name in FORGERIES:
+                    tasks.start_soon(forge, name)
+
+    run(main)
+
+
+def test_a_script_that_forges_its_end_and_goes_on_cannot_outlive_the_time_of_the_next(kind: Kind, marker: str) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            shell = box.shell()
+            forged = f"printf '%s 0\\0' ${{_envkit_head:0:9}} >&10; sleep {marker}; echo stale"
+            assert (await shell.run(forged, timeout_s=20)).exit_code == 0
+            late = await shell.run("echo hi", timeout_s=0.5)
+            assert (late.exit_code, late.timed_out, late.is_shell_lost, late.stdout) == (None, True, True, "")
+            assert sleepers(marker) == []
+            assert (await shell.run("echo hi", timeout_s=20)).stdout == "hi\n"
+
+    run(main)
+
+
 def test_jobs_in_the_background_run_on_until_the_shell_is_closed_and_hold_nobody_back(kind: Kind, marker: str) -> None:
     async def main() -> None:
         async with kind.box() as box:

@@ -44,8 +44,8 @@ def containers_of(box_id: str, pid: int | None = None) -> list[str]:
     lines = docker(
         "ps", "--all", "--format", '{{.ID}} {{.Label "envkit.box"}} {{.Label "envkit.owner"}}', "--no-trunc"
     ).splitlines()
-    found = [line.split() for line in lines]
-    return [one[0] for one in found if one[1:2] == [box_id] and one[2].split("-")[2] == str(owner)]
+    ours = (line.split(" ") for line in lines if f"-{owner}-" in line)
+    return [container for container, box, _ in ours if box == box_id]
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

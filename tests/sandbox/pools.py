@@ -20,6 +20,26 @@ from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
 SPEC = SandboxSpec()
 
 
+class Book:
+    """A ledger that takes some time."""
+
+    def __init__(self, save_s: float = 0.01) -> None:
+        self.save_s = save_s
+        self.pages: dict[str, SandboxView] = {}
+        self.order: list[tuple[str, SandboxState]] = []
+        self.is_full = False
+
+    async def save(self, view: SandboxView) -> None:
+        await anyio.sleep(self.save_s)
+        if self.is_full:
+            raise OSError("no space left on device")
+        self.pages[view.id] = view
+        self.order.append((view.id, view.state))
+
+    def load(self) -> Sequence[SandboxView]:
+        return list(self.pages.values())
+
+
 def run(main: Callable[[], Awaitable[object]]) -> None:
     clock.run(main, virtual=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,6 +99,25 @@ def test_nobody_outlives_a_timeout(box: Client, marker: str, sleepers: Callable[
 def test_nobody_outlives_the_program(box: Client, marker: str, sleepers: Callable[[], int]) -> None:
     answer = box.sh(f"(setsid sleep {marker} &) ; sleep {marker} & exit 3")
     assert (answer["code"], sleepers()) == (3, 0)
+
+
+def test_a_program_that_goes_on_without_its_first_thread_is_ended_as_others(box: Client, tmp_path: Path) -> None:
+    script = """
+import ctypes, os, threading, time
+def go_on():
+    while True:
+        with open("alive", "a") as file:
+            file.write("x")
+        time.sleep(0.01)
+threading.Thread(target=go_on).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # ends the thread that calls it
+"""
+    answer = box.exec(sys.executable, "-c", script, timeout_s=0.7)
+    assert (answer["code"], answer["timed_out"]) == (None, True)
+    written = (tmp_path / "alive").stat().st_size
+    assert written > 0
+    box.exec("sleep", "0.2")
+    assert (tmp_path / "alive").stat().st_size == written
 
 
 def test_who_holds_the_output_open_does_not_hold_the_answer_back(box: Client) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import marshal
 import shutil
 import subprocess
 import sys
@@ -44,9 +46,16 @@ def test_a_module_is_short(path: Path) -> None:
 
 def test_each_part_comes_after_its_length() -> None:
     content = agent.opening()
-    size = int(content[:9])
-    assert content[9 : 9 + size] == (FOLDER / "boot.py").read_bytes()
-    assert int(content[9 + size : 18 + size]) == len(content) - 18 - size
+    parts = []
+    while content:
+        size = int(content[:9])
+        parts.append(content[9 : 9 + size])
+        content = content[9 + size :]
+    magic, compiled, text, modules = parts
+    assert magic == importlib.util.MAGIC_NUMBER
+    assert marshal.loads(compiled) == compile(text, "agent/boot.py", "exec", dont_inherit=True)
+    assert text == (FOLDER / "boot.py").read_bytes()
+    assert modules.startswith(b"calls %d\n" % len((FOLDER / "calls.py").read_bytes()))
 
 
 VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from envkit.sandbox import container
@@ -11,8 +13,11 @@ from envkit.types import JSON, SandboxSpec
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
 
 
-def host(spec: SandboxSpec, **how: bool) -> dict[str, JSON]:
-    found = container.options(spec, IMAGE, ["python3"], {"envkit.box": "docker-1"}, **how)["HostConfig"]
+def host(spec: SandboxSpec, *, system_calls: str | None = None, bounds_disk: bool = False) -> dict[str, JSON]:
+    labels = {"envkit.box": "docker-1"}
+    found = container.options(spec, IMAGE, ["python3"], labels, system_calls=system_calls, bounds_disk=bounds_disk)[
+        "HostConfig"
+    ]
     assert isinstance(found, dict)
     return found
 
@@ -28,11 +33,20 @@ def test_a_strict_container_is_closed_on_every_side() -> None:
     assert (found["Memory"], found["MemorySwap"], found["PidsLimit"]) == (1 << 30, 1 << 30, 256)
 
 
+@pytest.mark.parametrize("profile", ["strict", "system"])
+def test_a_filter_of_system_calls_is_handed_to_the_daemon(profile: Literal["strict", "system"]) -> None:
+    found = host(SandboxSpec(profile=profile), system_calls="{}")
+    assert found["SecurityOpt"] == ["no-new-privileges", "seccomp={}"]
+
+
 def test_every_place_that_can_be_written_is_in_memory_and_bounded_also_those_that_the_image_declares() -> None:
     places = host(SandboxSpec(disk_mib=32))["Tmpfs"]
     assert isinstance(places, dict)
-    assert sorted(places) == ["/data", "/tmp", "/workspace"]
+    assert sorted(places) == ["/data", "/run/envkit-grader", "/tmp", "/workspace"]
     assert all("size=32m" in str(options) for options in places.values())
+    large = host(SandboxSpec())["Tmpfs"]
+    assert isinstance(large, dict)
+    assert "size=64m" in str(large["/run/envkit-grader"])
 
 
 def test_bounds_are_those_of_the_spec() -> None:

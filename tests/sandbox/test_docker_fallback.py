@@ -58,6 +58,32 @@ def test_a_command_has_input_output_environment_and_an_exit_code(without_python:
     run(main)
 
 
+def test_a_grader_s_files_and_settings_are_its_own(without_python: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, without_python)
+            script = f"{box.grader_home}/deep/grade.sh"
+            await box.write(script, b"echo graded; umask; echo $HOME; echo 42 > /tmp/grade", user="grader")
+            result = await box.exec(["sh", script], timeout_s=20, user="grader")
+            assert result.stdout == f"graded\n0077\n{box.grader_home}\n"
+            assert await box.read("/tmp/grade", user="grader") == b"42\n"
+            look = f"stat -c '%u %a' {script} {box.grader_home}/deep {box.grader_home}"
+            assert (await box.exec(["sh", "-c", look], timeout_s=20, user="grader")).stdout == (
+                "1001 600\n1001 700\n1001 700\n"
+            )
+            for name in (script, "/tmp/grade"):
+                with pytest.raises(MissingFileError):
+                    await box.read(name)
+                with pytest.raises(RefusedFileError):
+                    await box.write(name, b"mine")
+            with pytest.raises(UnsupportedError, match="copying folders"):
+                await box.upload(tmp_path, "tests", user="grader")
+            with pytest.raises(UnsupportedError, match="user 'root'"):
+                await box.read("/etc/shadow", user="root")  # type: ignore[arg-type]
+
+    run(main)
+
+
 def test_what_a_command_leaves_running_ends_with_it(
     without_python: str, marker: str, sleepers: Callable[[], int]
 ) -> None:

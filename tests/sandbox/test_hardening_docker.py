@@ -19,6 +19,8 @@ from tests.sandbox.containers import docker, image, run
 pytestmark = pytest.mark.docker
 
 ANYBODY: tuple[SandboxUser, ...] = ("agent", "grader", "root")
+REDUCED = "debian:bookworm-offline"
+"""Its Python has no ctypes, by which a process is hidden elsewhere."""
 WITHOUT_RIGHTS: tuple[SandboxUser, ...] = ("agent", "grader")
 
 FORKS = """
@@ -53,6 +55,33 @@ for path in sys.argv[1:]:
         print("opened", path)
     except OSError:
         pass
+"""
+
+TRACE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+    if pid != os.getpid():
+        if libc.ptrace(16, pid, 0, 0) == 0:
+            print("traced", pid)
+        else:
+            print(os.strerror(ctypes.get_errno()))
+"""
+
+READ = """
+import os
+for name in ("mem", "environ", "maps"):
+    try:
+        with open("/proc/1/" + name, "rb") as file:
+            if name != "mem":
+                file.read(1)
+        print("opened", name)
+    except OSError as error:
+        print(error.strerror)
+try:
+    print("saw", os.readlink("/proc/1/fd/0"))
+except OSError as error:
+    print(error.strerror)
 """
 
 
@@ -225,5 +254,80 @@ def test_processors_are_bounded() -> None:
             busy = "import time; began = time.process_time(); end = time.time() + 1\nwhile time.time() < end: pass\n"
             result = await box.exec(["python3", "-c", f"{busy}print(time.process_time() - began)"], timeout_s=30)
             assert float(result.stdout) < 0.45
+
+    run(main)
+
+
+@pytest.mark.parametrize("profile", ["strict", "system"])
+@pytest.mark.parametrize("user", ANYBODY)
+def test_what_starts_programs_is_not_traced_not_even_by_the_box_s_root(profile: str, user: SandboxUser) -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await backend.start(SandboxSpec(image=image(whole=True), profile=profile))  # type: ignore[arg-type]
+            assert isinstance(box, Box)
+            await box.shell(user="root").run("true", timeout_s=20)
+            said = (await box.exec(["python3", "-c", TRACE], timeout_s=20, user=user)).stdout.splitlines()
+            # Bash is a program like any other, and may be traced by who has its rights.
+            assert len([line for line in said if line.startswith("traced")]) <= 1
+            assert said[0] == "Operation not permitted"
+            assert said.count("Operation not permitted") >= 3
+            assert (await box.exec(["echo", "alive"], timeout_s=20)).stdout == "alive\n"
+
+    run(main)
+
+
+@pytest.mark.parametrize("profile", ["strict", "system"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_memory_and_files_of_the_agent_are_closed_to_the_box_s_root(profile: str, whole: bool) -> None:
+    name = image(whole=True) if whole else REDUCED
+    if name not in docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split():
+        pytest.skip(f"there is no image {name}")
+
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await backend.start(SandboxSpec(image=name, profile=profile))  # type: ignore[arg-type]
+            assert isinstance(box, Box)
+            said = (await box.exec(["python3", "-c", READ], timeout_s=20, user="root")).stdout.splitlines()
+            assert said == ["Permission denied"] * 4
+
+    run(main)
+
+
+def test_a_root_that_kills_everybody_leaves_a_box_that_answers(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1")
+    everybody = "kill -9 -1; kill -9 1; kill -STOP 1; sleep 600"
+
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await backend.start(SandboxSpec(image=image(), profile="system"))
+            assert isinstance(box, Box)
+            shell = box.shell()
+            await shell.run("X=1", timeout_s=20)
+            killed = await box.exec(["sh", "-c", everybody], timeout_s=20)
+            assert (killed.exit_code, killed.timed_out) == (-9, False)
+            lost = await shell.run("echo on", timeout_s=20)
+            assert (lost.exit_code, lost.is_shell_lost) == (-9, True)
+            lost = await shell.run(everybody, timeout_s=20)
+            assert (lost.exit_code, lost.is_shell_lost, lost.timed_out) == (-9, True, False)
+            assert (await shell.run("echo on", timeout_s=20)).stdout == "on\n"
+            assert (await box.exec(["echo", "on"], timeout_s=20, user="grader")).stdout == "on\n"
+            await box.upload(tmp_path / "one", "one")
+            assert await box.read("one") == b"1"
+
+    run(main)
+
+
+def test_a_root_that_stops_everybody_holds_no_call_back_for_longer_than_its_time() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await backend.start(SandboxSpec(image=image(), profile="system"))
+            assert isinstance(box, Box)
+            await box.shell().run("(sleep 0.3; kill -STOP -1) &", timeout_s=20)
+            waiting = await box.exec(["sh", "-c", "sleep 0.6; echo on"], timeout_s=2)
+            assert (waiting.exit_code, waiting.timed_out) == (None, True)
+            stopped = await box.shell().run("echo on", timeout_s=1)
+            assert (stopped.timed_out, stopped.is_shell_lost) == (True, True)
+            assert (await box.shell().run("echo on", timeout_s=20)).stdout == "on\n"
+            assert (await box.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
 
     run(main)

@@ -89,7 +89,7 @@ def test_the_sockets_of_other_boxes_are_not_there() -> None:
             one, other = [await backend.start(SLEEP) for _ in range(2)]
             await one.exec(["sh", "-c", "echo > $ENVKIT_SOCKETS/mine"], timeout_s=20)
             seen = await other.exec(["sh", "-c", "ls -A $ENVKIT_SOCKETS /run; find /tmp -name mine"], timeout_s=20)
-            assert seen.stdout.split() == ["/run:", "envkit", "/run/envkit:"]
+            assert seen.stdout.split() == ["/run:", "envkit", "envkit-grader", "/run/envkit:"]
 
     run(main)
 

@@ -16,29 +16,9 @@ from envkit.sandbox.nodes import Node
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.stocks import Stock
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
-from tests.sandbox.pools import SPEC, run, states, told
+from tests.sandbox.pools import SPEC, Book, run, states, told
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
-
-
-class Book:
-    """A ledger that takes some time."""
-
-    def __init__(self, save_s: float = 0.01) -> None:
-        self.save_s = save_s
-        self.pages: dict[str, SandboxView] = {}
-        self.order: list[tuple[str, SandboxState]] = []
-        self.is_full = False
-
-    async def save(self, view: SandboxView) -> None:
-        await anyio.sleep(self.save_s)
-        if self.is_full:
-            raise OSError("no space left on device")
-        self.pages[view.id] = view
-        self.order.append((view.id, view.state))
-
-    def load(self) -> Sequence[SandboxView]:
-        return list(self.pages.values())
 
 
 @asynccontextmanager

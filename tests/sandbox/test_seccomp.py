@@ -72,7 +72,14 @@ def test_exactly_the_listed_calls_are_refused_and_unknown_ones_do_not_exist(mach
 
 @pytest.mark.parametrize(
     ("name", "on_x86_64", "on_aarch64"),
-    [("mount", 165, 40), ("ptrace", 101, 117), ("unshare", 272, 97), ("keyctl", 250, 219), ("bpf", 321, 280)],
+    [
+        ("mount", 165, 40),
+        ("ptrace", 101, 117),
+        ("unshare", 272, 97),
+        ("keyctl", 250, 219),
+        ("bpf", 321, 280),
+        ("io_setup", 206, 0),
+    ],
 )
 def test_calls_have_the_numbers_of_their_machine(name: str, on_x86_64: int, on_aarch64: int) -> None:
     assert (seccomp.denied("x86_64")[name], seccomp.denied("aarch64")[name]) == (on_x86_64, on_aarch64)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_what_is_unknown_is_named_with_the_nearest_that_is_known() -> None:
         ({"env": {"A": 1}}, "env={'A': 1}: Input should be a valid string"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_refused_by_its_name(options: dict[str, object], why: str) -> None:
+def test_a_value_of_the_wrong_kind_is_refused_by_its_name(options: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=re.escape(why)):
         envkit.open_sandbox(backend="local", **options)
 
@@ -182,10 +183,10 @@ def test_nothing_runs_on_when_the_program_ends(end: str) -> None:
 
 
 def _runs(argument: str) -> bool:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
             try:
-                if argument.encode() in Path(entry.path, "cmdline").read_bytes().split(b"\0"):
+                if argument.encode() in (process / "cmdline").read_bytes().split(b"\0"):
                     return True
             except OSError:
                 continue

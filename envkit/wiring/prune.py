@@ -1,0 +1,40 @@
+"""Clearing away what processes that are gone have left on this machine: folders, control groups, containers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from envkit import clock
+from envkit.sandbox import cgroups, docker, folders, leftovers
+from envkit.sandbox.daemon import Daemon
+
+
+async def prune(*, dry_run: bool) -> Sequence[str]:
+    """End and remove all that nobody owns any more, and say what it was, a line each.
+
+    Boxes that were left running on purpose are left.
+
+    Args:
+        dry_run: Only say it.
+    """
+    done = await clock.to_thread(_prune_here, dry_run)
+    if await docker.why_unavailable() is None:
+        daemon = await Daemon.connect()
+        try:
+            found = await leftovers.gone(daemon) if dry_run else await leftovers.reap(daemon)
+        finally:
+            await daemon.close()
+        done += [f"{kind} {id}" for kind, id in found]
+    return done
+
+
+def _prune_here(dry_run: bool) -> list[str]:
+    done = []
+    if sys.platform == "linux":
+        for group in cgroups.gone(cgroups.find()):
+            done.append(f"control group {group.name}")
+            if not dry_run:
+                group.kill()
+                group.remove()
+    return done + [f"folder {folder}" for folder in (folders.gone() if dry_run else folders.reap())]

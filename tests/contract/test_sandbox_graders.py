@@ -1,0 +1,276 @@
+"""One promise for every kind of sandbox: what a grader writes is its own, and where all are one user that is said."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit.errors import MissingFileError, RefusedFileError, UnsupportedError
+from envkit.protocols import Sandbox
+from envkit.sandbox.box import Box
+from tests.contract.boxes import Kind, run
+
+# Tries, for as long as it is told, all that could make a grader run or give away something; says what came of it.
+TRY_ALL = """
+import os, sys, time
+home, own = sys.argv[1], "/tmp/own"
+script = home + "/deep/grade.sh"
+open(own, "w").write("echo passed")
+
+def by_processes():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for place in ("cwd/deep/grade.sh", "cwd/grade.sh", "root" + script, "fd/255", "mem"):
+            try:
+                if "echo failed" in open("/proc/%s/%s" % (pid, place)).read(100):
+                    return
+            except (OSError, UnicodeDecodeError):
+                pass
+    raise PermissionError
+
+deeds = {
+    "read": lambda: open(script).read(),
+    "list": lambda: os.listdir(home),
+    "write": lambda: open(script, "w"),
+    "replace": lambda: os.replace(own, script),
+    "replace the folder": lambda: os.rename("/tmp", home + "/deep"),
+    "make": lambda: os.symlink(own, script + ".new"),
+    "make a folder": lambda: os.mkdir(home + "/other"),
+    "take away": lambda: os.rename(script, "/tmp/away"),
+    "take the folder away": lambda: os.rename(home + "/deep", "/tmp/away"),
+    "take the home away": lambda: os.rename(home, "/tmp/away"),
+    "remove": lambda: os.unlink(script),
+    "remove the home": lambda: os.rmdir(home),
+    "put a link in its place": lambda: os.symlink("/tmp", home),
+    "link": lambda: os.link(script, "/tmp/linked"),
+    "open": lambda: os.chmod(home, 0o777),
+    "open the script": lambda: os.chmod(script, 0o666),
+    "enter": lambda: os.chdir(home),
+    "by processes": by_processes,
+}
+done, rounds, end = set(), 0, time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    rounds += 1
+    for name, deed in deeds.items():
+        try:
+            deed()
+            done.add(name)
+        except OSError:
+            pass
+    time.sleep(0.001)
+print(sorted(done), rounds > 10)
+"""
+
+
+async def sh(box: Sandbox, command: str, user: str = "agent") -> str:
+    result = await box.exec(["sh", "-c", command], user=user, timeout_s=60)  # type: ignore[arg-type]
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@asynccontextmanager
+async def box_with_users(kind: Kind) -> AsyncIterator[Box]:
+    async with kind.backend() as backend:
+        if not backend.capabilities()["uid"]:
+            pytest.skip("one user is all that there is")
+        box = await backend.start(kind.spec())
+        assert isinstance(box, Box)
+        yield box
+
+
+@pytest.fixture
+def tests(tmp_path: Path) -> Path:
+    """A folder as a grader's tests come in."""
+    top = tmp_path / "tests"
+    (top / "inner").mkdir(parents=True)
+    (top / "run.sh").write_text("cat inner/key")
+    (top / "run.sh").chmod(0o755)
+    (top / "inner" / "key").write_text("42")
+    return top
+
+
+def test_the_agents_programs_never_get_at_a_graders_script_between_its_writing_and_its_run(kind: Kind) -> None:
+    async def main() -> None:
+        async with box_with_users(kind) as box:
+            script = f"{box.grader_home}/deep/grade.sh"
+            verdicts = set()
+
+            async def grade() -> None:
+                while True:
+                    await box.write(script, b"echo failed", user="grader")
+                    await anyio.sleep(0.01)
+                    done = await box.exec(["sh", script], cwd=box.grader_home, timeout_s=20, user="grader")
+                    verdicts.add((done.exit_code, done.stdout, done.stderr))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(grade)
+                tried = await box.exec([kind.python, "-c", TRY_ALL, box.grader_home, "2"], timeout_s=60)
+                tasks.cancel_scope.cancel()
+            assert (tried.stdout, tried.stderr) == ("[] True\n", "")
+            assert verdicts == {(0, "failed\n", "")}
+
+    run(main)
+
+
+def test_a_graders_file_belongs_to_it_and_is_closed_unless_a_mode_is_given(kind: Kind) -> None:
+    async def main() -> None:
+        async with box_with_users(kind) as box:
+            home = box.grader_home
+            await box.write(f"{home}/a/b/plain", b"1", user="grader")
+            await box.write(f"{home}/open", b"2", mode=0o755, user="grader")
+            await box.write("/tmp/plain", b"3", user="grader")
+            look = f"cd {home}; stat -c '%u %g %a' . a a/b a/b/plain open /tmp/plain"
+            closed, plain = "1001 1001 700\n", "1001 1001 600\n"
+            assert await sh(box, look, "grader") == f"{closed * 3}{plain}1001 1001 755\n{plain}"
+            for name, content in ((f"{home}/a/b/plain", b"1"), (f"{home}/open", b"2"), ("/tmp/plain", b"3")):
+                assert await box.read(name, user="grader") == content
+                with pytest.raises(MissingFileError, match="Permission denied"):
+                    await box.read(name)
+                with pytest.raises(RefusedFileError):
+                    await box.write(name, b"mine")
+
+    run(main)
+
+
+def test_a_graders_folder_goes_in_and_out_and_is_open_to_nobody_else(kind: Kind, tests: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with box_with_users(kind) as box:
+            for target in (f"{box.grader_home}/tests", box.grader_home, "/tmp/tests"):
+                await box.upload(tests, target, user="grader")
+                found = await sh(box, f"cd {target}; ./run.sh; stat -c ' %u %a' . inner inner/key", "grader")
+                assert found == "42 1001 700\n 1001 700\n 1001 600\n"
+                with pytest.raises(MissingFileError):
+                    await box.download(target, tmp_path / "stolen")
+                with pytest.raises(RefusedFileError):
+                    await box.upload(tests, target)
+            await box.download("/tmp/tests", tmp_path / "copy", user="grader")
+            assert (tmp_path / "copy" / "inner" / "key").read_text() == "42"
+            assert stat.S_IMODE((tmp_path / "copy" / "run.sh").stat().st_mode) == 0o700
+            assert not (tmp_path / "stolen").exists()
+
+    run(main)
+
+
+def test_what_a_graders_programs_leave_is_closed_to_the_agent(kind: Kind) -> None:
+    async def main() -> None:
+        async with box_with_users(kind) as box:
+            leave = "mkdir /tmp/grades; echo 42 > /tmp/grades/all; echo 42 > /tmp/grade"
+            await sh(box, leave, "grader")
+            assert (await box.shell(user="grader").run("echo 42 > /tmp/other", timeout_s=20)).exit_code == 0
+            look = "cat /tmp/grade /tmp/other /tmp/grades/all; stat -c %a /tmp/grade /tmp/other /tmp/grades"
+            seen = await box.exec(["sh", "-c", f"({look}) 2>/dev/null"], timeout_s=20)
+            assert seen.stdout == "600\n600\n700\n"
+            assert await box.read("/tmp/grades/all", user="grader") == b"42\n"
+
+    run(main)
+
+
+def test_a_link_of_the_agents_leads_a_grader_no_further_than_it_may_go(kind: Kind) -> None:
+    async def main() -> None:
+        async with box_with_users(kind) as box:
+            await box.write("answer", b"mine")
+            assert await box.read("answer", user="grader") == b"mine"
+            await sh(box, "ln -s /etc/shadow link; ln -s /etc folder")
+            with pytest.raises(MissingFileError):
+                await box.read("link", user="grader")
+            for name in ("answer", "folder/x", "/etc/x"):
+                with pytest.raises(RefusedFileError):
+                    await box.write(name, b"x", user="grader")
+            assert await box.read("answer") == b"mine"
+
+    run(main)
+
+
+def test_files_are_reached_with_the_agents_rights_alone(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            if not backend.capabilities()["uid"]:
+                pytest.skip("one user is all that there is")
+            box = await backend.start(kind.spec())
+            await sh(box, "umask 077; mkdir /tmp/g; echo secret > /tmp/g/x; echo secret > /tmp/gx", user="grader")
+            await sh(box, "ln -s /tmp/gx link; ln -s /tmp/g folder")
+            for name in ("/tmp/gx", "link", "folder/x", "/etc/shadow", "/proc/1/environ"):
+                with pytest.raises(MissingFileError):
+                    await box.read(name)
+            for name in ("/tmp/gx", "folder/y", "/etc/x", "/usr/x", "/run/x", "/proc/sys/kernel/hostname"):
+                with pytest.raises(RefusedFileError):
+                    await box.write(name, b"x")
+            assert await sh(box, "cat /tmp/gx; ls /tmp/g", user="grader") == "secret\nx\n"
+
+    run(main)
+
+
+def test_a_snapshot_leaves_out_what_a_grader_keeps_closed(kind: Kind, tests: Path) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            if not backend.capabilities()["uid"]:
+                pytest.skip("one user is all that there is")
+            box = await backend.start(kind.spec())
+            await box.write("one", b"1")
+            await box.upload(tests, "/tmp/tests", user="grader")
+            await box.write("/tmp/grade", b"42", user="grader")
+            await box.write(f"{box.grader_home}/key", b"42", user="grader")
+            again = await backend.restore(await box.snapshot(), kind.spec())
+            assert isinstance(again, Box)
+            look = f"cat one; ls -A {again.grader_home}; ls -d /tmp/tests /tmp/grade 2>&1 | grep -c cannot"
+            assert await sh(again, look, "grader") == "12\n"
+
+    run(main)
+
+
+def test_a_grader_reads_no_settings_that_the_agent_wrote(kind: Kind) -> None:
+    if kind.name == "process":
+        pytest.skip("one user is all that there is")
+
+    async def main() -> None:
+        async with kind.backend() as backend:
+            box = await backend.start(kind.spec())
+            home = box.grader_home if backend.capabilities()["uid"] else "/"
+            await sh(box, "echo 'echo mine' >~/.bash_profile")
+            login = partial(box.exec, ["bash", "-lc", "echo $HOME"], timeout_s=20)
+            assert (await login()).stdout == "mine\n/workspace\n"
+            assert (await login(user="grader")).stdout == f"{home}\n"
+            assert (await box.shell(user="grader").run("echo $HOME", timeout_s=20)).stdout == f"{home}\n"
+
+    run(main)
+
+
+def test_where_all_are_one_user_a_grader_writes_as_that_user(kind: Kind, tests: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            if backend.capabilities()["uid"]:
+                pytest.skip("a grader is a user of its own")
+            box = await backend.start(kind.spec())
+            script = f"{box.grader_home}/grade.sh"
+            await box.write(script, b"echo graded", user="grader")
+            assert await sh(box, f"sh {script}", "grader") == "graded\n"
+            assert await box.read(script) == b"echo graded"
+            await box.upload(tests, f"{box.grader_home}/tests", user="grader")
+            await box.download(f"{box.grader_home}/tests", tmp_path / "copy")
+            assert (tmp_path / "copy" / "inner" / "key").read_text() == "42"
+            homes.append(Path(box.grader_home))
+
+    homes: list[Path] = []
+    run(main)
+    assert not any(home.exists() for home in homes)
+
+
+def test_nobody_reads_or_writes_files_as_root(kind: Kind, tests: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            for call in (
+                box.read("/etc/passwd", user="root"),  # type: ignore[arg-type]
+                box.write("/tmp/x", b"", user="root"),  # type: ignore[arg-type]
+                box.upload(tests, "/tmp/x", user="root"),  # type: ignore[arg-type]
+                box.download("/etc", tmp_path / "etc", user="root"),  # type: ignore[arg-type]
+            ):
+                with pytest.raises(UnsupportedError, match="files as root"):
+                    await call
+            assert await sh(box, "ls -A") == ""
+
+    run(main)

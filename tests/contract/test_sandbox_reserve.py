@@ -1,0 +1,189 @@
+"""One promise for every kind of sandbox that bounds processes: whoever grades finds room, whatever the agent's do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit.errors import MissingFileError
+from envkit.sandbox.box import Box
+from envkit.types import SandboxUser
+from tests.contract.boxes import Backend, Kind, run
+
+PIDS = 64
+BOMBS = {
+    "programs that start others": """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            continue
+    except OSError:
+        open("full", "w").close()
+        time.sleep(0.001)
+""",
+    "the dead that nobody counts": """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            os._exit(0)
+    except OSError:
+        open("full", "w").close()
+        time.sleep(0.001)
+""",
+    "threads": """
+import threading, time
+while True:
+    try:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    except RuntimeError:
+        open("full", "w").close()
+        time.sleep(0.001)
+""",
+    "programs that left their session and ignore signals": """
+import os, signal, time
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+    except OSError:
+        open("full", "w").close()
+        time.sleep(0.001)
+""",
+}
+LATER = """
+import os, time
+def grades():
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and b"grading" in open("/proc/%s/cmdline" % name, "rb").read():
+                return True
+        except OSError:
+            pass
+open("full", "w").close()
+while not grades():
+    time.sleep(0.01)
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+GRADE = """
+import subprocess, sys, time
+done = 0
+for _ in range(40):  # "grading"
+    time.sleep(0.02)
+    try:
+        done += subprocess.run(["true"]).returncode == 0
+    except OSError:
+        pass
+print(done)
+"""
+
+
+def needs_bound(kind: Kind, backend: Backend) -> None:
+    if not backend.capabilities()["pids"]:
+        pytest.skip("processes are not bounded here")
+
+
+async def fill(box: Box, kind: Kind, bomb: str) -> None:
+    """Run a program in the background of a shell until it says that it is where it wants to be."""
+    await box.write("bomb.py", bomb.encode())
+    await box.shell().run(f"{kind.python} bomb.py 2>/dev/null &", timeout_s=20)
+    while True:
+        try:
+            await box.read("full")
+        except MissingFileError:
+            await anyio.sleep(0.02)
+        else:
+            return
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_grader_runs_in_a_box_that_the_agent_has_filled(kind: Kind, name: str) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            needs_bound(kind, backend)
+            users: tuple[SandboxUser, ...] = ("grader", "root") if backend.capabilities()["uid"] else ("grader",)
+            for user in users:
+                box = await backend.start(kind.spec(pids=PIDS))
+                assert isinstance(box, Box)
+                await fill(box, kind, BOMBS[name])
+                assert (await box.exec(["true"], timeout_s=20)).exit_code == 126
+                result = await box.exec(["sh", "-c", "(true) && ls / | wc -l"], user=user, timeout_s=20)
+                assert (result.exit_code, result.stderr) == (0, "")
+                assert (await box.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+                after = await box.shell().run("echo on", timeout_s=20)
+                assert (after.exit_code, after.is_shell_lost) == (-9, True)
+                assert (await box.shell().run("echo on", timeout_s=20)).stdout == "on\n"
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_files_pass_both_ways_in_a_box_that_the_agent_has_filled(kind: Kind, name: str, tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "one").write_text("1")
+
+    async def main() -> None:
+        async with kind.backend() as backend:
+            needs_bound(kind, backend)
+            box = await backend.start(kind.spec(pids=PIDS))
+            assert isinstance(box, Box)
+            await fill(box, kind, BOMBS[name])
+            await box.write("answer", b"42")
+            assert await box.read("answer") == b"42"
+            await box.upload(tmp_path / "tests", "tests")
+            await box.download("tests", tmp_path / "back")
+            assert (tmp_path / "back" / "one").read_text() == "1"
+
+    run(main)
+
+
+def test_a_grader_keeps_its_room_when_the_agent_waits_for_it_to_begin(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            needs_bound(kind, backend)
+            box = await backend.start(kind.spec(pids=PIDS))
+            assert isinstance(box, Box)
+            await fill(box, kind, LATER)
+            result = await box.exec([kind.python, "-c", GRADE], user="grader", timeout_s=30)
+            assert result.exit_code == 0
+            assert int(result.stdout) >= 35  # the few processes that it could not start were those of one moment
+            assert (await box.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+
+    run(main)
+
+
+def test_what_leaves_room_runs_on_while_a_grader_does(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            needs_bound(kind, backend)
+            box = await backend.start(kind.spec(pids=PIDS))
+            await box.shell().run("for i in 1 2 3 4 5 6 7 8; do sleep 600 & done", timeout_s=20)
+            many = "for i in 1 2 3 4 5 6 7 8; do sleep 0.2 & done; wait"
+            assert (await box.exec(["sh", "-c", many], user="grader", timeout_s=20)).exit_code == 0
+            assert (await box.shell().run("jobs -r | wc -l", timeout_s=20)).stdout.strip() == "8"
+
+    run(main)
+
+
+def test_a_box_s_own_program_is_not_ended_for_want_of_room(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            needs_bound(kind, backend)
+            box = await backend.start(kind.spec("sleep", "600", pids=PIDS))
+            assert isinstance(box, Box)
+            await fill(box, kind, BOMBS["programs that start others"])
+            assert (await box.exec(["true"], user="grader", timeout_s=20)).exit_code == 0
+            assert (await box.exec(["true"], timeout_s=20)).exit_code == 0
+
+    run(main)

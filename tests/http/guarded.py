@@ -1,0 +1,72 @@
+"""A server with a guard before it, and what its tenants have in their hands."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio
+import httpx
+
+from envkit import clock
+from envkit.http.app import create_app
+from envkit.http.guard import Guard
+from envkit.http.server import serve
+from envkit.http.tokens import TokenStore
+from tests.http.worlds import slots
+
+
+@dataclass
+class Stage:
+    """A running server, its tokens, and clients of it."""
+
+    address: str
+    tokens: TokenStore
+    http: httpx.AsyncClient
+
+    def token(self, tenant: str = "acme", scopes: str = "play", **more: Any) -> str:
+        return self.tokens.create(tenant, scopes.split(","), **more)
+
+    async def ask(self, verb: str, path: str, token: str | None = None, **more: Any) -> httpx.Response:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return await self.http.request(verb, path, headers={**headers, **more.pop("headers", {})}, **more)
+
+
+OnStage: TypeAlias = Callable[[Stage], Awaitable[None]]
+
+
+@asynccontextmanager
+async def guarded(
+    folder: Path, *, ttl_s: float = 600, has_tokens: bool = True, **settings: Any
+) -> AsyncIterator[Stage]:
+    """Serve for the length of the block; `settings` are the guard's."""
+    addresses: list[str] = []
+    is_ready = anyio.Event()
+
+    def on_ready(address: str) -> None:
+        addresses.append(address)
+        is_ready.set()
+
+    with TokenStore(folder / "tokens.sqlite", fresh_s=0.05) as tokens:
+        async with slots(8) as host, anyio.create_task_group() as tasks:
+            app = Guard(create_app(host, ttl_s=ttl_s), tokens if has_tokens else None, **settings)
+            tasks.start_soon(partial(serve, app, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
+            await is_ready.wait()
+            async with httpx.AsyncClient(base_url=addresses[0], trust_env=False) as client:
+                yield Stage(addresses[0], tokens, client)
+            tasks.cancel_scope.cancel()
+
+
+def on_stage(main: OnStage, folder: Path, **settings: Any) -> None:
+    """Run `main` beside a guarded server; see `guarded`."""
+
+    async def run() -> None:
+        with anyio.fail_after(30):
+            async with guarded(folder, **settings) as stage:
+                await main(stage)
+
+    clock.run(run)

@@ -1,0 +1,130 @@
+"""The access log: its lines, and their bound."""
+
+from __future__ import annotations
+
+import json
+import logging
+import string
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envkit import clock
+from envkit.http.access_log import DELAY_S, MAX_LINE_BYTES, AccessLog
+
+LINE: dict[str, Any] = {
+    "id": "r-1",
+    "tenant": "acme",
+    "method": "POST",
+    "path": "/v1/sessions/abc/step",
+    "status": 200,
+    "seconds": 0.0123456,
+    "bytes_in": 30,
+    "bytes_out": 160,
+}
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+def written(*lines: dict[str, Any]) -> list[str]:
+    """Return the records that `lines` make, all of them in one turn of the loop."""
+    handler = Kept()
+
+    async def main() -> None:
+        with AccessLog(handler) as log:
+            for line in lines:
+                log.write(**line)
+
+    clock.run(main, virtual=True)
+    return handler.texts
+
+
+def test_a_line_says_who_asked_for_what_and_what_came_of_it() -> None:
+    line = json.loads(*written(LINE))
+    assert line.pop("at") > 1.7e9
+    assert line == {
+        "id": "r-1",
+        "tenant": "acme",
+        "method": "POST",
+        "path": "/v1/sessions/abc/step",
+        "status": 200,
+        "ms": 12.346,
+        "in": 30,
+        "out": 160,
+        "session": "abc",
+    }
+
+
+def test_a_line_of_a_sandbox_and_of_a_socket_say_so() -> None:
+    text = "\n".join(written({**LINE, "path": "/v1/sandboxes/b"}, {**LINE, "path": "/v1/ws", "messages": (3, 2)}))
+    first, second = map(json.loads, text.splitlines())
+    assert (first["sandbox"], "session" in first) == ("b", False)
+    assert (second["messages_in"], second["messages_out"], "session" in second) == (3, 2, False)
+
+
+def test_lines_that_come_together_are_written_together_and_soon() -> None:
+    handler = Kept()
+
+    async def main() -> None:
+        log = AccessLog(handler)
+        for _ in range(3):
+            log.write(**LINE)
+        assert handler.texts == []
+        await anyio.sleep(DELAY_S)
+        assert [len(text.splitlines()) for text in handler.texts] == [3]
+        log.close()
+
+    clock.run(main, virtual=True)
+    assert len(handler.texts) == 1
+
+
+@given(
+    id=st.text("abc.-", min_size=1, max_size=64),
+    tenant=st.text("abc", max_size=32),
+    path=st.text(max_size=2000) | st.text('\\"\x00é☃😀\ud800/', max_size=500),
+    before=st.sampled_from(["", "/v1/sessions/", "/v1/sandboxes/"]),
+    method=st.text(string.ascii_letters + '"\x1b', max_size=20),
+    numbers=st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)),
+)
+def test_a_line_is_short_json_whatever_was_asked(
+    id: str, tenant: str, path: str, before: str, method: str, numbers: tuple[int, int]
+) -> None:
+    line = {**LINE, "id": id, "tenant": tenant, "path": before + path, "method": method, "messages": numbers}
+    text = written({**line, "bytes_in": numbers[0], "seconds": 1e6})[0]
+    assert len(f"{text}\n".encode()) < MAX_LINE_BYTES
+    assert len(text.splitlines()) == 1
+    assert text.isascii()
+    assert json.loads(text)["status"] == 200
+
+
+def test_a_long_path_is_cut_and_what_is_short_stays_whole() -> None:
+    line = json.loads(*written({**LINE, "path": "/v1/sessions/" + "x" * 500 + "/step"}))
+    assert line["path"].startswith("/v1/sessions/xxx")
+    assert line["path"].endswith("*")
+    assert line["session"].endswith("x*")
+    assert (line["id"], line["tenant"], line["method"]) == ("r-1", "acme", "POST")
+
+
+def test_a_file_may_be_moved_away(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+
+    async def main() -> None:
+        with AccessLog.to(path) as log:
+            log.write(**LINE)
+            await anyio.sleep(DELAY_S)
+            path.rename(tmp_path / "old.log")
+            log.write(**LINE)
+
+    clock.run(partial(main), virtual=True)
+    assert [len((tmp_path / name).read_text().splitlines()) for name in ("old.log", "access.log")] == [1, 1]

@@ -1,0 +1,41 @@
+"""Callers: what sessions are called inside, and who sees which."""
+
+from __future__ import annotations
+
+import pytest
+
+from envkit.errors import ForbiddenError
+from envkit.http.callers import EVERYBODY, Caller, caller_of
+
+ACME = Caller("acme", frozenset({"play"}))
+OTHER = Caller("acm", frozenset({"play"}))
+ADMIN = Caller("ops", frozenset({"admin"}))
+
+
+def test_an_id_and_its_key_are_each_others_way_back() -> None:
+    assert (ACME.key("a"), ACME.name("acme:a")) == ("acme:a", "a")
+    assert (EVERYBODY.key("a"), EVERYBODY.name("a")) == ("a", "a")
+
+
+def test_a_tenant_sees_its_own_and_reaches_no_other_by_any_id() -> None:
+    assert [ACME.sees(key) for key in ("acme:a", "acm:a", "a")] == [True, False, False]
+    assert not OTHER.sees("acme:a")
+    assert OTHER.key("acme:a") == "acm:acme:a"
+
+
+def test_an_administrator_names_what_is_others_by_its_key() -> None:
+    assert ADMIN.sees("acme:a")
+    assert (ADMIN.name("acme:a"), ADMIN.key("acme:a")) == ("acme:a", "acme:a")
+    assert (ADMIN.name("ops:a"), ADMIN.key("a")) == ("a", "ops:a")
+
+
+def test_admin_includes_every_scope_and_others_only_their_own() -> None:
+    ADMIN.require("sandbox")
+    ACME.require("play")
+    with pytest.raises(ForbiddenError, match="the scope sandbox; this one has play"):
+        ACME.require("sandbox")
+
+
+def test_whoever_passed_no_guard_is_everybody() -> None:
+    assert caller_of({}) is caller_of({"state": {}}) is EVERYBODY
+    assert caller_of({"state": {"caller": ACME}}) is ACME

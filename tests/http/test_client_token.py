@@ -1,0 +1,171 @@
+"""Where a client's token comes from, and where it goes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
+
+import envkit
+from envkit import clock
+from envkit.errors import ConfigError, EnvkitError, ForbiddenError, UnauthorizedError, UnreachableError, UsageError
+from envkit.http.client import EnvClient
+from tests.http.guarded import Stage, on_stage
+
+ANSWER = b'{"id":1,"result":{"ready":true,"capacity":1,"leased":0}}'
+
+
+@asynccontextmanager
+async def listening(
+    before: Callable[[ServerConnection, Request], Response | None],
+) -> AsyncIterator[str]:
+    """Run a server that lets `before` look at each handshake, and answers the first call of a client."""
+
+    async def answer(connection: ServerConnection) -> None:
+        async for _ in connection:
+            await connection.send(ANSWER)
+
+    async with serve(answer, "127.0.0.1", 0, process_request=before) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        with anyio.fail_after(20):
+            yield f"http://127.0.0.1:{port}"
+
+
+def shown(connect: Callable[[str], Awaitable[None]]) -> list[str | None]:
+    """Return the headers ``Authorization`` that a server sees while `connect` runs."""
+    seen: list[str | None] = []
+
+    def look(connection: ServerConnection, request: Request) -> None:
+        seen.append(request.headers.get("Authorization"))
+
+    async def main() -> None:
+        async with listening(look) as address:
+            await connect(address)
+
+    clock.run(main)
+    return seen
+
+
+def test_a_token_is_shown_in_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def given(address: str) -> None:
+        async with EnvClient(address, token="ek_given"):
+            pass
+
+    async def by_variable(address: str) -> None:
+        async with EnvClient(address):
+            pass
+
+    monkeypatch.delenv("ENVKIT_TOKEN", raising=False)
+    assert shown(by_variable) == [None]
+    monkeypatch.setenv("ENVKIT_TOKEN", "ek_variable")
+    assert shown(by_variable) == ["Bearer ek_variable"]
+    assert shown(given) == ["Bearer ek_given"]
+
+
+def test_a_server_that_is_reached_some_other_way_sees_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def by_socket(address: str) -> None:
+        async def connect() -> socket.socket:
+            connected = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+            connected.setblocking(False)
+            return connected
+
+        async with EnvClient(connect=connect):
+            pass
+        with pytest.raises(UsageError, match="go with a url"):
+            EnvClient(connect=connect, token="ek_x")
+
+    monkeypatch.setenv("ENVKIT_TOKEN", "ek_variable")
+    assert shown(by_socket) == [None]
+
+
+@pytest.mark.parametrize("token", ["a b", "a\nX-Other: 1", "é", "\x7f"])
+def test_what_cannot_be_a_token_is_refused_before_it_is_sent(token: str) -> None:
+    with pytest.raises(UsageError, match="the token is not one"):
+        EnvClient("http://127.0.0.1:1", token=token)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "said"),
+    [
+        (401, '{"type":"unauthorized","fields":{"detail":"who?"}}', UnauthorizedError, ": who?"),
+        (403, '{"type":"forbidden","fields":{"detail":"not you"}}', ForbiddenError, ": not you"),
+        (401, "<html>", UnauthorizedError, "status 401: it wants to know who we are"),
+        (403, "<html>", UnreachableError, "status 403; is it an `envkit serve`"),
+        (500, "[]", UnreachableError, "status 500; is it an `envkit serve`"),
+    ],
+)
+def test_a_refused_handshake_is_the_error_that_the_server_names(
+    status: int, body: str, error: type[EnvkitError], said: str
+) -> None:
+    def refuse(connection: ServerConnection, request: Request) -> Response:
+        return connection.respond(status, body)
+
+    async def main() -> None:
+        async with listening(refuse) as address:
+            with pytest.raises(error, match=said):
+                async with EnvClient(address):
+                    pass
+
+    clock.run(main)
+
+
+def test_a_token_that_is_revoked_while_a_client_waits_is_asked_for_once() -> None:
+    handshakes: list[int] = []
+
+    def refuse_later(connection: ServerConnection, request: Request) -> Response | None:
+        handshakes.append(1)
+        if len(handshakes) == 1:
+            return None
+        return connection.respond(401, '{"type":"unauthorized","fields":{"detail":"revoked"}}')
+
+    async def hang_up(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(ANSWER)
+        await connection.recv()
+
+    async def main() -> None:
+        async with serve(hang_up, "127.0.0.1", 0, process_request=refuse_later) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            async with EnvClient(f"http://127.0.0.1:{port}", token="ek_x") as client:
+                with pytest.raises(UnauthorizedError, match="revoked"):
+                    await client.health()
+
+    clock.run(main)
+    assert len(handshakes) == 2
+
+
+def test_a_world_is_made_with_a_token_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        program = (
+            "import sys, envkit\n"
+            "with envkit.make('Count-v0', url=sys.argv[1], token=sys.argv[2] or None) as env:\n"
+            "    print(env.reset(seed=3)[0])\n"
+        )
+
+        async def made(token: str, variable: str = "") -> tuple[str, str]:
+            words = [sys.executable, "-c", program, stage.address, token]
+            done = await anyio.run_process(words, check=False, env={**os.environ, "ENVKIT_TOKEN": variable})
+            return done.stdout.decode().strip(), done.stderr.decode().strip().rpartition("\n")[2]
+
+        token = stage.token()
+        assert await made(token) == ("seed 3", "")
+        assert await made("", token) == ("seed 3", "")
+        for wrong in ("ek_wrong", ""):
+            assert "UnauthorizedError" in (await made(wrong))[1]
+
+    on_stage(main, tmp_path)
+
+
+def test_a_token_for_a_world_of_this_process_is_refused() -> None:
+    with pytest.raises(ConfigError, match="url: is missing"):
+        envkit.make("FrozenLake-v0", token="ek_x")
+    with pytest.raises(ConfigError, match="url: is missing"):
+        envkit.make_vec("FrozenLake-v0", 2, token="ek_x")

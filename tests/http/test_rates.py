@@ -1,0 +1,59 @@
+"""Token buckets, on times that the test makes up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envkit.http.rates import Bucket, Rate
+
+
+def test_a_burst_passes_and_the_next_call_waits_for_its_share_of_a_second() -> None:
+    bucket = Bucket(Rate(per_s=10, burst=3), now=0.0)
+    assert [bucket.take(0.0) for _ in range(4)] == [0.0, 0.0, 0.0, pytest.approx(0.1)]
+    assert bucket.take(0.04) == pytest.approx(0.06)
+    assert bucket.take(0.1) == 0.0
+
+
+def test_a_long_rest_saves_no_more_than_a_burst() -> None:
+    bucket = Bucket(Rate(per_s=10, burst=3), now=0.0)
+    assert [bucket.take(1000.0) > 0 for _ in range(4)] == [False, False, False, True]
+
+
+def test_more_than_a_burst_at_once_passes_from_a_full_bucket_and_is_paid_for_afterwards() -> None:
+    bucket = Bucket(Rate(per_s=10, burst=5), now=0.0)
+    assert bucket.take(0.0, 25) == 0.0
+    assert bucket.take(0.0) == pytest.approx(2.1)
+    assert bucket.take(2.0, 100) == pytest.approx(0.5)
+
+
+def test_what_came_already_is_charged_and_tells_how_long_to_read_nothing() -> None:
+    bucket = Bucket(Rate(per_s=10, burst=5), now=0.0)
+    assert [bucket.charge(0.0, 5), bucket.charge(0.0, 2), bucket.charge(0.1, 0)] == [0.0, 0.2, pytest.approx(0.1)]
+
+
+@given(
+    st.floats(0.1, 1e4),
+    st.floats(0.5, 1e4),
+    st.lists(st.tuples(st.floats(0, 10), st.integers(1, 100)), min_size=1, max_size=50),
+)
+def test_whoever_waits_as_long_as_it_is_told_passes_and_the_average_holds(
+    per_s: float, burst: float, calls: list[tuple[float, int]]
+) -> None:
+    bucket = Bucket(Rate(per_s, burst), now=0.0)
+    now, passed = 0.0, 0
+    for pause_s, n in calls:
+        now += pause_s
+        wait_s = bucket.take(now, n)
+        if wait_s:
+            now += wait_s
+            assert bucket.take(now, n) == pytest.approx(0.0, abs=1e-6)
+        passed += n
+    assert passed <= per_s * now + burst + max(n for _, n in calls) + 1e-3
+
+
+@pytest.mark.parametrize("rate", [Rate(0, 1), Rate(1, 0), Rate(-1, 1)])
+def test_a_rate_of_nothing_is_refused(rate: Rate) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        Bucket(rate, 0.0)

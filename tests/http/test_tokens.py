@@ -1,0 +1,201 @@
+"""Tokens in their file: made, checked, revoked, by several processes."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envkit import clock
+from envkit.errors import EnvkitError, UsageError
+from envkit.http.callers import Caller
+from envkit.http.tokens import TokenStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "envkit" / "tokens.sqlite"
+
+
+@pytest.fixture
+def tokens(path: Path) -> Iterator[TokenStore]:
+    with TokenStore(path, fresh_s=0) as store:
+        yield store
+
+
+def test_a_token_tells_whose_it_is_and_what_it_allows(tokens: TokenStore) -> None:
+    text = tokens.create("acme", ["sandbox", "play"], "bob")
+    prefix, id, secret = text.split("_", 2)
+    assert (prefix, len(secret)) == ("ek", 43)
+    assert tokens.check(text) == Caller("acme", frozenset({"play", "sandbox"}), id)
+
+
+def test_only_the_owner_reads_the_file_and_it_does_not_hold_the_secret(tokens: TokenStore, path: Path) -> None:
+    text = tokens.create("acme", ["play"])
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    files = list(path.parent.iterdir())
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    secret = text.split("_", 2)[2].encode()
+    content = b"".join(file.read_bytes() for file in files)
+    assert secret not in content
+    assert hashlib.sha256(secret).digest() in content
+
+
+@pytest.mark.parametrize("spoil", [str.upper, lambda text: text[:-1], lambda text: text + "A", lambda text: f" {text}"])
+def test_a_text_that_is_not_quite_a_token_is_nobodys(tokens: TokenStore, spoil: object) -> None:
+    assert callable(spoil)
+    assert tokens.check(spoil(tokens.create("acme", ["play"]))) is None
+
+
+def test_a_right_id_with_a_wrong_secret_is_nobodys(tokens: TokenStore) -> None:
+    one, other = (tokens.create("acme", ["play"]).split("_", 2) for _ in range(2))
+    assert tokens.check(f"ek_{one[1]}_{other[2]}") is None
+
+
+@pytest.mark.parametrize("text", ["", "ek__", "\x00", "\ud800", "x" * 100_000, "ek_000000000000_" + "A" * 43])
+def test_junk_is_nobodys(tokens: TokenStore, text: str) -> None:
+    assert tokens.check(text) is None
+
+
+def test_a_token_expires(tokens: TokenStore) -> None:
+    short, long = tokens.create("acme", ["play"], "short", 1e-6), tokens.create("acme", ["play"], "long", 3600)
+    assert tokens.check(short) is None
+    assert tokens.check(long) is not None
+    assert [one.is_live(clock.wall()) for one in tokens.list()] == [False, True]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_token_is_revoked_by_its_id_or_name_and_its_name_is_free_again(tokens: TokenStore, by_name: bool) -> None:
+    text = tokens.create("acme", ["play"], "bob")
+    id = text.split("_")[1]
+    assert tokens.revoke("bob" if by_name else id) == id
+    assert tokens.check(text) is None
+    with pytest.raises(UsageError, match="there is no token 'bob' to revoke"):
+        tokens.revoke("bob")
+    assert tokens.check(tokens.create("acme", ["play"], "bob")) is not None
+    assert [(one.name, one.revoked is None) for one in tokens.list()] == [("bob", False), ("bob", True)]
+
+
+def test_a_name_that_is_another_tokens_id_does_not_stand_for_it(tokens: TokenStore) -> None:
+    first = tokens.create("acme", ["play"]).split("_")[1]
+    second = tokens.create("acme", ["play"], "copy").split("_")[1]
+    tokens.revoke("copy")
+    third = tokens.create("acme", ["play"], second).split("_")[1]
+    assert tokens.revoke(first) == first
+    assert tokens.revoke(second) == third
+
+
+@pytest.mark.parametrize(
+    ("tenant", "scopes", "name", "ttl_s", "said"),
+    [
+        ("", ["play"], None, None, "tenant: must be 1 to 32"),
+        ("a:b", ["play"], None, None, "tenant: must be 1 to 32"),
+        ("a\n", ["play"], None, None, "tenant: must be 1 to 32"),
+        ("a", ["play"], "b b", None, "name: must be 1 to 32"),
+        ("a", ["plai"], None, None, "there is no 'plai'; did you mean 'play'"),
+        ("a", [], None, None, "needs one at least"),
+        ("a", ["play"], None, 0.0, "ttl: must be above 0"),
+        ("a", ["play"], None, float("nan"), "ttl: must be above 0"),
+        ("a", ["play"], None, 1e12, "at most a hundred years"),
+    ],
+)
+def test_a_token_that_cannot_be_is_refused_with_the_reason(
+    tokens: TokenStore, tenant: str, scopes: list[str], name: str | None, ttl_s: float | None, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        tokens.create(tenant, scopes, name, ttl_s)
+    assert tokens.list() == []
+
+
+def test_two_tokens_do_not_share_a_name(tokens: TokenStore) -> None:
+    tokens.create("acme", ["play"], "bob")
+    with pytest.raises(UsageError, match="called 'bob' already"):
+        tokens.create("acme", ["play"], "bob")
+
+
+def test_a_good_token_is_remembered_for_as_long_as_was_agreed(path: Path) -> None:
+    with TokenStore(path, fresh_s=3600) as server, TokenStore(path) as command, TokenStore(path, fresh_s=0) as strict:
+        text = command.create("acme", ["play"])
+        assert server.check(text) is not None
+        command.revoke(text.split("_")[1])
+        assert server.check(text) is not None
+        assert strict.check(text) is None
+
+
+def test_its_last_use_is_noted_unless_somebody_else_writes(tokens: TokenStore, path: Path) -> None:
+    began = clock.wall()
+    text = tokens.create("acme", ["play"])
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        stopwatch = clock.stopwatch()
+        assert tokens.check(text) is not None
+        assert clock.stopwatch() - stopwatch < 1
+        other.execute("ROLLBACK")
+    other.close()
+    assert tokens.list()[0].used is None
+    tokens.check(text)
+    used = tokens.list()[0].used
+    assert used is not None
+    assert used >= began
+
+
+def test_removing_the_file_revokes_all_that_was_in_it(tokens: TokenStore, path: Path) -> None:
+    text = tokens.create("acme", ["play"])
+    for file in path.parent.iterdir():
+        file.unlink()
+    assert tokens.check(text) is None
+    assert tokens.check(tokens.create("acme", ["play"])) is not None
+
+
+def test_a_file_that_is_spoilt_meanwhile_lets_nobody_in(tokens: TokenStore, path: Path) -> None:
+    text = tokens.create("acme", ["play"])
+    path.unlink()
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(EnvkitError, match="cannot be used"):
+        tokens.check(text)
+
+
+def test_a_file_of_something_else_is_refused(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(UsageError, match="does not hold tokens"):
+        TokenStore(path)
+
+
+def test_a_folder_that_others_may_write_to_is_refused(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.parent.chmod(0o777)
+    with pytest.raises(UsageError, match="where others may write"):
+        TokenStore(path)
+
+
+def test_processes_that_open_and_write_a_new_file_at_once_lose_nothing(path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from envkit.http.tokens import TokenStore\n"
+        "sys.stdin.readline()\n"
+        "for n in range(20):\n"
+        "    with TokenStore(Path(sys.argv[1])) as tokens: tokens.create('acme', ['play'])\n"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", program, str(path)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for one in running:
+        assert one.stdin is not None
+        one.stdin.write("\n")
+        one.stdin.flush()
+    assert [(one.communicate(timeout=60)[1], one.returncode) for one in running] == [("", 0)] * 4
+    with TokenStore(path) as tokens:
+        assert len(tokens.list()) == 80
+    assert [file.name for file in path.parent.iterdir()] == ["tokens.sqlite"]

@@ -1,0 +1,88 @@
+"""``envkit token``, as a user types it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from envkit import cli, clock
+from envkit.wiring.tokens import open_tokens, state_folder
+
+Call: TypeAlias = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Run ``envkit token`` in this process, with a state of the test's own."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["token", *words, "--state", str(tmp_path / "state")])
+        told = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, told.out, told.err
+
+    return run
+
+
+def test_a_token_is_printed_alone_and_works(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("create", "--tenant", "acme", "--name", "bob", "--scopes", "play,metrics")
+    assert (code, err) == (0, "")
+    with open_tokens(tmp_path / "state") as tokens:
+        caller = tokens.check(out.removesuffix("\n"))
+    assert caller is not None
+    assert (caller.tenant, caller.scopes) == ("acme", frozenset({"play", "metrics"}))
+
+
+def test_a_list_tells_what_is_live_and_for_how_long_and_no_secret(call: Call) -> None:
+    began = clock.wall()
+    secrets = [
+        call("create", "--tenant", "acme", "--name", "bob", "--ttl", "30d")[1],
+        call("create", "--tenant", "umbrella")[1],
+    ]
+    ids = [text.split("_")[1] for text in secrets]
+    assert call("revoke", ids[1]) == (0, "", "")
+    code, out, err = call("ls")
+    assert (code, err) == (0, "")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[:5] for row in rows] == [
+        [ids[0], "bob", "acme", "play,sandbox", "live"],
+        [ids[1], ids[1], "umbrella", "play,sandbox", "revoked"],
+    ]
+    assert rows[1][6:] == ["never", "never"]
+    assert rows[0][5] < rows[0][6]
+    assert not any(text.split("_", 2)[2].strip() in out for text in secrets)
+    assert clock.wall() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["create", "--tenant", "a", "--scopes", "plai"], "there is no 'plai'; did you mean 'play'?"),
+        (["create", "--tenant", "a", "--scopes", ","], "a token needs one at least"),
+        (["create", "--tenant", "a b"], "tenant: must be 1 to 32"),
+        (["create", "--tenant", "a", "--ttl", "soon"], "--ttl: must be a number of s, m, h or d, such as 30d"),
+        (["create", "--tenant", "a", "--ttl", "0d"], "ttl: must be above 0 s"),
+        (["create"], "Missing option '--tenant'"),
+        (["revoke", "bob"], "there is no token 'bob' to revoke"),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_says_what_to_do(call: Call, words: list[str], said: str) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_the_folder_of_state_is_the_chosen_one_or_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert state_folder(Path("~/mine")) == tmp_path / "mine"
+    assert state_folder() == tmp_path / "xdg" / "envkit"
+    monkeypatch.setenv("XDG_STATE_HOME", "not/absolute")
+    assert state_folder() == tmp_path / ".local" / "state" / "envkit"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert state_folder() == tmp_path / ".local" / "state" / "envkit"
