@@ -116,7 +116,7 @@ class Box:
         return self._id
 
     async def started(self, config: Mapping[str, JSON], timeout_s: float) -> None:
-        """Return once the agent has answered and been told what to be; where it has a command, once that runs.
+        """Return once the agent has answered and been told what to be; a command of it runs then, and its door is open.
 
         Args:
             config: The first frame to it.
@@ -128,8 +128,8 @@ class Box:
         try:
             with anyio.move_on_after(timeout_s) as limit:
                 await self._channel.open(config, timeout_s)
-                if config.get("command"):
-                    await self._channel.call("ping")  # answered after the command was started
+                if config.get("command") or config.get("door"):
+                    await self._channel.call("ping")  # answered after the command was started and the door opened
             if limit.cancelled_caught:
                 self._channel.fail(f"not ready after {timeout_s:g} s")
                 raise ChannelEndedError(self._channel.reason)

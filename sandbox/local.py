@@ -117,13 +117,7 @@ class LocalBackend:
             SandboxError: No box of this id stays on this machine.
             UnreachableError: It does not let us in.
         """
-        stay = stays.find(box_id)
-        if stay is None:
-            raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
-        try:
-            first = FirstProcess(stay.first_pid)
-        except OSError:
-            raise SandboxError(f"box {box_id!r} has just ended") from None
+        stay, first = _found(box_id)
         held = Life(None, cgroups.Group(self._places, stay.group), first=first, folder=stay.folder)
         try:
             ours = folders.connect(first.folder(DOOR), _DOOR_SOCKET)
@@ -138,6 +132,19 @@ class LocalBackend:
         box = self._box(box_id, ours, held, sockets, SandboxSpec(stay=True), disk_mib)
         await box.started({}, _ATTACH_S)
         return box
+
+    async def dial(self, box_id: str) -> socket.socket:
+        """Return a connected, non-blocking stream to a box that stays, which speaks what a `Channel` does.
+
+        The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
+        """
+        _, first = _found(box_id)
+        try:
+            return folders.connect(first.folder(DOOR), _DOOR_SOCKET)
+        except OSError:
+            raise SandboxError(f"box {box_id!r} has just ended") from None
+        finally:
+            first.close()
 
     async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
         refuse(box_id, spec, self.capabilities())
@@ -254,6 +261,7 @@ class LocalBackend:
             "command": list(proxy.waiting(spec, command)) or None,
             "ttl_s": spec.ttl_s,
             "stay": spec.stay,
+            "lonely_s": spec.lonely_s,
             "door": f"{DOOR}/{_DOOR_SOCKET}" if spec.stay else None,
         }
 
@@ -325,6 +333,21 @@ class LocalBackend:
     ) -> None:
         self._is_leaving = True
         await self._boxes.close()
+
+
+def _found(box_id: str) -> tuple[stays.Stay, FirstProcess]:
+    """Return a box that stays, and a hold on its first process.
+
+    Raises:
+        SandboxError: There is none.
+    """
+    stay = stays.find(box_id)
+    if stay is None:
+        raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
+    try:
+        return stay, FirstProcess(stay.first_pid)
+    except OSError:
+        raise SandboxError(f"box {box_id!r} has just ended") from None
 
 
 def _files_uid() -> int | None:
