@@ -53,6 +53,15 @@ class NodeSection(Section):
     """MiB of disk, likewise."""
 
 
+class RaySection(Section):
+    """The cluster, where the backend is ray."""
+
+    address: str = "auto"
+    """Of its head, such as 10.0.0.1:6379; auto finds it by RAY_ADDRESS or on this machine."""
+    kind: Literal["local", "docker"] = "local"
+    """What the sandboxes of its nodes are made of."""
+
+
 class EnvsSection(Section):
     """The boxes in which environments are served; many episodes share one."""
 
@@ -137,7 +146,8 @@ class AutoscaleSection(Section):
     """Who is told that there are too few sandboxes or too many."""
 
     command: Annotated[list[str], Field(min_length=1)] | None = None
-    """Program that is run with one more argument, how many more sandboxes are wanted (less than 0: fewer)."""
+    """Program that is run with one more argument, how many more sandboxes are wanted (less than 0: fewer). None: with
+    ray its autoscaler is told, otherwise nobody."""
     interval_s: Seconds = 15.0
     """Seconds between two looks."""
 
@@ -151,6 +161,7 @@ class ServeConfig(Section):
     process, and says so."""
     listen: ListenSection = ListenSection()
     node: NodeSection = NodeSection()
+    ray: RaySection = RaySection()
     envs: EnvsSection = EnvsSection()
     spares: list[StockSection] = Field(default_factory=list)
     """Sandboxes kept ready, by kind."""
