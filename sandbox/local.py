@@ -219,6 +219,7 @@ class LocalBackend:
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, spec.stay),
+            let_go=held.let_go,
             sockets=sockets,
             snapshot=partial(self._keep, box_id, channel, snapshots.Extent(disk_mib, _files_uid())),
             gives_up=("network",) if spec.network == "open" else (),

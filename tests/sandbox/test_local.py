@@ -34,6 +34,10 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     clock.run(bounded)
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def inside(*commands: str, python: bool = False) -> list[str]:
     """Run each command in one box and return what it wrote, followed by its exit code."""
     written = []
@@ -275,6 +279,9 @@ def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
             assert (await found.shell().run("echo $PWD $kept", timeout_s=20)).stdout == "/tmp 1\n"
             closed = await found.exec(["sh", "-c", "ls /run/envkit-door"], timeout_s=20)
             assert "Permission denied" in closed.stderr
+            held = open_files()
+            await (await other.attach(box.id)).release()
+            assert open_files() == held
             await found.stop()
             with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
                 await other.attach(box.id)
