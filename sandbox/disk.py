@@ -181,9 +181,10 @@ def _deleted_bytes(written: Written) -> int:
         devices = {place.stat().st_dev for place in (first / "root", *written.places)}
     except OSError:  # it has ended
         return 0
-    for process in Path("/proc").glob("[0-9]*"):
+    for entry in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+        task = Path("/proc", entry.name)  # may have files of its own, and may have outlived its process's first
         with suppress(OSError):
-            for file in _held(process) if (process / "ns/mnt").readlink() == own else ():
+            for file in _held(task) if (task / "ns/mnt").readlink() == own else ():
                 with suppress(OSError):
                     about = file.stat()
                     if stat.S_ISREG(about.st_mode) and about.st_nlink == 0 and about.st_dev in devices:
@@ -193,11 +194,11 @@ def _deleted_bytes(written: Written) -> int:
     return sum(found.values())
 
 
-def _held(process: Path) -> Iterator[Path]:
-    """The files that a process has open, and those of its memory that may be deleted."""
-    yield from (process / "fd").iterdir()
-    with (process / "maps").open("rb") as lines:
+def _held(task: Path) -> Iterator[Path]:
+    """The files that a task has open, and those of its memory that may be deleted."""
+    yield from (task / "fd").iterdir()
+    with (task / "maps").open("rb") as lines:
         for line in lines:
             if line.endswith(b" (deleted)\n"):
                 begin, end = (int(number, 16) for number in line.split(b" ", 1)[0].split(b"-"))
-                yield process / "map_files" / f"{begin:x}-{end:x}"
+                yield task / "map_files" / f"{begin:x}-{end:x}"
