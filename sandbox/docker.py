@@ -349,6 +349,7 @@ class DockerBackend:
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, stays_on=spec.stay),
+            let_go=held.stream.close,
             sockets=sockets,
             snapshot=partial(self._snapshot, box_id, spec, held, channel),
             gives_up=gives_up,
@@ -360,7 +361,9 @@ class DockerBackend:
         return box
 
     async def _end(self, held: AttachedContainer, *, stays_on: bool) -> None:
-        if not (stays_on and self._is_leaving):
+        if stays_on and self._is_leaving:
+            held.stream.close()
+        else:
             await held.kill()
 
     async def _snapshot(self, box_id: str, spec: SandboxSpec, held: AttachedContainer, channel: Channel) -> str:
