@@ -229,7 +229,7 @@ class Sandbox(Protocol):
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         """Copy a file or folder of the box to the host; `target` is its new name and must not exist.
 
-        Links that lead out of the folder, devices and absolute names are refused.
+        Links that lead out of the folder, devices and absolute names are refused; what vanishes meanwhile is left out.
 
         Args:
             source: Its name in the box.
@@ -267,6 +267,8 @@ class Sandbox(Protocol):
 
     async def snapshot(self) -> str:
         """Keep the files as they are now, under a name that `SandboxBackend.restore` takes.
+
+        What vanishes meanwhile is left out.
 
         Raises:
             UnsupportedError: This sandbox cannot.

@@ -354,6 +354,7 @@ class DockerBackend:
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, stays_on=spec.stay),
+            let_go=held.stream.close,
             sockets=sockets,
             snapshot=partial(self._snapshot, box_id, spec, held, channel),
             gives_up=gives_up,

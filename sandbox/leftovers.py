@@ -47,10 +47,10 @@ def underway(made: Mapping[str, str]) -> Iterator[None]:
 
     It makes that even when we are killed before it answers, so who clears away after us must know what is to come.
     """
-    notes = [root / _note(made) for root in folders.roots()][:1]
+    notes = [root / _note(made) for root in folders.common_first()][:1]
     with suppress(OSError):
         for note in notes:
-            note.touch(mode=0o600)
+            os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         yield
     finally:

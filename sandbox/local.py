@@ -172,6 +172,7 @@ class LocalBackend:
             raise SandboxStartError(box_id, f"no bubblewrap in a control group: {error}") from None
         try:
             if spec.stay:
+                held.group.bequeath(held.pid)
                 box_id, held.folder = stays.begin(held.pid)
             with anyio.move_on_after(spec.start_timeout_s) as limit:
                 await held.enclose()
@@ -225,6 +226,7 @@ class LocalBackend:
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, spec.stay),
+            let_go=held.let_go,
             sockets=sockets,
             snapshot=partial(self._keep, box_id, channel, snapshots.Extent(disk_mib, _files_uid())),
             gives_up=("network",) if spec.network == "open" else (),
@@ -322,10 +324,8 @@ class LocalBackend:
         bubblewrap.write_etc(self._boxes.folder / "etc")
         self._opening = agent.opening()
         self._modules, self._importable = interpreter.standard_library(), interpreter.readable()
-        staying = stays.groups()
         for group in cgroups.gone(self._places):
-            if group.name not in staying:
-                await life.empty(group)
+            await life.empty(group)
         return self
 
     async def __aexit__(
