@@ -52,13 +52,14 @@ class Stay:
         pytest.param("docker", marks=pytest.mark.docker),
     ]
 )
-def kind(request: pytest.FixtureRequest) -> Kind:
+def lasting(request: pytest.FixtureRequest) -> Kind:
+    """The kinds whose boxes can stay."""
     return KINDS[str(request.param)]
 
 
 @pytest.fixture
-def stay(kind: Kind, marker: str) -> Iterator[Stay]:
-    argv = [sys.executable, "-c", OWNER, kind.name, marker, str(LONELY_S)]
+def stay(lasting: Kind, marker: str) -> Iterator[Stay]:
+    argv = [sys.executable, "-c", OWNER, lasting.name, marker, str(LONELY_S)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
         try:
             assert owner.stdout is not None
@@ -74,7 +75,7 @@ def opened(kind: Kind) -> LocalBackend | DockerBackend:
 
 
 def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_nothing(
-    kind: Kind, stay: Stay, marker: str
+    lasting: Kind, stay: Stay, marker: str
 ) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
@@ -84,7 +85,7 @@ def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_noth
         began = clock.now()
         await until(lambda: not sleepers(marker))
         assert LONELY_S - 0.5 < clock.now() - began < LONELY_S + 3
-        async with opened(kind) as backend:
+        async with opened(lasting) as backend:
             if isinstance(backend, DockerBackend):
                 with anyio.fail_after(10):
                     while stay.box_id in await backend.staying():  # noqa: ASYNC110 - the daemon takes a moment
@@ -97,14 +98,14 @@ def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_noth
     run(main)
 
 
-def test_a_box_that_stays_goes_on_while_its_owner_or_a_visitor_is_there(kind: Kind, stay: Stay, marker: str) -> None:
+def test_a_box_that_stays_goes_on_while_its_owner_or_a_visitor_is_there(lasting: Kind, stay: Stay, marker: str) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         await anyio.sleep(LONELY_S + 1)
         assert len(sleepers(marker)) == 1
         stay.owner.send_signal(signal.SIGKILL)
         stay.owner.wait(5)
-        async with opened(kind) as backend:
+        async with opened(lasting) as backend:
             visited = await backend.attach(stay.box_id)
             await anyio.sleep(LONELY_S + 1)
             assert (await visited.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
@@ -115,10 +116,10 @@ def test_a_box_that_stays_goes_on_while_its_owner_or_a_visitor_is_there(kind: Ki
     run(main)
 
 
-def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(kind: Kind, stay: Stay, marker: str) -> None:
+def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Kind, stay: Stay, marker: str) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
-        async with opened(kind) as backend:
+        async with opened(lasting) as backend:
             with closing(await backend.dial(stay.box_id)) as door:
                 stay.owner.send_signal(signal.SIGKILL)
                 stay.owner.wait(5)
