@@ -127,7 +127,8 @@ class DockerBackend:
         if not found:
             raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
         container_id = str(found[0]["Id"])
-        held = AttachedContainer(self._daemon, container_id, await self._daemon.attach(container_id))
+        stream = await self._daemon.attach(container_id)
+        held = AttachedContainer(self._daemon, container_id, stream, removes_itself=True)
         try:
             labels = found[0]["Labels"]
             spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
