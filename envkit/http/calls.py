@@ -57,7 +57,6 @@ Body = TypeVar("Body")
 
 _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
-_SIGNS_OF_LIFE = frozenset({"health", "ready"})
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 
 

@@ -23,8 +23,8 @@ from envkit.http.wire import Frame, batches, read
 MAX_OWED = 10_000
 """Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
 
-_FREE = "health"
-"""The method that needs no scope."""
+_FREE = frozenset({"health", "ready"})
+"""The methods that need no scope."""
 
 _KEEP_S = 1.0
 """Seconds between renewals of the leases of sandboxes."""
@@ -135,7 +135,7 @@ async def _keep(calls: SandboxCalls, used: set[str], caller: Caller) -> None:
 
 def _refused(caller: Caller, frame: Frame) -> ForbiddenError | None:
     """Return why `caller` may not ask for this, if so; any token opens a socket."""
-    if frame.method == _FREE:
+    if frame.method in _FREE:
         return None
     try:
         caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)

@@ -128,7 +128,7 @@ class SandboxPaths:
         await send({"type": "http.response.body", "body": b""})
 
     async def unless_left(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Do `work`; None where the caller went away meanwhile, which ends it."""
+        """Do `work`, which raises nothing; None where the caller went away meanwhile, which ends it."""
         result: T | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_watch, receive, tasks.cancel_scope)
@@ -139,7 +139,7 @@ class SandboxPaths:
     async def _ran(self, work: Callable[[], Awaitable[Outcome]], key: str | None, receive: Receive) -> Outcome:
         if key is not None:
             return await work()
-        return await self.unless_left(receive, work) or _NOBODY
+        return await self.unless_left(receive, partial(self.calls.attempt, work)) or _NOBODY
 
     async def _answer(self, answer: Answered, scope: Scope, send: Send) -> None:
         try:

@@ -160,7 +160,9 @@ def open_sandbox(
         else:
             from envkit.http.sandbox_client import SandboxClient  # costs what nobody pays for a box of this machine
 
-            opened_backend = _enter(portal, resources, SandboxClient(url, token, ca=ca, trees=trees))
+            client = SandboxClient(url, token, ca=ca, trees=trees)
+            # It holds a task group, which is left by the task that entered it.
+            opened_backend = resources.enter_context(portal.wrap_async_context_manager(client))
         box = _enter(portal, resources, running(opened_backend, spec))
         kept = resources.pop_all()
     return BlockingSandbox(opened_backend, spec, box, portal, kept)

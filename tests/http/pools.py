@@ -25,8 +25,12 @@ class SmallPool:
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[Sandbox]:
-        raise NotImplementedError
-        yield
+        id = f"lease-{len(self._views)}"
+        await self.create(id, spec, tenant=tenant)
+        try:
+            yield self.get(id)
+        finally:
+            await self.stop(id)
 
     async def create(
         self, id: str, spec: SandboxSpec, *, tenant: str = "", ttl_s: float | None = None, snapshot: str | None = None

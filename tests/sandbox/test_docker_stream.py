@@ -104,6 +104,21 @@ def test_input_arrives_with_its_end_and_answers_come_back(tmp_path: Path) -> Non
     meet(daemon, client, tmp_path)
 
 
+def test_what_many_send_at_once_arrives_at_once(tmp_path: Path) -> None:
+    async def daemon(connection: anyio.abc.SocketStream) -> None:
+        await connection.send(GRANTED)
+        assert await connection.receive() == b"".join(b"%d," % number for number in range(16))
+        await connection.send(frame(1, b"together"))
+
+    async def client(stream: AttachStream) -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(16):
+                tasks.start_soon(stream.send, b"%d," % number)
+        assert await stream.receive() == b"together"
+
+    meet(daemon, client, tmp_path)
+
+
 def test_a_reader_that_is_slow_stops_the_daemon(tmp_path: Path) -> None:
     sent = 0
 

@@ -1,0 +1,117 @@
+"""Ways to run a test of remote sandboxes: scripted boxes or bubblewrap boxes behind a server on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Self, TypeAlias
+
+import anyio
+import httpx
+
+from envkit import clock
+from envkit.http.sandbox_client import SandboxClient
+from envkit.protocols import SandboxBackend
+from envkit.sandbox import trees
+from envkit.sandbox.fake import Command, FakeBackend, Fate
+from envkit.types import ExecResult
+from tests.http.pools import SmallPool
+from tests.http.worlds import serving, slots
+
+
+def answer(command: Command) -> ExecResult:
+    """Say what was asked for; ``sleep 5`` takes 5 s, ``count`` says how often it ran, ``bytes`` says odd ones."""
+    first, *rest = command.argv if command.shell is None else command.argv[2].split()
+    if first == "sleep":
+        return ExecResult(0, duration_s=float(rest[0]))
+    if first == "count":
+        runs = int(command.files.get("/runs", b"0")) + 1
+        command.files["/runs"] = b"%d" % runs
+        return ExecResult(0, b"%d" % runs, duration_s=float(rest[0]) if rest else 0.0)
+    if first == "bytes":
+        return ExecResult(3, b"text \xe2\x98\x83", b"\xff\x00", truncated_bytes=0, is_out_of_memory=True)
+    return ExecResult(0, " ".join((first, *rest)).encode(errors="surrogateescape") + command.stdin)
+
+
+def scripted(**fate: Any) -> FakeBackend:
+    return FakeBackend(lambda number, rng: replace(Fate(answer=answer), **fate))
+
+
+OverHttp: TypeAlias = Callable[[httpx.AsyncClient, SmallPool], Awaitable[None]]
+ByClient: TypeAlias = Callable[[SandboxClient, SmallPool], Awaitable[None]]
+
+
+def over_http(main: OverHttp, backend: SandboxBackend | None = None, **settings: Any) -> None:
+    """Run `main` with an HTTP client of a server that lends the boxes of `backend`, scripted ones unless given."""
+
+    async def work(address: str, pool: SmallPool) -> None:
+        async with httpx.AsyncClient(base_url=address, trust_env=False, verify=False, timeout=20) as client:
+            await main(client, pool)
+
+    clock.run(_run, work, backend, settings)
+
+
+def by_client(main: ByClient, backend: SandboxBackend | None = None, **settings: Any) -> None:
+    """Run `main` with our client of such a server."""
+
+    async def work(address: str, pool: SmallPool) -> None:
+        async with SandboxClient(address, trees=trees) as client:
+            await main(client, pool)
+
+    clock.run(_run, work, backend, settings)
+
+
+async def _run(
+    work: Callable[[str, SmallPool], Awaitable[None]], backend: SandboxBackend | None, settings: dict[str, Any]
+) -> None:
+    boxes: Any = backend or scripted()
+    with anyio.fail_after(40):
+        async with boxes, slots() as host:
+            pool = SmallPool(boxes)
+            async with serving(host, pool=pool, trees=trees, **settings) as address:
+                await work(address, pool)
+
+
+class Relay:
+    """Stands between a client and a server on TCP, and can break what passes through it."""
+
+    def __init__(self, address: str) -> None:
+        self._target = address.removeprefix("http://").split(":")
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.address = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def close(self) -> None:
+        self._server.close()
+        self.cut()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self._target[0], int(self._target[1]))
+        self._writers += [writer, far_writer]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_pump, reader, far_writer)
+            tasks.start_soon(_pump, far_reader, writer)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+    writer.transport.abort()

@@ -1,0 +1,315 @@
+"""Sandboxes over HTTP, as any program may ask for them."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from envkit import clock
+from envkit.sandbox.local import LocalBackend
+from tests.http.boxes import over_http, scripted
+from tests.http.pools import SmallPool
+from tests.http.stage import over_http as without_pool
+
+A = "/v1/sandboxes/a"
+
+
+def run(*argv: object, **more: Any) -> dict[str, Any]:
+    return {"argv": argv, "timeout_s": 5, **more}
+
+
+def test_a_sandbox_is_made_used_looked_at_and_ended() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        made = await client.put(A, json={"memory_mib": 64, "env": {"SIZE": "5"}})
+        assert (made.status_code, made.json()["state"], made.json()["box_id"]) == (200, "leased", "fake-0")
+        assert (made.json()["spec"]["memory_mib"], made.json()["spec"]["env"]) == (64, {"SIZE": "5"})
+        assert (await client.put(A, json={"memory_mib": 64, "env": {"SIZE": "5"}})).json() == made.json()
+        other = await client.put(A, json={"memory_mib": 65})
+        assert (other.status_code, other.json()["type"]) == (409, "sandbox_conflict")
+        done = await client.post(f"{A}/exec", json=run("echo", "hi", stdin="Z28="))
+        assert (done.status_code, done.json()["exit_code"], done.json()["stdout"]) == (200, 0, "echo higo")
+        assert [one["sandbox_id"] for one in (await client.get("/v1/sandboxes")).json()["sandboxes"]] == ["a"]
+        for _ in range(2):
+            assert (await client.delete(A)).json() == {"done": True}
+        looked = (await client.get(A)).json()
+        assert [phase["state"] for phase in looked["phases"]] == ["starting", "leased", "stopped", "stopped"]
+        lost = await client.post(f"{A}/exec", json=run("echo"))
+        assert (lost.status_code, lost.json()["type"], lost.json()["fields"]["cause"]) == (
+            503,
+            "sandbox_lost",
+            "stopped",
+        )
+        assert (await client.get("/v1/sandboxes/b")).status_code == 404
+
+    over_http(main)
+
+
+def test_what_is_utf8_is_said_as_text_and_all_else_as_base64() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        done = (await client.post(f"{A}/exec", json=run("bytes"))).json()
+        assert (done["exit_code"], done["stdout"], done["stderr"]) == (3, "text \N{SNOWMAN}", {"base64": "/wA="})
+        assert (done["is_out_of_memory"], done["timed_out"]) == (True, False)
+        odd = await client.post(f"{A}/exec", json=run("echo", {"base64": "/w=="}))
+        assert odd.json()["stdout"] == {"base64": "ZWNobyD/"}
+
+    over_http(main)
+
+
+def test_a_start_that_takes_its_time_is_202_until_it_is_there() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        first = await client.put(A, json={})
+        assert (first.status_code, first.headers["retry-after"]) == (202, "1")
+        assert first.json() == {"sandbox_id": "a", "state": "starting"}
+        statuses: list[int] = []
+        while not statuses or statuses[-1] == 202:
+            statuses.append((await client.put(A, json={})).status_code)
+        assert statuses[-1] == 200
+        assert (await client.post(f"{A}/exec", json=run("echo"))).status_code == 200
+
+    over_http(main, scripted(start_s=0.5), slow_reset_s=0.2)
+
+
+def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        assert (await client.put(A, json={})).status_code == 202
+        await anyio.sleep(0.3)
+        failed = await client.put(A, json={})
+        assert (failed.status_code, failed.json()["fields"]["cause"]) == (503, "no image")
+        assert (await client.put(A, json={})).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
+
+    over_http(main, scripted(start_s=0.2, start_failure="no image"), slow_reset_s=0.05)
+
+
+def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        assert (await client.put(A, json={})).status_code == 202
+        assert (await client.delete(A)).status_code == 200
+        assert (await client.get(A)).json()["state"] == "stopped"
+
+    over_http(main, scripted(start_s=30), slow_reset_s=0.05)
+
+
+def test_the_same_key_with_the_same_body_runs_once() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        post = partial(client.post, headers={"Idempotency-Key": "k-1"})
+        for _ in range(3):
+            assert (await post(f"{A}/exec", json=run("count"))).json()["stdout"] == "1"
+        other = await post(f"{A}/exec", json=run("count", "0"))
+        assert (other.status_code, other.json()["type"]) == (409, "sandbox_conflict")
+        assert (await post(f"{A}/shells/main", json={"command": "count", "timeout_s": 5})).status_code == 409
+        assert (await client.post(f"{A}/exec", json=run("count"))).json()["stdout"] == "2"
+        answers = []
+
+        async def ask() -> None:
+            headers = {"Idempotency-Key": "k-2"}
+            answers.append((await client.post(f"{A}/exec", json=run("count", "0.2"), headers=headers)).text)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(ask)
+        assert len(set(answers)) == 1
+        kept = [await post(f"{A}/snapshot", headers={"Idempotency-Key": "k-3"}) for _ in range(2)]
+        assert kept[0].json() == kept[1].json()
+        bad = await client.post(f"{A}/exec", json=run("count"), headers={"Idempotency-Key": "two words"})
+        assert bad.status_code == 400
+
+    over_http(main)
+
+
+async def left(client: httpx.AsyncClient, path: str, body: object, **headers: str) -> None:
+    """Ask for something and go away."""
+    with anyio.move_on_after(0.2):
+        await client.post(path, json=body, headers=headers)
+
+
+@pytest.mark.bwrap
+def test_who_goes_away_ends_a_program_unless_it_has_a_key() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        slow = run("sh", "-c", "echo begun >> begun; sleep 1; echo done >> done")
+        await left(client, f"{A}/exec", slow)
+        await left(client, f"{A}/shells/main", {"command": "sleep 1 && echo done >> done", "timeout_s": 5})
+        await left(client, f"{A}/exec", slow, **{"Idempotency-Key": "x"})
+        again = await client.post(f"{A}/exec", json=slow, headers={"Idempotency-Key": "x"})
+        assert (again.json()["exit_code"], again.json()["duration_s"] > 1) == (0, True)
+        assert (await client.get(f"{A}/files?path=done")).content == b"done\n"
+        assert (await client.get(f"{A}/files?path=begun")).content == b"begun\n" * 2
+
+    over_http(main, LocalBackend())
+
+
+def test_shells_keep_their_names_and_can_be_closed() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        done = await client.post(f"{A}/shells/one", json={"command": "echo hi", "timeout_s": 5, "user": "grader"})
+        assert done.json()["stdout"] == "echo hi"
+        assert (await client.delete(f"{A}/shells/one?user=grader")).json() == {"done": True}
+        assert (await client.delete(f"{A}/shells/one?user=nobody")).status_code == 400
+        for name in ("a b", "x" * 129, "%ff"):
+            asked = await client.post(f"{A}/shells/{name}", json={"command": "echo", "timeout_s": 5})
+            assert asked.status_code in (400, 404)
+
+    over_http(main)
+
+
+@pytest.mark.bwrap
+def test_files_go_in_and_out_byte_for_byte() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        content = bytes(range(256)) * 20_000
+        assert (await client.put(f"{A}/files?path=deep/file&mode=750", content=content)).json() == {"done": True}
+        found = await client.get(f"{A}/files?path=deep/file")
+        assert (found.content == content, found.headers["content-type"]) == (True, "application/octet-stream")
+        mode = await client.post(f"{A}/exec", json=run("stat", "-c", "%a", "deep/file"))
+        assert mode.json()["stdout"] == "750\n"
+        assert (await client.put(f"{A}/files?path=%FF%20odd", content=b"x")).status_code == 200
+        assert (await client.get(f"{A}/files?path=%FF%20odd")).content == b"x"
+        refused = {
+            "path=nothing": 404,
+            "path=%FE": 404,
+            "path=": 400,
+            "x=y": 400,
+            "path=a%00b": 400,
+            "path=deep/file&max_bytes=10": 413,
+            "path=deep/file&max_bytes=-1": 400,
+        }
+        for query, status in refused.items():
+            assert (await client.get(f"{A}/files?{query}")).status_code == status, query
+        for query, status in {"path=/etc/x": 403, "path=x&mode=1777": 400, "path=x&mode=8": 400}.items():
+            assert (await client.put(f"{A}/files?{query}", content=b"x")).status_code == status, query
+        assert (await client.put(f"{A}/files?path=x", content=bytes((64 << 20) + 1))).status_code == 413
+        headers = {"Idempotency-Key": "w"}
+        assert (await client.put(f"{A}/files?path=y", content=b"1", headers=headers)).status_code == 200
+        assert (await client.put(f"{A}/files?path=y", content=b"2", headers=headers)).status_code == 409
+
+    over_http(main, LocalBackend())
+
+
+@pytest.mark.bwrap
+def test_folders_go_in_and_out_as_tar_streams() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        await client.post(f"{A}/exec", json=run("sh", "-c", "mkdir -p t/deep; echo x > t/deep/x; ln -s /etc t/out"))
+        leads_out = await client.get(f"{A}/tree?path=t")
+        assert (leads_out.status_code, leads_out.json()["type"]) == (403, "refused_file")
+        stream = (await client.get(f"{A}/tree?path=t/deep")).content
+        assert (await client.put(f"{A}/tree?path=copy/deep", content=stream)).json() == {"done": True}
+        assert (await client.get(f"{A}/files?path=copy/deep/x")).content == b"x\n"
+        assert (await client.put(f"{A}/tree?path=bad", content=b"junk" * 1000)).status_code == 403
+        assert (await client.put(f"{A}/tree?path=bad", content=stream[:600])).status_code == 403
+        assert (await client.get(f"{A}/tree?path=nothing")).status_code == 404
+        assert (await client.get(f"{A}/tree?path=t/deep&max_bytes=1")).status_code == 413
+
+    over_http(main, LocalBackend())
+
+
+def test_another_sandbox_begins_with_the_files_of_a_snapshot() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        await client.put(f"{A}/files?path=one", content=b"kept")
+        name = (await client.post(f"{A}/snapshot")).json()["snapshot"]
+        assert (await client.put("/v1/sandboxes/b", json={"snapshot": name})).status_code == 200
+        assert (await client.get("/v1/sandboxes/b/files?path=one")).content == b"kept"
+        assert (await client.put("/v1/sandboxes/c", json={"snapshot": "snapshot-0"})).status_code == 404
+
+    over_http(main)
+
+
+@pytest.mark.bwrap
+def test_a_sandbox_says_what_it_uses_and_what_its_command_wrote() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={"command": ["sh", "-c", "echo ready >&2; exec sleep 600"]})
+        await client.post(f"{A}/exec", json=run("sleep", "0.3"))
+        log = (await client.get(f"{A}/logs")).json()
+        assert log == {"log": "ready\n"}
+        assert (await client.get(f"{A}/stats")).json()["stats"]["processes"] >= 1
+
+    over_http(main, LocalBackend())
+
+
+def test_what_a_sandbox_does_not_have_is_501() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        for what in ("logs", "stats"):
+            asked = await client.get(f"{A}/{what}")
+            assert (asked.status_code, asked.json()["type"]) == (501, "unsupported")
+
+    over_http(main)
+
+
+def test_many_programs_go_in_one_request_and_their_outcomes_come_in_order() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        for id in "ab":
+            await client.put(f"/v1/sandboxes/{id}", json={})
+        began = clock.now()
+        asked = [
+            {**run("sleep", "0.3"), "sandbox_id": "a"},
+            {**run("echo", "x"), "sandbox_id": "nobody"},
+            {"sandbox_id": "b"},
+            {**run("echo", "two"), "sandbox_id": "b", "key": "k"},
+            {**run("sleep", "0.3"), "sandbox_id": "b"},
+        ]
+        got = (await client.post("/v1/sandboxes:exec", json=asked)).json()
+        assert clock.now() - began < 0.55
+        assert [one.get("error", {}).get("type", "") for one in got] == ["", "sandbox_not_found", "bad_request", "", ""]
+        assert got[3]["result"]["stdout"] == "echo two"
+        assert (await client.post("/v1/sandboxes:exec", json={})).status_code == 400
+        assert (await client.post("/v1/sandboxes:exec", json=[{}] * 1001)).status_code == 400
+
+    over_http(main)
+
+
+def test_a_call_has_an_end_whatever_the_sandbox_does() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        late = await client.post(f"{A}/exec", json=run("sleep", "60") | {"timeout_s": 0.2})
+        assert (late.json()["timed_out"], late.json()["exit_code"]) == (True, None)
+        for timeout_s in (3601, 0, -1, "1", 1e400):
+            body = json.dumps({"argv": ["echo"], "timeout_s": timeout_s}).replace("Infinity", "1e999")
+            assert (await client.post(f"{A}/exec", content=body)).status_code == 400
+        assert (
+            "timeout_s may be 3600 at most"
+            in (await client.post(f"{A}/exec", json=run("x") | {"timeout_s": 3601})).text
+        )
+
+    over_http(main)
+
+
+def test_a_server_without_a_pool_has_no_sandboxes() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        for verb, path in (("PUT", A), ("GET", "/v1/sandboxes"), ("POST", f"{A}/exec"), ("GET", "/v1/events")):
+            asked = await client.request(verb, path)
+            assert asked.status_code == 404
+            assert asked.json()["detail"] == "there are no sandboxes to lend here"
+        assert "/v1/sandboxes" not in (await client.get("/openapi.json")).json()["paths"]
+
+    without_pool(main)
+
+
+def test_every_route_is_described_with_what_it_takes() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        one = "/v1/sandboxes/{sandbox_id}"
+        verbs = {path.removeprefix(one): sorted(paths[path]) for path in paths if path.startswith(one)}
+        assert verbs == {
+            "": ["delete", "get", "put"],
+            "/logs": ["get"],
+            "/stats": ["get"],
+            "/exec": ["post"],
+            "/shells/{name}": ["delete", "post"],
+            "/files": ["get", "put"],
+            "/tree": ["get", "put"],
+            "/snapshot": ["post"],
+        }
+        names = [one["name"] for one in paths[f"{one}/files"]["put"]["parameters"]]
+        assert {"sandbox_id", "path", "mode", "Idempotency-Key"} <= set(names)
+        assert {"/v1/sandboxes", "/v1/sandboxes:exec", "/v1/events"} <= set(paths)
+
+    over_http(main)

@@ -1,0 +1,154 @@
+"""Calls with keys: run once, asked often."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import EnvkitError, SandboxConflictError
+from envkit.http.repeats import Outcome, Repeats
+from tests.http.stage import settle
+
+
+class Work:
+    """Answers with the number of its run, after `seconds`."""
+
+    def __init__(self, seconds: float = 0.0, size: int = 1) -> None:
+        self.runs = 0
+        self._seconds = seconds
+        self._size = size
+
+    async def __call__(self) -> Outcome:
+        self.runs += 1
+        await anyio.sleep(self._seconds)
+        return Outcome(b"%d" % self.runs * self._size)
+
+
+def told(error: Exception) -> Outcome:
+    assert isinstance(error, EnvkitError)
+    return Outcome(error.detail.encode(), error.status)
+
+
+def on_repeats(main: Callable[[Repeats], Awaitable[None]], **bounds: Any) -> None:
+    async def run() -> None:
+        async with anyio.create_task_group() as tasks:
+            repeats = Repeats(told, **bounds)
+            repeats.tasks = tasks
+            await main(repeats)
+            tasks.cancel_scope.cancel()
+
+    clock.run(run, virtual=True)
+
+
+def test_a_repeat_gives_the_first_answer_for_ten_minutes() -> None:
+    async def main(repeats: Repeats) -> None:
+        work = Work()
+        for _ in range(3):
+            assert (await repeats.once("box", "a", b"x", work)).body == b"1"
+        assert (await repeats.once("box", "b", b"x", work)).body == b"2"
+        assert (await repeats.once("other", "a", b"x", work)).body == b"3"
+        await anyio.sleep(599)
+        assert (await repeats.once("box", "a", b"x", work)).body == b"1"
+        await anyio.sleep(2)
+        assert (await repeats.once("box", "c", b"x", work)).body == b"4"
+        assert (await repeats.once("box", "a", b"x", work)).body == b"5"
+
+    on_repeats(main)
+
+
+def test_a_repeat_that_comes_while_the_first_runs_waits_for_it() -> None:
+    async def main(repeats: Repeats) -> None:
+        work = Work(seconds=5)
+        bodies = []
+
+        async def ask() -> None:
+            bodies.append(((await repeats.once("box", "a", b"x", work)).body, clock.now()))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await anyio.sleep(3)
+            tasks.start_soon(ask)
+        assert bodies == [(b"1", 5), (b"1", 5)]
+
+    on_repeats(main)
+
+
+def test_the_key_of_another_call_is_refused() -> None:
+    async def main(repeats: Repeats) -> None:
+        await repeats.once("box", "a", b"x", Work())
+        with pytest.raises(SandboxConflictError, match="the key 'a' belongs to another call of sandbox box"):
+            await repeats.once("box", "a", b"y", Work())
+
+    on_repeats(main)
+
+
+def test_a_caller_that_goes_away_leaves_the_call_alone() -> None:
+    async def main(repeats: Repeats) -> None:
+        work = Work(seconds=5)
+        with anyio.move_on_after(1):
+            await repeats.once("box", "a", b"x", work)
+        assert (await repeats.once("box", "a", b"x", work)).body == b"1"
+        assert (work.runs, clock.now()) == (1, 5)
+
+    on_repeats(main)
+
+
+def test_a_call_can_be_ended_by_its_key_and_is_not_begun_again() -> None:
+    async def main(repeats: Repeats) -> None:
+        work = Work(seconds=100)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(repeats.once, "box", "a", b"x", work)
+            await settle()
+            await repeats.cancel("box", "a")
+        assert clock.now() == 0
+        for key in ("a", "b"):
+            await repeats.cancel("box", key)
+            again = await repeats.once("box", key, b"x", work)
+            assert (again.status, again.body) == (409, f"the call with the key '{key}' was cancelled".encode())
+        assert work.runs == 1
+
+    on_repeats(main)
+
+
+def test_calls_are_forgotten_with_their_sandbox() -> None:
+    async def main(repeats: Repeats) -> None:
+        work = Work()
+        await repeats.once("box", "a", b"x", work)
+        await repeats.once("other", "a", b"x", work)
+        repeats.drop("box")
+        assert (await repeats.once("box", "a", b"x", work)).body == b"3"
+        assert (await repeats.once("other", "a", b"x", work)).body == b"2"
+
+    on_repeats(main)
+
+
+def test_of_many_calls_the_last_are_remembered() -> None:
+    async def main(repeats: Repeats) -> None:
+        work = Work()
+        for key in "abcd":
+            await repeats.once("box", key, b"x", work)
+        assert (await repeats.once("box", "b", b"x", work)).body == b"2"
+        assert (await repeats.once("box", "a", b"x", work)).body == b"5"
+
+    on_repeats(main, max_count=3)
+
+
+def test_of_too_large_answers_the_oldest_are_dropped_and_their_calls_do_not_run_again() -> None:
+    async def main(repeats: Repeats) -> None:
+        works = {key: Work(size=40) for key in "abc"}
+        for key, work in works.items():
+            assert (await repeats.once("box", key, b"x", work)).body == b"1" * 40
+        gone = await repeats.once("box", "a", b"x", works["a"])
+        assert (gone.status, gone.body) == (409, b"the answer to the key 'a' is not kept any more")
+        for key in "bc":
+            assert (await repeats.once("box", key, b"x", works[key])).body == b"1" * 40
+        huge = Work(size=1000)
+        assert (await repeats.once("box", "huge", b"x", huge)).body == b"1" * 1000
+        assert (await repeats.once("box", "huge", b"x", huge)).status == 409
+        assert (huge.runs, works["a"].runs) == (1, 1)
+
+    on_repeats(main, max_bytes=100)

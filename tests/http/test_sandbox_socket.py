@@ -1,0 +1,225 @@
+"""Sandboxes over a WebSocket, frame by frame, and what happens to them as events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from envkit import clock
+from envkit.errors import ForbiddenError, SandboxLostError
+from envkit.http.app import create_app
+from envkit.http.guard import Guard
+from envkit.http.sandbox_client import SandboxClient
+from envkit.http.server import serve
+from envkit.http.tokens import TokenStore
+from envkit.types import SandboxSpec
+from tests.http.boxes import over_http, scripted
+from tests.http.pools import SmallPool
+from tests.http.worlds import serving, slots
+
+A = "/v1/sandboxes/a"
+
+
+def connected(address: str, token: str = "") -> connect:
+    headers = {"Authorization": f"Bearer {token}"}
+    return connect(f"{address.replace('http', 'ws')}/v1/ws", additional_headers=headers)
+
+
+def by_frames(main: Callable[[ClientConnection, SmallPool], Awaitable[None]], **settings: Any) -> None:
+    async def run() -> None:
+        async with scripted() as backend, slots() as host:
+            pool = SmallPool(backend)
+            async with serving(host, pool=pool, **settings) as address, connected(address) as socket:
+                with anyio.fail_after(20):
+                    await main(socket, pool)
+
+    clock.run(run)
+
+
+async def say(socket: ClientConnection, *frames: tuple[int, str, dict[str, Any]]) -> None:
+    await socket.send(json.dumps([{"id": id, "method": method, "params": params} for id, method, params in frames]))
+
+
+async def hear(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
+    """Return `count` answers in the order in which they came."""
+    heard: list[dict[str, Any]] = []
+    while len(heard) < count:
+        message = json.loads(await socket.recv())
+        heard += message if isinstance(message, list) else [message]
+    return heard
+
+
+def test_many_calls_go_at_once_and_answers_come_as_they_are_ready() -> None:
+    async def main(socket: ClientConnection, pool: SmallPool) -> None:
+        await say(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
+        assert (await hear(socket, 1))[0]["result"]["state"] == "leased"
+        a = {"sandbox_id": "a"}
+        await say(
+            socket,
+            (2, "sandbox.exec", {**a, "argv": ["sleep", "0.4"], "timeout_s": 5}),
+            (3, "sandbox.exec", {**a, "argv": ["sleep", "0.1"], "timeout_s": 5}),
+            (4, "sandbox.write", {**a, "path": "one", "content": "/wA="}),
+            (5, "sandbox.shell", {**a, "command": "echo hi", "timeout_s": 5}),
+            (6, "sandbox.view", a),
+            (7, "sandbox.list", {}),
+        )
+        answers = await hear(socket, 6)
+        assert [one["id"] for one in answers][-2:] == [3, 2]
+        by_id = {one["id"]: one["result"] for one in answers}
+        assert (by_id[5]["stdout"], by_id[6]["sandbox_id"], len(by_id[7]["sandboxes"])) == ("echo hi", "a", 1)
+        await say(socket, (8, "sandbox.read", {**a, "path": "one"}), (9, "sandbox.stop", a))
+        assert [one["result"] for one in await hear(socket, 2)] == [{"content": "/wA="}, {"done": True}]
+
+    by_frames(main)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [
+        ("sandbox.exce", {}, "bad_request"),
+        ("sandbox.", {}, "bad_request"),
+        ("sandbox.exec", {}, "bad_request"),
+        ("sandbox.exec", {"sandbox_id": "nobody", "argv": ["true"], "timeout_s": 1}, "sandbox_not_found"),
+        ("sandbox.exec", {"sandbox_id": "a", "argv": [], "timeout_s": 1}, "bad_request"),
+        ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "stdin": "no base64"}, "bad_request"),
+        ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "user": "nobody"}, "bad_request"),
+        ("sandbox.create", {"sandbox_id": "a b"}, "bad_request"),
+        ("sandbox.create", {"sandbox_id": "b", "stay": True}, "bad_request"),
+        ("sandbox.create", {"sandbox_id": "b", "cpus": 0}, "bad_request"),
+        ("sandbox.create", {"sandbox_id": "b", "network": "host"}, "bad_request"),
+        ("sandbox.create", {"sandbox_id": "a", "pids": 5}, "sandbox_conflict"),
+        ("sandbox.read", {"sandbox_id": "a", "path": "nothing"}, "missing_file"),
+        ("sandbox.read", {"sandbox_id": "a", "path": "a\0b"}, "bad_request"),
+        ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "", "mode": 4095}, "bad_request"),
+        ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "A" * (2 << 20)}, "too_large"),
+        ("sandbox.cancel", {"sandbox_id": "a", "key": ""}, "bad_request"),
+        ("sandbox.log", {"sandbox_id": "a"}, "unsupported"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_the_socket_goes_on(method: str, params: dict[str, Any], code: str) -> None:
+    async def main(socket: ClientConnection, pool: SmallPool) -> None:
+        await say(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
+        await hear(socket, 1)
+        await say(socket, (2, method, params))
+        assert (await hear(socket, 1))[0]["error"]["type"] == code
+        await say(socket, (3, "sandbox.exec", {"sandbox_id": "a", "argv": ["echo"], "timeout_s": 5}))
+        assert (await hear(socket, 1))[0]["result"]["stdout"] == "echo"
+
+    by_frames(main)
+
+
+def test_a_server_without_a_pool_says_so_over_a_socket_too() -> None:
+    async def run() -> None:
+        async with slots() as host, serving(host) as address, connected(address) as socket:
+            await say(socket, (1, "sandbox.list", {}))
+            assert (await hear(socket, 1))[0]["error"]["detail"] == "there are no sandboxes to lend here"
+
+    clock.run(run)
+
+
+@asynccontextmanager
+async def following(client: httpx.AsyncClient, after: str) -> AsyncIterator[Callable[[int], Awaitable[list[str]]]]:
+    """Follow the events, and give a way to take so many blocks of them."""
+    async with client.stream("GET", f"/v1/events{after}") as stream:
+        assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+        texts = stream.aiter_text()
+        waiting = ""
+
+        async def take(count: int) -> list[str]:
+            nonlocal waiting
+            while waiting.count("\n\n") < count:
+                waiting += await anext(texts)
+            *blocks, waiting = waiting.split("\n\n", count)
+            return blocks
+
+        yield take
+
+
+def test_events_are_told_from_where_the_caller_left_off_and_as_they_happen() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        async with following(client, "?after=1") as take:
+            (block,) = await take(1)
+            number, kind, data = block.split("\n")
+            assert (number, kind) == ("id: 2", "event: state")
+            said = json.loads(data.removeprefix("data: "))
+            assert (said["number"], said["sandbox_id"], said["state"]) == (2, "a", "leased")
+            await client.delete(A)
+            assert json.loads((await take(1))[0].split("data: ")[1])["state"] == "stopped"
+        async with client.stream("GET", "/v1/events", headers={"Last-Event-ID": "2"}) as stream:
+            assert (await anext(stream.aiter_text())).startswith("id: 3\n")
+        assert (await client.get("/v1/events?after=x")).status_code == 400
+
+    over_http(main)
+
+
+def test_the_events_end_when_the_server_does() -> None:
+    async def run() -> None:
+        async with scripted() as backend, slots() as host, httpx.AsyncClient(trust_env=False) as client:
+            async with serving(host, pool=SmallPool(backend)) as address:
+                stream = await client.send(client.build_request("GET", f"{address}/v1/events"), stream=True)
+                began = clock.now()
+            assert clock.now() - began < 1
+            assert await stream.aread() == b""
+
+    clock.run(run)
+
+
+def test_tenants_see_their_own_sandboxes_alone(tmp_path: Path) -> None:
+    async def run() -> None:
+        with TokenStore(tmp_path / "tokens.sqlite") as tokens:
+            acme, umbrella = (tokens.create(name, ["sandbox"]) for name in ("acme", "umbrella"))
+            admin, player = tokens.create("ops", ["admin"]), tokens.create("acme", ["play"])
+            async with scripted() as backend, slots() as host, anyio.create_task_group() as tasks:
+                app = Guard(create_app(host, pool=SmallPool(backend)), tokens)
+                addresses: list[str] = []
+                ready = anyio.Event()
+
+                def on_ready(address: str) -> None:
+                    addresses.append(address)
+                    ready.set()
+
+                tasks.start_soon(partial(serve, app, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
+                await ready.wait()
+                await check(addresses[0], acme, umbrella, admin, player)
+                tasks.cancel_scope.cancel()
+
+    async def check(address: str, acme: str, umbrella: str, admin: str, player: str) -> None:
+        async with (
+            SandboxClient(address, acme) as ours,
+            SandboxClient(address, umbrella) as theirs,
+            SandboxClient(address, admin) as operator,
+            SandboxClient(address, player) as stranger,
+        ):
+            assert (await ours.create("a", SandboxSpec())).tenant == "acme"
+            await theirs.create("b", SandboxSpec())
+            kept = await ours.get("a").snapshot()
+            assert [view.id for view in await ours.views()] == ["a"]
+            assert [view.id for view in await operator.views()] == ["a", "b"]
+            with pytest.raises(SandboxLostError, match="there is no sandbox a"):
+                await theirs.get("a").exec(["true"], timeout_s=5)
+            with pytest.raises(Exception, match="there is no snapshot"):
+                await theirs.create("c", SandboxSpec(), snapshot=kept)
+            await theirs.stop("a")
+            assert (await operator.get("a").exec(["echo"], timeout_s=5)).stdout == "echo"
+            with pytest.raises(ForbiddenError, match="the scope sandbox"):
+                await stranger.views()
+            async with connected(address, acme) as socket:
+                await say(socket, (1, "create", {"session_id": "s", "env_id": "Count-v0", "seed": 1}))
+                assert (await hear(socket, 1))[0]["error"]["type"] == "forbidden"
+            headers = {"Authorization": f"Bearer {acme}"}
+            async with httpx.AsyncClient(base_url=address, headers=headers, trust_env=False) as client:
+                assert (await client.get("/v1/sandboxes/b")).status_code == 404
+                assert (await client.get(A)).status_code == 200
+                assert (await client.get("/v1/events")).status_code == 403
+
+    clock.run(run)

@@ -1,0 +1,94 @@
+"""``envkit sandbox`` with the sandboxes of a server, and ``prune``, as a user types them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from envkit import clock
+from envkit.sandbox import folders, trees
+from envkit.sandbox.local import LocalBackend
+from tests.http.boxes import scripted
+from tests.http.pools import SmallPool
+from tests.http.worlds import serving, slots
+
+SCRIPT = str(Path(sys.executable).with_name("envkit"))
+
+
+def envkit(*words: str) -> tuple[int, str, str]:
+    done = subprocess.run([SCRIPT, "sandbox", *words], capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def beside_a_server(work: Callable[[str], None], *, is_real: bool = False) -> None:
+    async def main() -> None:
+        async with (
+            LocalBackend() if is_real else scripted() as backend,
+            slots() as host,
+            serving(host, pool=SmallPool(backend), trees=trees) as address,
+        ):
+            await clock.to_thread(work, address)
+
+    clock.run(main)
+
+
+@pytest.mark.bwrap
+def test_a_program_runs_in_a_sandbox_of_a_server(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "one").write_text("1")
+
+    def work(address: str) -> None:
+        words = ("--url", address, "--env", "COLOUR=red", "--upload", f"{tmp_path}/notes:there")
+        program = "echo $COLOUR $(cat there/one); echo odd >&2; exit 7"
+        assert envkit("run", *words, "--", "sh", "-c", program) == (7, "red 1\n", "odd\n")
+        late = envkit("run", "--url", address, "--timeout-s", "0.5", "--", "sleep", "60")
+        assert late == (124, "", "stopped after 0.5 s\n")
+
+    beside_a_server(work, is_real=True)
+
+
+def test_sandboxes_that_were_left_are_listed_used_and_ended() -> None:
+    def work(address: str) -> None:
+        code, name, _ = envkit("run", "--url", address, "-d")
+        assert code == 0
+        assert envkit("exec", "--url", address, name.strip(), "--", "echo", "hi")[:2] == (0, "echo hi")
+        columns = envkit("ls", "--url", address)[1].rstrip("\n").split("\t")
+        assert (columns[:2], columns[3:]) == ([name.strip(), "leased"], ["here", "it answers"])
+        assert envkit("rm", "--url", address, name.strip(), "nobody")[0] == 0
+        assert envkit("exec", "--url", address, name.strip(), "--", "echo")[0] == 125
+
+    beside_a_server(work)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "--url", "http://127.0.0.1:9", "-t", "--", "sh"), "--tty does not go with --url"),
+        (("run", "--url", "http://127.0.0.1:9"), "a program is needed"),
+        (("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"), "--backend: which one"),
+        (("ls", "--token-file", "x"), "--token-file goes with --url"),
+        (("ls", "--url", "http://127.0.0.1:9", "--token-file", "/nowhere"), "no token can be read from /nowhere"),
+        (("ls", "--url", "nonsense"), "'nonsense' is no address of a server"),
+    ],
+)
+def test_wrong_words_are_refused_in_a_line(words: Sequence[str], said: str) -> None:
+    code, _, told = envkit(*words)
+    assert (code, told.count("\n"), told.startswith(said)) == (2, 1, True)
+
+
+def test_what_a_process_left_that_is_gone_is_listed_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="run-") as runtime:  # short, and looked into by nobody else
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        make = [sys.executable, "-c", "from envkit.sandbox import folders; print(folders.new_run_folder())"]
+        gone = subprocess.run(make, capture_output=True, text=True, check=True).stdout.strip()
+        ours = folders.new_run_folder()
+        assert {ours.parent, Path(gone).parent} == {Path(runtime)}
+        assert f"folder {gone}" in envkit("prune", "--dry-run")[1].splitlines()
+        assert Path(gone).is_dir()
+        assert f"folder {gone}" in envkit("prune")[1].splitlines()
+        assert (Path(gone).exists(), ours.is_dir()) == (False, True)
