@@ -41,17 +41,26 @@ class Written:
 
 
 class AttachedContainer:
-    """Made by `run`.
+    """A container, running or about to.
+
+    Args:
+        daemon: Whose it is.
+        container_id: The daemon's name for it.
+        stream: Its standard streams.
+        removes_itself: Whether the daemon removes it as soon as it has ended.
 
     Attributes:
         id: The daemon's name for it.
         stream: Its standard streams.
     """
 
-    def __init__(self, daemon: Daemon, container_id: str, stream: AttachStream) -> None:
+    def __init__(
+        self, daemon: Daemon, container_id: str, stream: AttachStream, *, removes_itself: bool = False
+    ) -> None:
         self.id = container_id
         self.stream = stream
         self._daemon = daemon
+        self._removes_itself = removes_itself
         self._began_s = int(clock.wall())
 
     async def kill(self) -> None:
@@ -106,8 +115,13 @@ class AttachedContainer:
     async def _cause(self, last_line: str) -> str | None:
         found = await self._daemon.inspect(self.id)
         why = "removed" if found is None else container.cause(found["State"], last_line)
-        if why in (container.KILLED, "removed") and await self._daemon.out_of_memory_since(self.id, self._began_s):
+        if why not in (container.KILLED, "removed"):
+            return why
+        is_out_of_memory, code = await self._daemon.end_since(self.id, self._began_s)
+        if is_out_of_memory:
             return "out of memory"
+        if found is None and self._removes_itself and code is not None:
+            return container.cause({"ExitCode": code}, last_line)
         return why
 
 
@@ -147,7 +161,8 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
     stream: AttachStream | None = None
     try:
         stream = await daemon.attach(container_id)
-        held = AttachedContainer(daemon, container_id, stream)
+        removes_itself = bool(cast("Mapping[str, JSON]", options["HostConfig"])["AutoRemove"])
+        held = AttachedContainer(daemon, container_id, stream, removes_itself=removes_itself)
         stream.start_sending(opening)
         await daemon.start(container_id)
     except BaseException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,6 +29,9 @@ _QUICK_TIMEOUT_S = 1.5
 _REMOVAL_S = 10.0
 _REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
+_KILLED = 128 + signal.SIGKILL
+_LATE_EVENT_S = 0.5
+"""How long the daemon may take to say that memory ran out in what was killed for it."""
 _LINES_SHOWN = 8
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
@@ -107,11 +111,13 @@ class Daemon:
             "Mapping[str, Any] | None", await self._unless_missing(self._ask(self._quick.inspect_container, container))
         )
 
-    async def out_of_memory_since(self, container: str, since: int) -> bool:
-        """Say whether memory ran out in a container since a second of Unix time, even if it is gone."""
-        until = int(clock.wall()) + 1
-        filters = {"container": container, "event": "oom"}
-        return bool(await self._ask(lambda: list(self._quick.events(since, until, filters, decode=True))))
+    async def end_since(self, container: str, since: int) -> tuple[bool, int | None]:
+        """Say how a container has ended since a second of Unix time, even if it is gone.
+
+        Returns:
+            Whether memory ran out in it, and its exit code; None if it has not ended.
+        """
+        return cast("tuple[bool, int | None]", await self._ask(_end_since, self._quick, container, since))
 
     async def containers(self, label: str) -> Sequence[Mapping[str, Any]]:
         """Return every container with a label."""
@@ -333,6 +339,23 @@ def _innermost(error: BaseException) -> str:
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
+
+
+def _end_since(api: Any, container: str, since: int) -> tuple[bool, int | None]:
+    is_out_of_memory, code = False, None
+    filters = {"container": container, "event": ["oom", "die"]}
+    events = api.events(since, f"{clock.wall() + _LATE_EVENT_S:.3f}", filters, decode=True)
+    try:
+        for event in events:
+            if event["Action"] == "oom":
+                is_out_of_memory = True
+            else:
+                code = int(event["Actor"]["Attributes"]["exitCode"])
+            if is_out_of_memory or code not in (None, _KILLED):
+                break
+    finally:
+        events.close()
+    return is_out_of_memory, code
 
 
 def _build(api: Any, context: IO[bytes], tag: str, arguments: Mapping[str, str], say: Callable[[str], None]) -> None:

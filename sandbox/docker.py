@@ -125,7 +125,8 @@ class DockerBackend:
         """
         found = await leftovers.staying(self._daemon, box_id)
         container_id = str(found["Id"])
-        held = AttachedContainer(self._daemon, container_id, await self._daemon.attach(container_id))
+        stream = await self._daemon.attach(container_id)
+        held = AttachedContainer(self._daemon, container_id, stream, removes_itself=True)
         try:
             labels = found["Labels"]
             spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,8 @@ def serve(
     }
     wanted = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
     clock.run(partial(serve_fleet, wanted, announce=_announce, on_ready=_ready), fast=True)
+    for number in (signal.SIGTERM, signal.SIGINT):  # all is over but our own exit, whose code is to be the true one
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _announce(line: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias, TypeVar
 
+import anyio
 from anyio.from_thread import BlockingPortal
 from pydantic import TypeAdapter, ValidationError
 
@@ -320,16 +321,39 @@ class BlockingShell:
 
 
 def _enter(portal: BlockingPortal, resources: ExitStack, context: AbstractAsyncContextManager[T]) -> T:
-    """Enter `context` in the loop of `portal`, and leave it when `resources` are closed; Ctrl-C ends the waiting."""
-    future: Future[T] = portal.start_task_soon(context.__aenter__)
+    """Enter `context` in the loop of `portal`, and leave it when `resources` are closed; Ctrl-C ends the waiting.
+
+    It is entered and left by one task, since what it opens may be a group of tasks.
+    """
+    entered: Future[T] = Future()
+    leaving = portal.call(anyio.Event)
+
+    async def live() -> None:
+        try:
+            async with context as value:
+                entered.set_result(value)
+                await leaving.wait()
+        except BaseException as error:
+            if not entered.done():
+                entered.set_exception(error)
+            raise
+
+    life = portal.start_task_soon(live)
+
+    def leave() -> None:
+        portal.call(leaving.set)
+        life.result()
+
     try:
-        entered = future.result()
+        value = entered.result()
     except BaseException:
-        if not future.cancel() and future.exception() is None:  # it came too late: all is there already
-            portal.call(context.__aexit__, None, None, None)
+        if entered.cancel():
+            life.cancel()
+        elif entered.exception() is None:  # it came too late: all is there already
+            leave()
         raise
-    resources.callback(portal.call, context.__aexit__, None, None, None)
-    return entered
+    resources.callback(leave)
+    return value
 
 
 def _bytes(content: str | bytes) -> bytes:

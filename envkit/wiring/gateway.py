@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
 import os
 import re
+import signal
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -70,6 +72,9 @@ async def serve_fleet(
 ) -> None:
     """Serve a fleet until SIGTERM, SIGINT or cancellation; then finish what runs and end every sandbox.
 
+    The first signal counts, also one that comes while the fleet is started; further ones are ignored for as long as the
+    loop lives, since who is killed at its end leaves sandboxes behind.
+
     Args:
         config: What to serve.
         announce: Told, in one line each, what people should know at the start.
@@ -85,29 +90,59 @@ async def serve_fleet(
     if tokens is not None:
         announce("tokens: every caller needs one (envkit token create)")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
-    async with open_fleet(config, announce) as fleet, _telling(config, fleet):
-        log = _access_log(config)
-        app = create_app(
-            fleet.host,
-            envs=envs.registered,
-            ttl_s=limits.session_ttl_s,
-            step_timeout_s=limits.step_timeout_s,
-            max_request_bytes=limits.request_bytes,
-            pool=fleet.pool,
-            trees=trees,
-            sandbox_ttl_s=limits.sandbox_ttl_s,
-            metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
-        )
-        with log or nullcontext():
-            await serve(
-                Guard(app, tokens, rate=rate, log=log),
-                host=listen.host,
-                port=listen.port,
-                uds=listen.socket,
-                certificate=None if listen.certificate is None else Path(listen.certificate),
-                key=None if listen.key is None else Path(listen.key),
-                on_ready=on_ready,
+    end = _End()
+    end.on_signals()
+    with end.by_signals():
+        async with open_fleet(config, announce) as fleet, _telling(config, fleet):
+            log = _access_log(config)
+            app = create_app(
+                fleet.host,
+                envs=envs.registered,
+                ttl_s=limits.session_ttl_s,
+                step_timeout_s=limits.step_timeout_s,
+                max_request_bytes=limits.request_bytes,
+                pool=fleet.pool,
+                trees=trees,
+                sandbox_ttl_s=limits.sandbox_ttl_s,
+                metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
             )
+            with log or nullcontext(), end.by_signals():
+                await serve(
+                    Guard(app, tokens, rate=rate, log=log),
+                    host=listen.host,
+                    port=listen.port,
+                    uds=listen.socket,
+                    certificate=None if listen.certificate is None else Path(listen.certificate),
+                    key=None if listen.key is None else Path(listen.key),
+                    on_ready=on_ready,
+                    handle_signals=False,
+                )
+
+
+class _End:
+    """What SIGTERM and SIGINT do."""
+
+    def __init__(self) -> None:
+        self._scope: anyio.CancelScope | None = None
+
+    def on_signals(self) -> None:
+        """Hear signals for as long as the loop lives."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._cancel)
+
+    @contextmanager
+    def by_signals(self) -> Iterator[None]:
+        """Let a signal end the block, quietly; outside of it, or of the one within it, signals do nothing more."""
+        with anyio.CancelScope() as self._scope:
+            try:
+                yield
+            finally:
+                self._scope = None
+
+    def _cancel(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel()
 
 
 @asynccontextmanager

@@ -1,0 +1,261 @@
+"""What the tests of the whole gateway share: a server as people start it, and what is found of it on the machine."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from envkit import clock
+from envkit.sandbox import cgroups, folders, stays
+from envkit.types import SandboxSpec
+from tests.contract.boxes import arguments, containers, processes, volumes
+from tests.sandbox.containers import docker, image
+
+LOCAL = pytest.param("local", marks=pytest.mark.bwrap)
+DOCKER = pytest.param("docker", marks=pytest.mark.docker)
+
+_GAMES = "envkit/games:1"
+_BUILD_S = 180
+_READY_S = 60
+_STOP_S = 40
+_ENV_SERVER = b"envkit.wiring.inside"
+
+
+@dataclass
+class Gateway:
+    """A running ``envkit serve``.
+
+    Attributes:
+        kind: Its backend.
+        url: Where it answers.
+        process: It.
+        name: How everything begins that it calls after itself.
+        log: File with what it wrote to standard error.
+    """
+
+    kind: str
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = folders.owner_name(self.process.pid)
+
+    def spec(self, *command: str, **fields: Any) -> SandboxSpec:
+        """A sandbox in which the programs of this machine, or of an image, can be run."""
+        return SandboxSpec(command, image=image(whole=True) if self.kind == "docker" else None, **fields)
+
+    @property
+    def python(self) -> str:
+        """A Python that its sandboxes have."""
+        return "/usr/bin/python3" if self.kind == "docker" else sys.executable
+
+    async def get(self, path: str) -> Any:
+        """What it answers to a GET."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=20) as client:
+            answer = await client.get(path)
+            answer.raise_for_status()
+            return answer.json()
+
+    async def last_phase(self, id: str) -> tuple[str, str]:
+        """The state that a sandbox is in, and why."""
+        phase = (await self.get(f"/v1/sandboxes/{id}"))["phases"][-1]
+        return phase["state"], phase["reason"]
+
+    async def becomes(self, id: str, state: str, timeout_s: float = 10) -> str:
+        """Wait until a sandbox is in `state`; return why it is."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=20) as client:
+            deadline = clock.now() + timeout_s
+            while clock.now() < deadline:
+                last = (await client.get(f"/v1/sandboxes/{id}")).json()["phases"][-1]
+                if last["state"] == state:
+                    return str(last["reason"])
+                await anyio.sleep(0.02)
+        raise TimeoutError(f"{id} is {last}, and not {state}")
+
+    async def boxes(self, *, are_env_boxes: bool, state: str = "leased") -> dict[str, str]:
+        """The ids of the boxes behind those of its sandboxes that are in `state`, by the sandboxes' ids."""
+        found = (await self.get("/v1/sandboxes"))["sandboxes"]
+        wanted = (one for one in found if one["sandbox_id"].startswith(":envs-") == are_env_boxes)
+        return {one["sandbox_id"]: one["box_id"] for one in wanted if one["state"] == state}
+
+    async def spares(self, count: int) -> None:
+        """Wait until so many spares are ready."""
+        with anyio.fail_after(30):
+            while len(await self.boxes(are_env_boxes=False, state="ready")) < count:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+
+    async def metrics(self) -> dict[str, float]:
+        """What it counts, by name and labels."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=20) as client:
+            lines = (await client.get("/metrics")).text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def first_pid(self, box_id: str) -> int:
+        """The first process of a box."""
+        if self.kind == "docker":
+            return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(box_id)))
+        stay = stays.find(box_id)
+        assert stay is not None
+        return stay.first_pid
+
+    def container(self, box_id: str) -> str:
+        """The container of a box."""
+        (found,) = docker("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=envkit.box={box_id}").split()
+        return found
+
+    def env_server(self, box_id: str) -> int:
+        """The env server in a box."""
+        first = self.first_pid(box_id)
+        return next(pid for pid in processes() if _ENV_SERVER in arguments(pid) and first in _above(pid))
+
+    async def end(self, signal_number: int = signal.SIGTERM) -> int:
+        """Send it a signal, and return its exit code."""
+        self.process.send_signal(signal_number)
+        return await self.exit_code()
+
+    async def exit_code(self) -> int:
+        return await clock.to_thread(self.process.wait, _STOP_S)
+
+    def left(self) -> dict[str, set[str]]:
+        """All that is on the machine of it and its boxes."""
+        return {
+            "processes": {str(pid) for pid in processes() if self.name in _group_names(pid)},
+            "groups": {str(folder) for folder in self._groups()},
+            "folders": {str(folder) for folder in self._folders()},
+            "mounts": {line for line in Path("/proc/self/mounts").read_text().splitlines() if self.name in line},
+            "containers": set(containers(self.process.pid)) if self.kind == "docker" else set(),
+            "volumes": set(volumes(self.process.pid)) if self.kind == "docker" else set(),
+        }
+
+    def clear(self) -> None:
+        """End what it should have ended; safe to repeat."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in [pid for pid in processes() if self.name in _group_names(pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for folder in self._folders():
+            folders.remove(folder)
+        for group in self._groups():
+            with suppress(OSError):
+                group.rmdir()
+        for container in containers(self.process.pid) if self.kind == "docker" else ():
+            docker("rm", "--force", "--volumes", container)
+
+    def _groups(self) -> set[Path]:
+        return {folder for parent in cgroups.find().parents.values() for folder in parent.glob(f"{self.name}-*")}
+
+    def _folders(self) -> Iterator[Path]:
+        """Its own folder, and those of its boxes, which are called after the boxes' processes."""
+        for folder in (folder for root in folders.roots() for folder in root.glob("envkit-*")):
+            with suppress(OSError):
+                is_ours = folder.name.startswith(self.name)
+                if is_ours or self.name in (folder / "first").read_text():
+                    yield folder
+
+
+NOTHING: dict[str, set[str]] = {
+    name: set() for name in ("processes", "groups", "folders", "mounts", "containers", "volumes")
+}
+
+
+@contextmanager
+def serving(kind: str, state: Path, *settings: str, port: int | None = None) -> Iterator[Gateway]:
+    """Run a server for the length of the block, as from a shell.
+
+    Args:
+        kind: Its backend.
+        state: Folder of what survives it.
+        settings: ``"key=value"`` texts for its file.
+        port: Where; None is any that is free, named, so that its sandboxes stay.
+    """
+    port = port or free_port()
+    log = state / f"{kind}-{port}.log"
+    words = ["--backend", kind, "--port", str(port), "--state", str(state), "--set", "access_log=none"]
+    for setting in (*settings, *([f"envs.image={games_image()}"] if kind == "docker" else [])):
+        words += ["--set", setting]
+    env = {name: value for name, value in os.environ.items() if name != "ENVKIT_TOKEN"}
+    with log.open("a") as errors:
+        command = [sys.executable, "-m", "envkit", "serve", *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
+    with process:
+        assert process.stdout is not None
+        try:
+            is_said = select.select([process.stdout], [], [], _READY_S)[0]
+            said = process.stdout.readline().split() if is_said else []
+            assert said[:1] == ["ready"], log.read_text()
+        except BaseException:
+            process.kill()
+            raise
+        gateway = Gateway(kind, said[1], process, log)
+        try:
+            yield gateway
+            if process.poll() is None:
+                process.terminate()
+                process.wait(_STOP_S)
+        finally:
+            gateway.clear()
+
+
+@cache
+def games_image() -> str:
+    """The image that env boxes of docker are made of; it is made if it is missing."""
+    if not docker("image", "ls", "--quiet", _GAMES):
+        image(whole=True)  # what it is made from
+        command = [sys.executable, "-m", "envkit", "image", "build", "games", "--offline"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"{_GAMES} cannot be built here: {done.stderr.strip().splitlines()[-1]}")
+    return _GAMES
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(main: Callable[[], Awaitable[object]], timeout_s: float) -> None:
+    """Run a test's coroutine, which must not take longer than `timeout_s` seconds."""
+
+    async def bounded() -> None:
+        with anyio.fail_after(timeout_s):
+            await main()
+
+    clock.run(bounded)
+
+
+def _above(pid: int) -> set[int]:
+    """The processes above `pid`."""
+    found: set[int] = set()
+    with suppress(OSError, IndexError):
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+            found.add(pid)
+    return found
+
+
+def _group_names(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""

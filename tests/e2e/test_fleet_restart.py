@@ -1,0 +1,209 @@
+"""A real gateway that is killed, told to end, or loses its daemon: what goes on, what is told, what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import pytest
+
+import envkit
+from envkit import clock
+from envkit.errors import EnvkitError, SandboxLostError
+from envkit.http.client import EnvClient
+from envkit.http.sandbox_client import SandboxClient
+from envkit.types import Task
+from tests.contract.boxes import new_marker, sleepers, until
+from tests.e2e.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
+
+both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
+TAKEN_BACK = "taken back after a restart"
+
+
+def first_pids(gateway: Gateway, box_ids: dict[str, str]) -> dict[str, int]:
+    return {id: gateway.first_pid(box_id) for id, box_id in box_ids.items()}
+
+
+@both
+def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+    marker = new_marker()
+
+    async def leave(gateway: Gateway) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
+        await gateway.spares(1)
+        async with SandboxClient(gateway.url) as client:
+            await client.create("a", gateway.spec(memory_mib=128), ttl_s=600)
+            await client.create("b", gateway.spec("sleep", marker))
+            box = client.get("a")
+            await box.write("kept", b"there")
+            await box.shell("work").run(f"cd /tmp; word=said; sleep {marker} &", timeout_s=10)
+        await until(lambda: len(sleepers(marker)) == 2)
+        held = await gateway.boxes(are_env_boxes=False)
+        serves = await gateway.boxes(are_env_boxes=True)
+        pids = first_pids(gateway, held | serves)
+        gateway.process.kill()
+        await gateway.exit_code()
+        assert len(sleepers(marker)) == 2
+        return held, serves, pids
+
+    async def come_back(gateway: Gateway, held: dict[str, str], serves: dict[str, str], pids: dict[str, int]) -> None:
+        assert await gateway.boxes(are_env_boxes=False) == held
+        assert await gateway.boxes(are_env_boxes=True) == serves
+        assert first_pids(gateway, held | serves) == pids
+        assert len(sleepers(marker)) == 2
+        for id in held:
+            assert await gateway.last_phase(id) == ("leased", TAKEN_BACK)
+        async with SandboxClient(gateway.url) as client:
+            assert (await client.view("a")).expires_at_s is not None
+            box = client.get("a")
+            assert await box.read("kept") == b"there"
+            said = await box.shell("work").run("pwd; echo $word; jobs -p | wc -l", timeout_s=10)
+            assert said.stdout.split() == ["/tmp", "said", "1"]
+        # Nobody had the spare, and this server keeps none.
+        assert await gateway.boxes(are_env_boxes=False, state="ready") == {}
+        assert (await gateway.metrics())["envkit_sandbox_starts_total"] == 0
+
+    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=1", port=port) as first:
+        known: list[tuple[dict[str, str], dict[str, str], dict[str, int]]] = []
+
+        async def before() -> None:
+            known.append(await leave(first))
+
+        run(before, 40)
+        with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
+            run(lambda: come_back(second, *known[0]), 40)
+            assert second.process.poll() is None
+        assert second.process.returncode == 0
+        assert second.left() == NOTHING
+        assert first.left() == NOTHING
+    assert sleepers(marker) == []
+
+
+@pytest.mark.parametrize("kind", [LOCAL])
+def test_clients_of_a_server_that_is_killed_go_on_with_sandboxes_and_are_told_of_episodes(
+    kind: str, tmp_path: Path
+) -> None:
+    port = free_port()
+
+    async def main(first: Gateway) -> None:
+        async with SandboxClient(first.url) as client, EnvClient(first.url) as player:
+            await client.create("a", first.spec())
+            await client.get("a").write("kept", b"there")
+            async with player.lease(Task("FrozenLake-v0", 1)) as episode:
+                await episode.reset()
+                await episode.step("<answer>down</answer>")
+                first.process.kill()
+                await first.exit_code()
+                with serving(kind, tmp_path, "envs.boxes=1", port=port):
+                    assert await client.get("a").read("kept") == b"there"
+                    with pytest.raises(EnvkitError):
+                        await episode.step("<answer>down</answer>")
+                    async with player.lease(Task("FrozenLake-v0", 1)) as anew:
+                        await anew.reset()
+                        await anew.step("<answer>down</answer>")
+
+    with serving(kind, tmp_path, "envs.boxes=1", port=port) as first:
+        run(lambda: main(first), 40)
+
+
+async def _play(url: str, seed: int, answers: list[str]) -> None:
+    """Play until the server says that it ends."""
+    with suppress(EnvkitError):
+        async with EnvClient(url) as client:
+            while True:
+                async with client.lease(Task("FrozenLake-v0", seed)) as episode:
+                    await episode.reset()
+                    for _ in range(5):
+                        answers.append((await episode.step("<answer>up</answer>")).observation.text)
+
+
+async def _work(gateway: Gateway, number: int, answers: list[str]) -> None:
+    """Run commands until the server says that it ends."""
+    with suppress(EnvkitError):
+        async with SandboxClient(gateway.url) as client:
+            await client.create(f"worker-{number}", gateway.spec())
+            while True:
+                done = await client.get(f"worker-{number}").exec(["echo", "hello"], timeout_s=20)
+                assert done.stdout == "hello\n"
+                answers.append(done.stdout)
+
+
+@both
+def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    async def main(gateway: Gateway) -> None:
+        played: list[str] = []
+        worked: list[str] = []
+        marker = new_marker()
+        late = []
+
+        async def last(client: SandboxClient) -> None:
+            late.append(await client.get("slow").exec(["sh", "-c", f"sleep {marker}; echo woken"], timeout_s=60))
+
+        async with SandboxClient(gateway.url) as client, anyio.create_task_group() as tasks:
+            await client.create("slow", gateway.spec())
+            tasks.start_soon(last, client)
+            for number in range(8):
+                tasks.start_soon(_play, gateway.url, number, played)
+            for number in range(3):
+                tasks.start_soon(_work, gateway, number, worked)
+            await until(lambda: len(played) > 100 and len(worked) > 10 and bool(sleepers(marker)), 30)
+            gateway.process.terminate()
+            await anyio.sleep(0.2)
+            os.kill(sleepers(marker)[0], signal.SIGKILL)  # now the command goes on
+            # A signal more does no harm, whenever it comes.
+            while gateway.process.poll() is None:
+                gateway.process.send_signal(signal.SIGTERM)
+                gateway.process.send_signal(signal.SIGINT)
+                await anyio.sleep(0.02)
+        assert [one.stdout for one in late] == ["woken\n"]
+        assert gateway.process.returncode == 0, gateway.log.read_text()
+        assert gateway.left() == NOTHING
+
+    with serving(kind, tmp_path, "envs.boxes=2", "envs.spares=1") as gateway:
+        run(lambda: main(gateway), 60)
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(os.environ.get("ENVKIT_RESTART_DOCKER") != "1", reason="ENVKIT_RESTART_DOCKER=1 is not set")
+def test_a_server_outlives_a_restart_of_its_docker_daemon(tmp_path: Path) -> None:
+    """Restart this machine's Docker daemon, and with it whatever else it runs.
+
+    Only with ``ENVKIT_RESTART_DOCKER=1``, as root, where ``service docker restart`` works.
+    """
+
+    async def main(gateway: Gateway) -> None:
+        async with SandboxClient(gateway.url) as client:
+            await client.create("before", gateway.spec())
+
+            async def call() -> None:
+                with pytest.raises(SandboxLostError):
+                    await client.get("before").exec(["sleep", "60"], timeout_s=90)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                await clock.to_thread(subprocess.run, ["service", "docker", "restart"], check=True, timeout=60)
+            await gateway.becomes("before", "lost")
+            for attempt in range(100):
+                with suppress(EnvkitError):
+                    await client.create(f"after-{attempt}", gateway.spec())
+                    assert (await client.get(f"after-{attempt}").exec(["true"], timeout_s=20)).exit_code == 0
+                    break
+                await anyio.sleep(0.2)
+            else:
+                pytest.fail("no sandbox could be had again")
+        env = await clock.to_thread(lambda: envkit.make("FrozenLake-v0", url=gateway.url))
+        await clock.to_thread(lambda: env.reset(seed=1))
+        await clock.to_thread(env.close)
+        assert await gateway.end() == 0
+        assert gateway.left() == NOTHING
+
+    with serving("docker", tmp_path, "envs.boxes=1") as gateway:
+        run(lambda: main(gateway), 180)
