@@ -24,6 +24,7 @@ from envkit.fleet.ledger import Ledger
 from envkit.http.access_log import AccessLog
 from envkit.http.app import create_app
 from envkit.http.guard import Guard
+from envkit.http.permits import Permits
 from envkit.http.rates import Rate
 from envkit.http.server import require_address, serve
 from envkit.http.tokens import TokenStore
@@ -54,11 +55,13 @@ class Fleet:
         host: Where episodes are played.
         pool: Where sandboxes are lent; None where there are none.
         hosts: The parts of `host` that play in boxes.
+        isolates: Whether what runs in a sandbox is kept away from this process.
     """
 
     host: EnvHost
     pool: Pool | None = None
     hosts: tuple[FleetHost, ...] = ()
+    isolates: bool = True
 
 
 async def serve_fleet(
@@ -92,6 +95,7 @@ async def serve_fleet(
             pool=fleet.pool,
             trees=trees,
             sandbox_ttl_s=limits.sandbox_ttl_s,
+            permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
             metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
         )
         with log or nullcontext():
@@ -143,6 +147,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
     if config.backend == "ray":
         raise UsageError("backend: ray is not served yet")
     backend, what, why = await sandboxes.choose(config.backend)
+    isolates = backend.capabilities()["isolation"]
     count = config.envs.boxes or len(os.sched_getaffinity(0))
     shared_box = _env_box(config, backend, math.ceil(config.envs.capacity / count))
     path = _ledger_path(config, backend)
@@ -162,11 +167,11 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {what}{why}; environments in {count} {'box' if count == 1 else 'boxes'}")
         alone = {spec.id for spec in envs.registered() if not spec.shares}
         if not config.envs.own_boxes or not alone:
-            yield Fleet(shared, pool, (shared,))
+            yield Fleet(shared, pool, (shared,), isolates)
             return
         own_box = _env_box(config, backend, 1)
         own = await stack.enter_async_context(_host(config, pool, own_box, "own", boxes=config.envs.own_boxes))
-        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own))
+        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own), isolates)
 
 
 class _EnvBoxes:
