@@ -26,6 +26,7 @@ from envkit.fleet.ledger import Ledger
 from envkit.http.access_log import AccessLog
 from envkit.http.app import create_app
 from envkit.http.guard import Guard
+from envkit.http.permits import Permits
 from envkit.http.rates import Rate
 from envkit.http.server import require_address, serve
 from envkit.http.tokens import TokenStore
@@ -59,12 +60,14 @@ class Fleet:
         pool: Where sandboxes are lent; None where there are none.
         hosts: The parts of `host` that play in boxes.
         scale: Told how many more sandboxes there should be room for; None where nobody is.
+        isolates: Whether what runs in a sandbox is kept away from this process.
     """
 
     host: EnvHost
     pool: Pool | None = None
     hosts: tuple[FleetHost, ...] = ()
     scale: Callable[[int], Awaitable[None]] | None = None
+    isolates: bool = True
 
 
 async def serve_fleet(
@@ -104,6 +107,7 @@ async def serve_fleet(
                 pool=fleet.pool,
                 trees=trees,
                 sandbox_ttl_s=limits.sandbox_ttl_s,
+                permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
                 metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
             )
             with log or nullcontext(), end.by_signals():
@@ -202,22 +206,23 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
         alone = {spec.id for spec in envs.registered() if not spec.shares}
         if not config.envs.own_boxes or not alone:
-            yield Fleet(shared, pool, (shared,), scale)
+            yield Fleet(shared, pool, (shared,), scale, places.isolates)
             return
         own_box = _env_box(config, places, 1)
         own = await stack.enter_async_context(_host(config, pool, places, own_box, "own", boxes=config.envs.own_boxes))
-        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own), scale)
+        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own), scale, places.isolates)
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
     """Where boxes are started: the nodes that there are at first, what to call them, whether environments need an image
-    there, and where leases are written down.
+    there, whether what runs there is kept away from this process, and where leases are written down.
     """
 
     nodes: Sequence[Node]
     what: str
     in_image: bool
+    isolates: bool
     ledger: Ledger | None
 
 
@@ -226,13 +231,15 @@ async def _places(config: ServeConfig) -> AsyncIterator[_Places]:
     """Open the backend of this machine, if it is this machine's, and the ledger."""
     if config.backend == "ray":
         async with _ledger(config) as ledger:
-            yield _Places((), f"{config.ray.kind} on the nodes of a Ray cluster", config.ray.kind == "docker", ledger)
+            what = f"{config.ray.kind} on the nodes of a Ray cluster"
+            yield _Places((), what, config.ray.kind == "docker", isolates=True, ledger=ledger)
         return
     assert config.backend != "none"
     backend, what, why = await sandboxes.choose(config.backend)
     async with _ledger(config, can_stay=not isinstance(backend, ProcessBackend)) as ledger, backend:
         node = Node(_HERE, backend, Holds(**config.node.model_dump()))
-        yield _Places((node,), what + why, isinstance(backend, DockerBackend), ledger)
+        isolates = backend.capabilities()["isolation"]
+        yield _Places((node,), what + why, isinstance(backend, DockerBackend), isolates=isolates, ledger=ledger)
 
 
 @asynccontextmanager
