@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,7 @@ from urllib.request import urlopen
 
 import anyio
 from peers_boxes import MissingPeerError, free_ports, start, stop
+from processes import cpu_s
 
 from envkit import clock
 
@@ -45,18 +45,7 @@ class Server(NamedTuple):
 
     def cpu_s(self) -> float:
         """Return the seconds of processor that it and all that it started have taken so far."""
-        children: defaultdict[int, list[int]] = defaultdict(list)
-        ticks: dict[int, int] = {}
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has just ended
-                words = path.read_text().rpartition(")")[2].split()
-                pid = int(path.parent.name)
-                children[int(words[1])].append(pid)
-                ticks[pid] = int(words[11]) + int(words[12])
-        family = [self.pid]
-        for each in family:
-            family += children[each]
-        return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.pid)
 
 
 @contextmanager

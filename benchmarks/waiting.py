@@ -72,13 +72,13 @@ class Findings:
         for name in _turns(calls, rounds):
             seconds[name].append([])
             for _ in range(-(-number // rounds)):
-                begin = clock.now()
+                begin = clock.stopwatch()
                 try:
                     tidy = await calls[name]()
                 except FailedCallError:
                     failed[name] += 1
                     continue
-                seconds[name][-1].append(clock.now() - begin)
+                seconds[name][-1].append(clock.stopwatch() - begin)
                 await _tidy(tidy)
         print(what)
         for name, each in seconds.items():
@@ -115,7 +115,7 @@ class Findings:
 
         async def make_calls(name: str, caller: int, until: float) -> None:
             nonlocal done
-            while clock.now() < until:
+            while clock.stopwatch() < until:
                 try:
                     did = await calls[name](caller)
                     done += did if isinstance(did, int) else 1
@@ -123,12 +123,12 @@ class Findings:
                     failed[name] += 1
 
         for name in _turns(calls, rounds):
-            done, begin = 0, clock.now()
+            done, begin = 0, clock.stopwatch()
             before_s = cpu_s[name]() if cpu_s else 0.0
             async with anyio.create_task_group() as tasks:
                 for caller in range(callers if isinstance(callers, int) else callers[name]):
                     tasks.start_soon(make_calls, name, caller, begin + round_s)
-            by_clock[name].append(done / (clock.now() - begin))
+            by_clock[name].append(done / (clock.stopwatch() - begin))
             rates[name].append(done / (cpu_s[name]() - before_s) if cpu_s else by_clock[name][-1])
         print(what)
         for name, each in rates.items():
