@@ -88,12 +88,9 @@ async def sandboxes(findings: Findings, told: argparse.Namespace) -> None:
     words = ["--backend", "docker", *(word for setting in settings for word in ("--set", setting))]
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(gateway(*words))
-        http = await stack.enter_async_context(_connected(own.url))
-        await _starts(findings, http[0], told)
-        body = _wanted(told.image, _NO_SPARES_MIB)
-        await http[0].request("PUT", "/v1/sandboxes/place", body)
-        places: dict[str, Place] = {"envkit": Envkit(http, "place")}
+        await _starts(findings, own.url, told)
         stack.enter_context(docker_on_loopback(program))
+        places: dict[str, Place] = {}
         try:
             server = await stack.enter_async_context(rock_server())
             await _starts_of_rock(findings, server, told.image)
@@ -103,14 +100,18 @@ async def sandboxes(findings: Findings, told: argparse.Namespace) -> None:
             places["ROCK"] = LeanRock(await stack.enter_async_context(_connected(server)), theirs.id)
         except MissingPeerError as error:
             print(f"  left out: ROCK: {error}", flush=True)
+        http = await stack.enter_async_context(_connected(own.url))
+        await http[0].request("PUT", "/v1/sandboxes/place", _wanted(told.image, _NO_SPARES_MIB))
+        places["envkit"] = Envkit(http, "place")
         for caller in range(CALLERS):
             await places["envkit"].step(caller)
         await _calls(findings, places, told)
 
 
-async def _starts(findings: Findings, http: Http, told: argparse.Namespace) -> None:
+async def _starts(findings: Findings, url: str, told: argparse.Namespace) -> None:
     """Measure how envkit lends, starts and refuses."""
     names = count()
+    http = await Http.open(url)
 
     async def lend() -> Callable[[], Awaitable[None]]:
         name = f"warm-{next(names)}"
@@ -129,7 +130,7 @@ async def _starts(findings: Findings, http: Http, told: argparse.Namespace) -> N
     await _until_stocked(http)
     await findings.latency("warm lease", {"envkit": lend}, number=told.starts, rounds=1)
     await findings.latency("impossible request", {"envkit": refuse}, number=told.starts, rounds=1)
-    async with _connected(http.url) as connections:
+    async with _connected(url) as connections:
 
         async def start(number: int) -> str:
             name = f"cold-{next(names)}"
@@ -141,6 +142,7 @@ async def _starts(findings: Findings, http: Http, told: argparse.Namespace) -> N
             return partial(_end, http, *started)
 
         await findings.latency(f"{AT_ONCE} cold starts at once", {"envkit": start_all}, number=5, rounds=1)
+    http.close()
 
 
 async def _starts_of_rock(findings: Findings, server: str, image: str) -> None:
@@ -162,7 +164,7 @@ async def _starts_of_rock(findings: Findings, server: str, image: str) -> None:
 
             return partial(_all_at_once, stop)
 
-        await findings.latency("start, ROCK's", {"ROCK": start_one}, number=2, rounds=1)
+        await findings.latency("start, ROCK's", {"ROCK": start_one}, number=1, rounds=1)
         await findings.latency(f"{AT_ONCE} starts at once, ROCK's", {"ROCK": start_all}, number=1, rounds=1)
         begin = clock.now()
         said = f"no answer within {_PATIENCE_S:g} s"

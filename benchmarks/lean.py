@@ -23,8 +23,7 @@ _TEXT, _BINARY, _CLOSE, _PING, _PONG = 1, 2, 8, 9, 10
 class Connection(asyncio.Protocol):
     """A connection that is kept."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self) -> None:
         self._transport: asyncio.Transport
         self._came = bytearray()
         self._answer: asyncio.Future[bytes] | None = None
@@ -33,7 +32,7 @@ class Connection(asyncio.Protocol):
     @classmethod
     async def open(cls, url: str) -> Self:
         place = urlsplit(url)
-        _, connection = await asyncio.get_running_loop().create_connection(lambda: cls(url), place.hostname, place.port)
+        _, connection = await asyncio.get_running_loop().create_connection(cls, place.hostname, place.port)
         return connection
 
     def close(self) -> None:
