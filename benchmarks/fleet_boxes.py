@@ -28,6 +28,8 @@ _MEMORY_MIB = 512
 _NO_SPARES_MIB = 513
 """Memory of sandboxes of which none is kept ready."""
 _PATIENCE_S = 70.0
+_ATTEMPTS = 5
+"""How often ROCK is asked for one sandbox: of several asked for at once, its database refuses some."""
 
 
 class Place(Protocol):
@@ -151,6 +153,11 @@ async def _starts_of_rock(findings: Findings, server: str, image: str) -> None:
     async with aiohttp.ClientSession(server + ROCK_ROUTES) as http:
 
         async def start(number: int) -> Rock:
+            for _ in range(_ATTEMPTS - 1):
+                try:
+                    return await start_rock(http, image, cpus=0.1)
+                except FailedCallError:
+                    pass
             return await start_rock(http, image, cpus=0.1)
 
         async def start_one() -> Callable[[], Awaitable[None]]:

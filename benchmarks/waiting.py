@@ -25,6 +25,7 @@ Rounds: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 Rates: TypeAlias = Mapping[str, Sequence[float]]
 """Calls per second in each round, by contestant."""
 
+_TICK_S = 0.01
 _VERDICTS = {True: "holds", False: "BROKEN", None: "not checked"}
 
 
@@ -129,7 +130,7 @@ class Findings:
                 for caller in range(callers if isinstance(callers, int) else callers[name]):
                     tasks.start_soon(make_calls, name, caller, begin + round_s)
             by_clock[name].append(done / (clock.stopwatch() - begin))
-            rates[name].append(done / (cpu_s[name]() - before_s) if cpu_s else by_clock[name][-1])
+            rates[name].append(done / max(cpu_s[name]() - before_s, _TICK_S) if cpu_s else by_clock[name][-1])
         print(what)
         for name, each in rates.items():
             span = f"{_short(min(each))} to {_short(max(each))}"
