@@ -28,6 +28,8 @@ _MEMORY_MIB = 512
 _NO_SPARES_MIB = 513
 """Memory of sandboxes of which none is kept ready."""
 _PATIENCE_S = 70.0
+_CPUS = 12.0
+"""More than the machine of ROCK's server has, and less than the 16 above which it refuses anything."""
 _ATTEMPTS = 5
 """How often ROCK is asked for one sandbox: of several asked for at once, its database refuses some."""
 
@@ -177,7 +179,7 @@ async def _starts_of_rock(findings: Findings, server: str, image: str) -> None:
         said = f"no answer within {_PATIENCE_S:g} s"
         with anyio.move_on_after(_PATIENCE_S):
             try:
-                await start_rock(http, image, cpus=64.0)
+                await start_rock(http, image, cpus=_CPUS)
             except FailedCallError as error:
                 said = str(error)[:100]
         print(f"impossible request, ROCK's\n  ROCK {clock.now() - begin:26,.1f} s  ({said})", flush=True)
