@@ -218,4 +218,4 @@ def _content(schema: dict[str, Any], content_type: str = "application/json") -> 
 
 
 def _first_line(type: Any) -> str:
-    return (type.__doc__ or "").partition("\n")[0] if isinstance(type, msgspec.StructMeta) else "One for each step."
+    return (type.__doc__ or "").partition("\n")[0] if hasattr(type, "__struct_fields__") else "One for each step."
