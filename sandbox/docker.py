@@ -23,7 +23,7 @@ import anyio
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
 from envkit.sandbox import agent, allowlist, attached, container, folders, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
-from envkit.sandbox.box import Box, Boxes, Hold
+from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.boxes import GRADER_HOME, refuse
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
 from envkit.sandbox.container import (
@@ -40,6 +40,7 @@ from envkit.sandbox.container import (
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
+from envkit.sandbox.hold import Hold
 from envkit.sandbox.leftovers import BOX_LABEL, STAY_LABEL
 from envkit.types import JSON, SandboxSpec
 
@@ -123,13 +124,10 @@ class DockerBackend:
             SandboxError: No box of this id stays on this machine.
             UnreachableError: It does not let us in.
         """
-        found = [one for one in await self._daemon.containers(f"{BOX_LABEL}={box_id}") if STAY_LABEL in one["Labels"]]
-        if not found:
-            raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
-        container_id = str(found[0]["Id"])
+        found = await self._staying(box_id)
+        container_id, labels = str(found["Id"]), found["Labels"]
         held = AttachedContainer(self._daemon, container_id, await self._daemon.attach(container_id))
         try:
-            labels = found[0]["Labels"]
             spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
             volumes, written = await held.volumes(), await self._written(held, spec)
             if DOOR not in volumes:
@@ -139,14 +137,18 @@ class DockerBackend:
             held.stream.close()
             raise
         box = self._box(box_id, held, volumes.get(SOCKETS), spec, SocketStream(door), written)
-        await box.started({}, _ATTACH_S)
+        await box.reached(_ATTACH_S)
         return box
+
+    async def remove(self, box_id: str) -> None:
+        """End a box that stays, also one that does not answer; raises `SandboxError` as `attach`."""
+        await self._daemon.remove(str((await self._staying(box_id))["Id"]))
 
     async def __aenter__(self) -> Self:
         self._opened = await Daemon.connect()
         try:
             self._opening = agent.opening()
-            self._filter = _filter(self._opened.info)
+            self._filter = system_calls.profile_for(self._opened.info)
             await self._boxes.open()
             self._run_name = self._boxes.folder.name
             await leftovers.reap(self._daemon)
@@ -169,6 +171,12 @@ class DockerBackend:
     @property
     def _disk(self) -> DaemonDisk:
         return DaemonDisk(self._daemon)
+
+    async def _staying(self, box_id: str) -> Mapping[str, Any]:
+        for found in await self._daemon.containers(f"{BOX_LABEL}={box_id}"):
+            if STAY_LABEL in found["Labels"]:
+                return found
+        raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
 
     async def _close(self) -> None:
         self._is_leaving = True
@@ -379,13 +387,6 @@ class DockerBackend:
         except ChannelEndedError:
             raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
         return name
-
-
-def _filter(info: Mapping[str, Any]) -> str | None:
-    """Return the filter of system calls for the daemon's machine; None where it cannot put on one."""
-    if not any(option.startswith("name=seccomp") for option in info.get("SecurityOptions") or ()):
-        return None
-    return system_calls.profile(str(info.get("Architecture")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,11 +41,12 @@ from envkit.sandbox import (
     snapshots,
     stays,
 )
-from envkit.sandbox.box import Box, Boxes, Hold
+from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.boxes import GRADER_HOME, refuse
 from envkit.sandbox.bubblewrap import DOOR, PATH, SOCKETS, WORK, why_unavailable
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
 from envkit.sandbox.first_process import FirstProcess
+from envkit.sandbox.hold import Hold
 from envkit.sandbox.life import Life
 from envkit.types import JSON, SandboxSpec
 
@@ -117,15 +118,10 @@ class LocalBackend:
             SandboxError: No box of this id stays on this machine.
             UnreachableError: It does not let us in.
         """
-        stay = stays.find(box_id)
-        if stay is None:
-            raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
+        held = self._staying(box_id)
         try:
-            first = FirstProcess(stay.first_pid)
-        except OSError:
-            raise SandboxError(f"box {box_id!r} has just ended") from None
-        held = Life(None, cgroups.Group(self._places, stay.group), first=first, folder=stay.folder)
-        try:
+            if (first := held.first()) is None:
+                raise ProcessLookupError
             ours = folders.connect(first.folder(DOOR), _DOOR_SOCKET)
             sockets = first.folder(SOCKETS)
             disk_mib = _size_mib(first.folder(WORK))
@@ -136,8 +132,22 @@ class LocalBackend:
             held.let_go()
             raise
         box = self._box(box_id, ours, held, sockets, SandboxSpec(stay=True), disk_mib)
-        await box.started({}, _ATTACH_S)
+        await box.reached(_ATTACH_S)
         return box
+
+    async def remove(self, box_id: str) -> None:
+        """End a box that stays, also one that does not answer; raises `SandboxError` as `attach`."""
+        await self._staying(box_id).kill()
+
+    def _staying(self, box_id: str) -> Life:
+        stay = stays.find(box_id)
+        if stay is None:
+            raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
+        try:
+            first = FirstProcess(stay.first_pid)
+        except OSError:
+            raise SandboxError(f"box {box_id!r} has just ended") from None
+        return Life(None, cgroups.Group(self._places, stay.group), first=first, folder=stay.folder)
 
     async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
         refuse(box_id, spec, self.capabilities())
