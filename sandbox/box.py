@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -30,11 +29,12 @@ from envkit.errors import (
 from envkit.sandbox import folders, forward, trees
 from envkit.sandbox.boxes import Boxes
 from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
+from envkit.sandbox.hold import Hold
 from envkit.sandbox.program import Program, fields_of
 from envkit.sandbox.shell import BoxShell, result_of
-from envkit.types import GRADER_HOME, JSON, ExecResult, FileUser, SandboxUser
+from envkit.types import JSON, ExecResult, FileUser, SandboxUser
 
-__all__ = ["SOCKETS", "Box", "Boxes", "Hold"]
+__all__ = ["SOCKETS", "Box", "Boxes"]
 
 SOCKETS = "/run/envkit"
 """Where a box finds its folder for sockets, unless that is a folder of the host."""
@@ -49,31 +49,6 @@ _ERRORS: Mapping[str, type[EnvkitError]] = {
     "unreachable": UnreachableError,
     "too_large": TooLargeError,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """What a backend gives a box to hold on to.
-
-    Attributes:
-        cause: Once it is gone, says why in one line; takes at most 2 s.
-        kill: Ends everything in it and removes what it left; safe to repeat.
-        let_go: Gives back what we hold of it while it runs on; None for nothing.
-        sockets: The folder of its sockets on the host; None: they are reached through the agent.
-        snapshot: Keeps its files and returns the name; None where that cannot be done.
-        gives_up: What is not held of what others of its kind hold, such as ``"uid"``.
-        look: Says what holds it up, as far as that is seen from outside; None where nothing is.
-        grader_home: The folder, named as inside, for what only a grader may touch.
-    """
-
-    cause: Callable[[], Awaitable[str]]
-    kill: Callable[[], Awaitable[None]]
-    let_go: Callable[[], None] | None = None
-    sockets: Path | None = None
-    snapshot: Callable[[], Awaitable[str]] | None = None
-    gives_up: tuple[str, ...] = ()
-    look: Callable[[], Awaitable[str]] | None = None
-    grader_home: str = GRADER_HOME
 
 
 class Box:
@@ -142,6 +117,19 @@ class Box:
         except BaseException:
             await self.stop()
             raise
+
+    async def reached(self, timeout_s: float) -> None:
+        """Return once the agent of a box that has run for a while has answered; one that does not is let go.
+
+        Raises:
+            UnreachableError: It did not, in so many seconds.
+        """
+        self._is_released = True
+        try:
+            await self.started({}, timeout_s)
+        except SandboxStartError as error:
+            raise UnreachableError(f"sandbox {self._id} does not let us in: {error.cause}") from None
+        self._is_released = False
 
     async def exec(
         self,

@@ -86,10 +86,10 @@ class Group:
                 self._set("cpu", "cpu.cfs_quota_us", str(quota))
 
     def bequeath(self, pid: int) -> None:
-        """Have it be needed for as long as process `pid` lives, also when its maker is no more.
+        """Have it be needed for as long as process `pid`, which is there, lives, also when its maker is no more.
 
         Raises:
-            OSError: The kernel refuses, or there is no such process.
+            OSError: The kernel refuses.
         """
         for folder in self._each():
             (folder / folders.owner_name(pid)).mkdir()

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import anyio
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
 from envkit.sandbox import agent, allowlist, attached, container, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
-from envkit.sandbox.box import Box, Boxes, Hold
+from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.boxes import refuse
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
 from envkit.sandbox.container import (
@@ -42,6 +42,7 @@ from envkit.sandbox.container import (
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
+from envkit.sandbox.hold import Hold
 from envkit.sandbox.leftovers import BOX_LABEL, STAY_LABEL
 from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
@@ -124,11 +125,10 @@ class DockerBackend:
             UnreachableError: It does not let us in.
         """
         found = await leftovers.staying(self._daemon, box_id)
-        container_id = str(found["Id"])
+        container_id, labels = str(found["Id"]), found["Labels"]
         stream = await self._daemon.attach(container_id)
         held = AttachedContainer(self._daemon, container_id, stream, removes_itself=True)
         try:
-            labels = found["Labels"]
             spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
             volumes, written = await held.volumes(), await self._written(held, spec)
             door = attached.knock(volumes)
@@ -136,7 +136,7 @@ class DockerBackend:
             held.stream.close()
             raise
         box = self._box(box_id, held, volumes.get(SOCKETS), spec, SocketStream(door), written)
-        await box.started({}, _ATTACH_S)
+        await box.reached(_ATTACH_S)
         return box
 
     async def dial(self, box_id: str) -> socket.socket:
@@ -147,11 +147,15 @@ class DockerBackend:
         found = await leftovers.staying(self._daemon, box_id)
         return attached.knock(await attached.volumes(self._daemon, str(found["Id"])))
 
+    async def remove(self, box_id: str) -> None:
+        """End a box that stays, also one that does not answer; raises `SandboxError` as `attach`."""
+        await self._daemon.remove(str((await leftovers.staying(self._daemon, box_id))["Id"]))
+
     async def __aenter__(self) -> Self:
         self._opened = await Daemon.connect()
         try:
             self._opening = agent.opening()
-            self._filter = _filter(self._opened.info)
+            self._filter = system_calls.profile_for(self._opened.info)
             await self._boxes.open()
             self._run_name = self._boxes.folder.name
             await leftovers.reap(self._daemon)
@@ -386,13 +390,6 @@ class DockerBackend:
         except ChannelEndedError:
             raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
         return name
-
-
-def _filter(info: Mapping[str, Any]) -> str | None:
-    """Return the filter of system calls for the daemon's machine; None where it cannot put on one."""
-    if not any(option.startswith("name=seccomp") for option in info.get("SecurityOptions") or ()):
-        return None
-    return system_calls.profile(str(info.get("Architecture")))
 
 
 @dataclass(frozen=True, slots=True)

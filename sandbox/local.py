@@ -41,11 +41,12 @@ from envkit.sandbox import (
     snapshots,
     stays,
 )
-from envkit.sandbox.box import Box, Boxes, Hold
+from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.boxes import refuse
 from envkit.sandbox.bubblewrap import DOOR, PATH, SOCKETS, WORK, why_unavailable
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
 from envkit.sandbox.first_process import FirstProcess
+from envkit.sandbox.hold import Hold
 from envkit.sandbox.life import Life
 from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
@@ -117,9 +118,10 @@ class LocalBackend:
             SandboxError: No box of this id stays on this machine.
             UnreachableError: It does not let us in.
         """
-        stay, first = _found(box_id)
-        held = Life(None, cgroups.Group(self._places, stay.group), first=first, folder=stay.folder)
+        held = _staying(box_id, self._places)
         try:
+            if (first := held.first()) is None:
+                raise ProcessLookupError
             ours = folders.connect(first.folder(DOOR), _DOOR_SOCKET)
             sockets = first.folder(SOCKETS)
             disk_mib = _size_mib(first.folder(WORK))
@@ -130,7 +132,7 @@ class LocalBackend:
             held.let_go()
             raise
         box = self._box(box_id, ours, held, sockets, SandboxSpec(stay=True), disk_mib)
-        await box.started({}, _ATTACH_S)
+        await box.reached(_ATTACH_S)
         return box
 
     async def dial(self, box_id: str) -> socket.socket:
@@ -138,13 +140,19 @@ class LocalBackend:
 
         The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
         """
-        _, first = _found(box_id)
+        held = _staying(box_id, self._places)
         try:
+            if (first := held.first()) is None:
+                raise ProcessLookupError
             return folders.connect(first.folder(DOOR), _DOOR_SOCKET)
         except OSError:
             raise SandboxError(f"box {box_id!r} has just ended") from None
         finally:
-            first.close()
+            held.let_go()
+
+    async def remove(self, box_id: str) -> None:
+        """End a box that stays, also one that does not answer; raises `SandboxError` as `attach`."""
+        await _staying(box_id, self._places).kill()
 
     async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
         refuse(box_id, spec, self.capabilities())
@@ -335,8 +343,8 @@ class LocalBackend:
         await self._boxes.close()
 
 
-def _found(box_id: str) -> tuple[stays.Stay, FirstProcess]:
-    """Return a box that stays, and a hold on its first process.
+def _staying(box_id: str, places: cgroups.Places) -> Life:
+    """Return what a box that stays hangs on.
 
     Raises:
         SandboxError: There is none.
@@ -345,9 +353,10 @@ def _found(box_id: str) -> tuple[stays.Stay, FirstProcess]:
     if stay is None:
         raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
     try:
-        return stay, FirstProcess(stay.first_pid)
+        first = FirstProcess(stay.first_pid)
     except OSError:
         raise SandboxError(f"box {box_id!r} has just ended") from None
+    return Life(None, cgroups.Group(places, stay.group), first=first, folder=stay.folder)
 
 
 def _files_uid() -> int | None:

@@ -20,10 +20,11 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxStartError
 from envkit.sandbox import agent, folders
-from envkit.sandbox.box import Box, Boxes, Hold
+from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.boxes import refuse
 from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.child import Child, cause_of, signal_in
+from envkit.sandbox.hold import Hold
 from envkit.types import JSON, SandboxSpec
 
 _CAUSE_S = 2.0

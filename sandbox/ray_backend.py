@@ -23,8 +23,9 @@ import anyio
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxStartError
 from envkit.sandbox import ray
-from envkit.sandbox.box import Box, Boxes, Hold
+from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.channel import Channel, SocketStream
+from envkit.sandbox.hold import Hold
 from envkit.sandbox.node_actor import Answer, NodeKind, greeting, tune
 from envkit.types import SandboxSpec
 

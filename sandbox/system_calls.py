@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from envkit.sandbox import seccomp
 from envkit.types import JSON
@@ -75,6 +76,13 @@ def profile(machine: str) -> str | None:
     rules = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": list(_rules(machine))}
     # Of calls newer than the list runc says only for architectures that are named that they do not exist.
     return json.dumps({**rules, "architectures": [f"SCMP_ARCH_{machine.upper()}"]})
+
+
+def profile_for(daemon: Mapping[str, Any]) -> str | None:
+    """Return the filter for the machine of a daemon that says this about itself; None where it cannot put on one."""
+    if not any(option.startswith("name=seccomp") for option in daemon.get("SecurityOptions") or ()):
+        return None
+    return profile(str(daemon.get("Architecture")))
 
 
 def _rules(machine: str) -> Iterator[JSON]:

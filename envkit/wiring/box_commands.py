@@ -116,8 +116,8 @@ async def remove(box_ids: Sequence[str]) -> None:
     failures = []
     for box_id in box_ids:
         try:
-            async with _attached(box_id) as box:
-                await box.stop()
+            async with _keeper(box_id) as backend:
+                await backend.remove(box_id)
         except EnvkitError as error:
             failures.append(error)
     if failures:
@@ -177,9 +177,16 @@ async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
 
 @asynccontextmanager
 async def _attached(box_id: str) -> AsyncIterator[Box]:
+    async with _keeper(box_id) as backend:
+        yield await backend.attach(box_id)
+
+
+@asynccontextmanager
+async def _keeper(box_id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
+    """Give the backend that a box of this id would be of."""
     async with opened(kind_of(box_id)) as backend:
         assert isinstance(backend, (LocalBackend, DockerBackend))
-        yield await backend.attach(box_id)
+        yield backend
 
 
 async def _attend(box: AnyBox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:

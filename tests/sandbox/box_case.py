@@ -8,8 +8,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from envkit.sandbox.box import Box, Hold
+from envkit.sandbox.box import Box
 from envkit.sandbox.channel import Channel
+from envkit.sandbox.hold import Hold
 from tests.sandbox.peer import HELLO, Peer
 
 COMMAND: dict[str, Any] = {"command": ["sleep", "1000"]}

@@ -13,10 +13,11 @@ from envkit.errors import (
     DeadlineError,
     SandboxError,
     SandboxLostError,
+    UnreachableError,
 )
 from envkit.sandbox.boxes import Boxes
 from tests.sandbox.box_case import Case, answered
-from tests.sandbox.peer import run
+from tests.sandbox.peer import HELLO, run
 
 
 def test_a_box_that_dies_tells_every_caller_why_and_is_given_back_without_being_stopped() -> None:
@@ -154,6 +155,22 @@ def test_a_box_that_is_released_is_let_go_and_not_killed() -> None:
         assert (case.peer.is_closed, case.done) == (True, ["let go", "forgotten"])
         with pytest.raises(SandboxLostError):
             await case.box.probe(1)
+
+    run(main)
+
+
+def test_a_box_that_does_not_answer_to_who_comes_later_is_let_go_and_not_killed() -> None:
+    async def main() -> None:
+        case = Case()
+        with pytest.raises(UnreachableError, match="sandbox case-1 does not let us in: not ready after 10 s"):
+            await case.box.reached(10)
+        assert (clock.now(), case.done) == (10, ["let go", "forgotten"])
+
+        case = Case()
+        case.peer.say(HELLO)
+        await case.box.reached(10)
+        await case.box.stop()
+        assert case.done == ["killed", "forgotten"]
 
     run(main)
 

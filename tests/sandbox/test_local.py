@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxStartError
-from envkit.sandbox import folders
+from envkit.sandbox import folders, stays
 from envkit.sandbox.local import LocalBackend
 from envkit.types import SandboxSpec, SandboxUser
 
@@ -285,6 +286,28 @@ def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
             await found.stop()
             with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
                 await other.attach(box.id)
+
+    run(main)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
+def test_a_box_that_stays_and_lets_nobody_in_is_left_until_it_is_removed() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(stay=True, ttl_s=60))
+        stay = stays.find(box.id)
+        assert stay is not None
+        os.kill(stay.first_pid, signal.SIGSTOP)
+        async with LocalBackend() as other:
+            with anyio.move_on_after(0.2) as limit:
+                await other.attach(box.id)
+            assert limit.cancelled_caught
+            assert stays.ids().count(box.id) == 1
+            os.kill(stay.first_pid, signal.SIGCONT)
+            assert (await (await other.attach(box.id)).exec(["true"], timeout_s=20)).exit_code == 0
+            os.kill(stay.first_pid, signal.SIGSTOP)
+            await other.remove(box.id)
+        assert stays.ids().count(box.id) == 0
 
     run(main)
 

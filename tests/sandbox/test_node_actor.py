@@ -12,8 +12,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxStartError, from_problem
-from envkit.sandbox.box import Box, Hold
+from envkit.sandbox.box import Box
 from envkit.sandbox.channel import Channel, SocketStream
+from envkit.sandbox.hold import Hold
 from envkit.sandbox.node_actor import Answer, NodeActor, NodeKind, greeting
 from envkit.types import SandboxSpec
 from tests.contract.boxes import KINDS, new_marker, run, sleepers, traces, until
