@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
@@ -21,6 +22,8 @@ from envkit.sandbox.member import Member
 from envkit.sandbox.nodes import Demand, Node, cheapest_room, place, why_impossible
 from envkit.sandbox.stocks import Shelf, Stock
 from envkit.types import SandboxSpec, SandboxState, SandboxView
+
+_log = logging.getLogger(__name__)
 
 _ROOM_S = 20.0
 """Seconds that who does not wait for room waits for what is being given up for it."""
@@ -251,6 +254,9 @@ class Roster:
             return member.fail(error.cause)
         except (EnvkitError, OSError) as error:
             return member.fail(str(error))
+        except Exception as error:  # what nobody foresaw is the end of this one, and not of all the others
+            _log.exception("sandbox %s could not be started in a way that nobody foresaw", member.id)
+            return member.fail(f"{type(error).__name__}: {error}")
         return member.up()
 
     def _entered(self, member: Member) -> None:

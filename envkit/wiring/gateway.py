@@ -79,33 +79,34 @@ async def serve_fleet(
         SandboxError: No box came up; says why.
     """
     listen, limits = config.listen, config.limits
-    require_address(listen.host, listen.port, listen.socket)
+    certificate = None if listen.certificate is None else Path(listen.certificate)
+    key = None if listen.key is None else Path(listen.key)
+    require_address(listen.host, listen.port, listen.socket, certificate, key)
     tokens = _tokens(config)
     if tokens is not None:
         announce("tokens: every caller needs one (envkit token create)")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
-    async with open_fleet(config, announce) as fleet, _telling(config, fleet.pool):
-        log = _access_log(config)
-        app = create_app(
-            fleet.host,
-            envs=envs.registered,
-            ttl_s=limits.session_ttl_s,
-            step_timeout_s=limits.step_timeout_s,
-            max_request_bytes=limits.request_bytes,
-            pool=fleet.pool,
-            trees=trees,
-            sandbox_ttl_s=limits.sandbox_ttl_s,
-            permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
-            metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
-        )
-        with log or nullcontext():
+    with _access_log(config) or nullcontext() as log:
+        async with open_fleet(config, announce) as fleet, _telling(config, fleet.pool):
+            app = create_app(
+                fleet.host,
+                envs=envs.registered,
+                ttl_s=limits.session_ttl_s,
+                step_timeout_s=limits.step_timeout_s,
+                max_request_bytes=limits.request_bytes,
+                pool=fleet.pool,
+                trees=trees,
+                sandbox_ttl_s=limits.sandbox_ttl_s,
+                permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
+                metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
+            )
             await serve(
                 Guard(app, tokens, rate=rate, log=log),
                 host=listen.host,
                 port=listen.port,
                 uds=listen.socket,
-                certificate=None if listen.certificate is None else Path(listen.certificate),
-                key=None if listen.key is None else Path(listen.key),
+                certificate=certificate,
+                key=key,
                 on_ready=on_ready,
             )
 
@@ -147,13 +148,13 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
     if config.backend == "ray":
         raise UsageError("backend: ray is not served yet")
     backend, what, why = await sandboxes.choose(config.backend)
-    isolates = backend.capabilities()["isolation"]
     count = config.envs.boxes or len(os.sched_getaffinity(0))
     shared_box = _env_box(config, backend, math.ceil(config.envs.capacity / count))
     path = _ledger_path(config, backend)
     async with AsyncExitStack() as stack:
         ledger = None if path is None else await stack.enter_async_context(Ledger(path))
         await stack.enter_async_context(backend)
+        isolates = backend.capabilities()["isolation"]
         pool = Pool(
             [Node(_HERE, backend, Holds(**config.node.model_dump()))],
             stocks=[Stock(shared_box, config.envs.spares, _booted), *map(_stock, config.spares)],
