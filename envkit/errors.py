@@ -320,11 +320,15 @@ class RefusedFileError(SandboxError):
     status = 403
 
 
+_LONGEST = 200
+"""Of a word that is looked for, since looking takes more time the longer it is."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest of `known`, else the list of what there is."""
     names = sorted(known)
     lowered = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word[:_LONGEST].lower(), lowered, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {lowered[near[0]]!r}?"
     return f"; there are: {', '.join(names)}" if names else ""

@@ -7,6 +7,7 @@ failed. A call that was answered counts as well. What our own event loop slept t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
 from envkit.sandbox.member import Member
 from envkit.types import JSON, SandboxState
+
+_log = logging.getLogger(__name__)
 
 CLOSED = "the pool was closed"
 OWN_LATENESS_S = 0.25
@@ -169,6 +172,8 @@ async def _await_exit(member: Member) -> None:
         cause = await member.sandbox.wait()
     except (EnvkitError, OSError) as error:
         cause = str(error)
+    except Exception as error:
+        cause = _unforeseen(member, error)
     member.lose(cause)
 
 
@@ -195,10 +200,18 @@ async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
         except (EnvkitError, OSError):
             await anyio.sleep(watch.interval_s)
             continue
+        except Exception as error:
+            return member.lose(_unforeseen(member, error))
         member.latency_s = latency_s = clock.now() - asked_at
         member.hear()
         if latency_s > SLOW_PROBE_S:
             alert("probe", member, f"an answer took {latency_s:.1f} s")
+
+
+def _unforeseen(member: Member, error: Exception) -> str:
+    """Log what is the end of one sandbox and not of all the others, such as an answer that no agent of ours gives."""
+    _log.error("sandbox %s failed in a way that nobody foresaw", member.id, exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _check_memory(member: Member, stats: dict[str, JSON], alert: Alert) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
@@ -21,6 +22,8 @@ from envkit.sandbox.member import Member
 from envkit.sandbox.nodes import Demand, Node, cheapest_room, place, why_impossible
 from envkit.sandbox.stocks import Shelf, Stock
 from envkit.types import SandboxSpec, SandboxState, SandboxView
+
+_log = logging.getLogger(__name__)
 
 _LONELY_S = 600.0
 """Seconds that boxes wait for the next server, where the last one was killed."""
@@ -256,6 +259,9 @@ class Roster:
             return member.fail(error.cause)
         except (EnvkitError, OSError) as error:
             return member.fail(str(error))
+        except Exception as error:  # what nobody foresaw is the end of this one, and not of all the others
+            _log.exception("sandbox %s could not be started in a way that nobody foresaw", member.id)
+            return member.fail(f"{type(error).__name__}: {error}")
         return member.up()
 
     def _entered(self, member: Member) -> None:

@@ -73,7 +73,7 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> None:
     for one in overrides:
         key, equals, value = one.partition("=")
         if not equals or not key:
-            raise ConfigError([f"{one}: must read key=value, such as trainer.steps=10"])
+            raise ConfigError([f"{one}: must read section.key=value"])
         try:
             put(content, key, yaml.safe_load(value))
         except yaml.YAMLError:
@@ -115,7 +115,9 @@ def _line(problem: Any, root: type[BaseModel]) -> str:
         return f"{key}: no such key{did_you_mean(str(location[-1]), _keys(location[:-1], root))}"
     value: JSON = problem.get("input")
     shown = f", got {value!r}" if isinstance(value, (str, int, float, bool)) else ""
-    return f"{key}: {problem['msg']}{shown}"
+    if problem["type"] == "model_type":
+        return f"{key}: must hold keys and values{shown}"
+    return f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}"
 
 
 def _keys(location: Sequence[str | int], root: type[BaseModel]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from envkit.config import grammar
 from envkit.config.grammar import Count, Exponent, Seconds, Section
@@ -149,6 +150,13 @@ class AlertsSection(Section):
 
     webhook: str | None = None
     """Address that each alert is sent to, as JSON; alerts are events and metrics in any case."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _address(cls, webhook: str | None) -> str | None:
+        if webhook is not None and not re.fullmatch(r"https?://[!-~]+", webhook):
+            raise ValueError("must be the address of a page, such as https://example.org/hooks/fleet")
+        return webhook
 
 
 class AutoscaleSection(Section):

@@ -55,7 +55,7 @@ async def _deliver(client: httpx.AsyncClient, address: str, alert: FleetEvent) -
             await anyio.sleep(_FIRST_DELAY_S * 2 ** (attempt - 1))
         try:
             response = await client.post(address, json=described(alert))
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             problem = f"{type(error).__name__}: {error}"
             continue
         if response.is_success:

@@ -184,7 +184,7 @@ class Calls:
             body = read(frame.params, decoder)
         except KeyError:
             hint = did_you_mean(frame.method, self._METHODS)
-            return self.refusal(frame.id, RequestError(f"there is no method {frame.method!r}{hint}"))
+            return self.refusal(frame.id, RequestError(f"there is no method {frame.method[:100]!r}{hint}"))
         except RequestError as error:
             return self.refusal(frame.id, error)
         id: str | None = getattr(body, "session_id", None)

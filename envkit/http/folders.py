@@ -15,7 +15,7 @@ from typing import Protocol
 import anyio
 
 from envkit.errors import DeadlineError, TooLargeError
-from envkit.http.asgi import Receive, Send
+from envkit.http.asgi import Receive, Send, receive_piece
 from envkit.protocols import Sandbox
 from envkit.types import FileUser
 
@@ -106,7 +106,7 @@ class Folders:
 
 async def _pieces(receive: Receive, most: int) -> AsyncGenerator[bytes, None]:
     count = 0
-    while (message := await receive())["type"] == "http.request":
+    while (message := await receive_piece(receive))["type"] == "http.request":
         piece: bytes = message.get("body", b"")
         count += len(piece)
         if count > most:

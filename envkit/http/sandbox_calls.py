@@ -22,6 +22,7 @@ from envkit.errors import (
     OptionError,
     RequestError,
     SandboxNotFoundError,
+    TooLargeError,
     UnreachableError,
     UnsupportedError,
     did_you_mean,
@@ -43,6 +44,9 @@ PREFIX = "sandbox."
 
 _SLACK_S = 30.0
 """Seconds beyond its own time in which a sandbox has to answer."""
+
+_MAX_SPEC_BYTES = 128 << 10
+"""What a sandbox was to be is remembered for a while after its end."""
 
 _FILE_S = 120.0
 _STOP_S = 60.0
@@ -132,7 +136,7 @@ class SandboxCalls:
         try:
             if name not in self._methods:
                 hint = did_you_mean(frame.method, [f"{PREFIX}{one}" for one in self._methods])
-                raise RequestError(f"there is no method {frame.method!r}{hint}")
+                raise RequestError(f"there is no method {frame.method[:100]!r}{hint}")
             decoder, call = self._methods[name]
             body = read(frame.params, decoder)
         except EnvkitError as error:
@@ -156,6 +160,10 @@ class SandboxCalls:
         """Lend a sandbox; a caller that goes away meanwhile leaves that alone."""
         self.refuse_when_closing()
         snapshot = None if body.snapshot is None else self._snapshots.known(body.snapshot, seen_by(caller))
+        if len(write(body)) > _MAX_SPEC_BYTES:
+            raise TooLargeError(
+                f"what a sandbox is to be may have {_MAX_SPEC_BYTES} bytes; write files into it instead"
+            )
         spec = body.spec()
         self._permits.require(spec, caller)
         await self._starts.run(Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot))

@@ -34,6 +34,7 @@ MAX_FRAME_FILE_BYTES = 1 << 20
 MAX_START_S = 600.0
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+Cpus: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 53)]
 OutputBytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_BYTES)]
 Mode: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
@@ -76,7 +77,7 @@ class SpecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     command: tuple[str, ...] = ()
     image: str | None = None
     env: dict[str, str] = {}
-    cpus: Positive | None = None
+    cpus: Cpus | None = None
     memory_mib: Count | None = None
     pids: Count | None = None
     disk_mib: Count | None = None

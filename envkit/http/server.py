@@ -81,12 +81,15 @@ async def serve(
             _stop_listening(listener, uds)
 
 
-def require_address(host: str, port: int, uds: str | None) -> None:
-    """Return if a server could listen there now, so that nothing is started in vain.
+def require_address(
+    host: str, port: int, uds: str | None, certificate: Path | None = None, key: Path | None = None
+) -> None:
+    """Return if a server could listen there now, so that nothing is started in vain; see `serve`.
 
     Raises:
         UsageError: It could not; the message says what to do.
     """
+    _check_certificate(certificate, key)
     listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
     _stop_listening(listener, uds)
 

@@ -46,7 +46,7 @@ SessionId = Annotated[
 class TaskBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to play."""
 
-    env_id: str
+    env_id: Annotated[str, msgspec.Meta(max_length=256)]
     seed: Natural
     options: dict[str, Any] = {}
 

@@ -88,16 +88,17 @@ async def serve_fleet(
         SandboxError: No box came up; says why.
     """
     listen, limits = config.listen, config.limits
-    require_address(listen.host, listen.port, listen.socket)
+    certificate = None if listen.certificate is None else Path(listen.certificate)
+    key = None if listen.key is None else Path(listen.key)
+    require_address(listen.host, listen.port, listen.socket, certificate, key)
     tokens = _tokens(config)
     if tokens is not None:
         announce("tokens: every caller needs one (envkit token create)")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     end = _End()
     end.on_signals()
-    with end.by_signals():
+    with _access_log(config) or nullcontext() as log, end.by_signals():
         async with open_fleet(config, announce) as fleet, _telling(config, fleet):
-            log = _access_log(config)
             app = create_app(
                 fleet.host,
                 envs=envs.registered,
@@ -110,14 +111,14 @@ async def serve_fleet(
                 permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
                 metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
             )
-            with log or nullcontext(), end.by_signals():
+            with end.by_signals():
                 await serve(
                     Guard(app, tokens, rate=rate, log=log),
                     host=listen.host,
                     port=listen.port,
                     uds=listen.socket,
-                    certificate=None if listen.certificate is None else Path(listen.certificate),
-                    key=None if listen.key is None else Path(listen.key),
+                    certificate=certificate,
+                    key=key,
                     on_ready=on_ready,
                     handle_signals=False,
                 )

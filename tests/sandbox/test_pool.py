@@ -18,7 +18,7 @@ from envkit.errors import (
     SandboxStartError,
 )
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.sandbox.fake import FakeBackend, Fate
+from envkit.sandbox.fake import FakeBackend, FakeBox, Fate
 from envkit.sandbox.nodes import Holds, Node
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.stocks import Stock
@@ -62,6 +62,26 @@ def test_a_start_that_fails_raises_why_and_frees_its_place() -> None:
                 assert pool.counts().failed_starts == 1
 
     run(main)
+
+
+def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_no_business_of_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Odd(FakeBackend):
+        async def start(self, spec: SandboxSpec) -> FakeBox:
+            if spec.cpus:
+                raise OverflowError("cannot convert float infinity to integer")
+            return await super().start(spec)
+
+    async def main() -> None:
+        async with Odd() as backend, Pool([Node("here", backend, Holds(boxes=2))]) as pool, pool.lease(SPEC) as box:
+            with pytest.raises(SandboxStartError, match="OverflowError: cannot convert"):
+                await pool.create("odd", SandboxSpec(cpus=1e308))
+            assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
+            await pool.create("even", SPEC)
+
+    run(main)
+    assert "nobody foresaw" in caplog.text
 
 
 def test_calls_end_with_the_cause_in_the_moment_in_which_the_box_dies() -> None:

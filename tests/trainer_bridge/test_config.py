@@ -165,8 +165,8 @@ def test_an_override_can_name_the_environment_of_a_file_that_does_not(tmp_path: 
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("trainer.steps", "trainer.steps: must read key=value, such as trainer.steps=10"),
-        ("=3", "=3: must read key=value, such as trainer.steps=10"),
+        ("trainer.steps", "trainer.steps: must read section.key=value"),
+        ("=3", "=3: must read section.key=value"),
         ("seed.x=3", "seed.x: seed is a value and has no keys"),
         ("env.id.x.y=3", "env.id.x.y: id is a value and has no keys"),
         ("trainer.steps=[1", "trainer.steps: '[1' is not YAML"),
