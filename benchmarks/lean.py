@@ -48,11 +48,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_over = True
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(FailedCallError(f"the connection ended: {exc}"))
+            self._answer.set_exception(ConnectionError(f"the connection ended: {exc}"))
 
     async def _ask(self, data: bytes) -> bytes:
         if self._is_over:
-            raise FailedCallError("the connection has ended")
+            raise ConnectionError("the connection has ended")
         self._answer = asyncio.get_running_loop().create_future()
         if data:
             self._transport.write(data)
@@ -122,7 +122,7 @@ class WebSocket(Connection):
                 self._is_open = True
                 self._give(end, 0)
             return
-        while len(self._came) >= 2 and self._answer is not None and not self._answer.done():
+        while len(self._came) >= 2:
             kind, size, begin = self._came[0] & 15, self._came[1] & 127, 2
             if size >= 126:
                 begin, form = (4, ">H") if size == 126 else (10, ">Q")
@@ -132,6 +132,8 @@ class WebSocket(Connection):
             if len(self._came) < begin + size:
                 return
             if kind in (_TEXT, _BINARY):
+                if self._answer is None or self._answer.done():  # it waits for who asks next
+                    return
                 self._give(begin + size, begin)
                 continue
             if kind == _PING:

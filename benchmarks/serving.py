@@ -29,6 +29,7 @@ _UVICORN = [
     "--host=127.0.0.1",
     "--log-level=warning",
     "--no-access-log",
+    "--timeout-keep-alive=75",
 ]
 
 
