@@ -100,7 +100,10 @@ class FleetEpisode:
                 return step if not self._news else step._replace(info=self._told(step.info))
 
     async def __aenter__(self) -> Self:
-        self._episode = await self._seated.enter_async_context(self._seat(self._task))
+        try:
+            self._episode = await self._seated.enter_async_context(self._seat(self._task))
+        except SandboxLostError as loss:
+            await self._rebuild(loss)
         return self
 
     async def __aexit__(

@@ -56,6 +56,13 @@ class Gateway:
     def __post_init__(self) -> None:
         self.name = folders.owner_name(self.process.pid)
 
+    def wait_until_ready(self) -> None:
+        """Wait until it says that it answers."""
+        assert self.process.stdout is not None
+        is_said = select.select([self.process.stdout], [], [], _READY_S)[0]
+        said = self.process.stdout.readline() if is_said else ""
+        assert said == f"ready {self.url}\n", self.log.read_text()
+
     def spec(self, *command: str, **fields: Any) -> SandboxSpec:
         """A sandbox in which the programs of this machine, or of an image, can be run."""
         return SandboxSpec(command, image=image(whole=True) if self.kind == "docker" else None, **fields)
@@ -125,6 +132,13 @@ class Gateway:
         first = self.first_pid(box_id)
         return next(pid for pid in processes() if _ENV_SERVER in arguments(pid) and first in _above(pid))
 
+    async def kill_env_box(self, box_id: str) -> None:
+        """Kill the first process of a box, and wait until its env server is gone with it."""
+        server = self.env_server(box_id)
+        os.kill(self.first_pid(box_id), signal.SIGKILL)
+        while arguments(server):  # noqa: ASYNC110 - the kernel takes a moment, in which it may still answer
+            await anyio.sleep(0.005)
+
     async def end(self, signal_number: int = signal.SIGTERM) -> int:
         """Send it a signal, and return its exit code."""
         self.process.send_signal(signal_number)
@@ -178,7 +192,9 @@ NOTHING: dict[str, set[str]] = {
 
 
 @contextmanager
-def serving(kind: str, state: Path, *settings: str, port: int | None = None) -> Iterator[Gateway]:
+def serving(
+    kind: str, state: Path, *settings: str, port: int | None = None, is_awaited: bool = True
+) -> Iterator[Gateway]:
     """Run a server for the length of the block, as from a shell.
 
     Args:
@@ -186,6 +202,7 @@ def serving(kind: str, state: Path, *settings: str, port: int | None = None) -> 
         state: Folder of what survives it.
         settings: ``"key=value"`` texts for its file.
         port: Where; None is any that is free, named, so that its sandboxes stay.
+        is_awaited: Whether the block begins when it answers, and not while it starts.
     """
     port = port or free_port()
     log = state / f"{kind}-{port}.log"
@@ -197,16 +214,10 @@ def serving(kind: str, state: Path, *settings: str, port: int | None = None) -> 
         command = [sys.executable, "-m", "envkit", "serve", *words]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
     with process:
-        assert process.stdout is not None
+        gateway = Gateway(kind, f"http://127.0.0.1:{port}", process, log)
         try:
-            is_said = select.select([process.stdout], [], [], _READY_S)[0]
-            said = process.stdout.readline().split() if is_said else []
-            assert said[:1] == ["ready"], log.read_text()
-        except BaseException:
-            process.kill()
-            raise
-        gateway = Gateway(kind, said[1], process, log)
-        try:
+            if is_awaited:
+                gateway.wait_until_ready()
             yield gateway
             if process.poll() is None:
                 process.terminate()

@@ -171,6 +171,20 @@ def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_no
         run(lambda: main(gateway), 60)
 
 
+@pytest.mark.parametrize("kind", [LOCAL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_told_to_end_while_it_starts_leaves_nothing(
+    kind: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    async def main(gateway: Gateway) -> None:
+        await until(lambda: bool(gateway.left()["groups"]), 20)
+        assert await gateway.end(number) == 0
+        assert gateway.left() == NOTHING
+
+    with serving(kind, tmp_path, "envs.boxes=2", is_awaited=False) as gateway:
+        run(lambda: main(gateway), 40)
+
+
 @pytest.mark.docker
 @pytest.mark.skipif(os.environ.get("ENVKIT_RESTART_DOCKER") != "1", reason="ENVKIT_RESTART_DOCKER=1 is not set")
 def test_a_server_outlives_a_restart_of_its_docker_daemon(tmp_path: Path) -> None:
