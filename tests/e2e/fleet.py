@@ -95,16 +95,23 @@ class Gateway:
                 await anyio.sleep(0.02)
         raise TimeoutError(f"{id} is {last}, and not {state}")
 
-    async def boxes(self, *, are_env_boxes: bool, state: str = "leased") -> dict[str, str]:
-        """The ids of the boxes behind those of its sandboxes that are in `state`, by the sandboxes' ids."""
+    async def boxes(self, *, are_env_boxes: bool) -> dict[str, str]:
+        """The ids of the boxes behind those of its sandboxes that are lent and not over, by the sandboxes' ids."""
+        found = await self._sandboxes("leased", "suspect")  # silent for a moment, on a machine that is busy
+        return {id: box_id for id, box_id in found.items() if id.startswith(":envs-") == are_env_boxes}
+
+    async def spare_boxes(self) -> dict[str, str]:
+        """Likewise those behind its spares."""
+        return await self._sandboxes("ready")
+
+    async def _sandboxes(self, *states: str) -> dict[str, str]:
         found = (await self.get("/v1/sandboxes"))["sandboxes"]
-        wanted = (one for one in found if one["sandbox_id"].startswith(":envs-") == are_env_boxes)
-        return {one["sandbox_id"]: one["box_id"] for one in wanted if one["state"] == state}
+        return {one["sandbox_id"]: one["box_id"] for one in found if one["state"] in states}
 
     async def spares(self, count: int) -> None:
         """Wait until so many spares are ready."""
         with anyio.fail_after(30):
-            while len(await self.boxes(are_env_boxes=False, state="ready")) < count:  # noqa: ASYNC110
+            while len(await self.spare_boxes()) < count:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
 
     async def metrics(self) -> dict[str, float]:
@@ -206,7 +213,7 @@ def serving(
     """
     port = port or free_port()
     log = state / f"{kind}-{port}.log"
-    words = ["--backend", kind, "--port", str(port), "--state", str(state), "--set", "access_log=none"]
+    words = ["--backend", kind, "--port", str(port), "--state", str(state), "--set", "access_log=null"]
     for setting in (*settings, *([f"envs.image={games_image()}"] if kind == "docker" else [])):
         words += ["--set", setting]
     env = {name: value for name, value in os.environ.items() if name != "ENVKIT_TOKEN"}

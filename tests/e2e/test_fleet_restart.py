@@ -66,7 +66,7 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
             said = await box.shell("work").run("pwd; echo $word; jobs -p | wc -l", timeout_s=10)
             assert said.stdout.split() == ["/tmp", "said", "1"]
         # Nobody had the spare, and this server keeps none.
-        assert await gateway.boxes(are_env_boxes=False, state="ready") == {}
+        assert await gateway.spare_boxes() == {}
         assert (await gateway.metrics())["envkit_sandbox_starts_total"] == 0
 
     with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=1", port=port) as first:
