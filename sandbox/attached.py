@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import cast
 import anyio
 
 from envkit import clock
-from envkit.sandbox import container, leftovers
+from envkit.errors import SandboxError
+from envkit.sandbox import container, folders, leftovers
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.stream import AttachStream
 from envkit.types import JSON
 
 _CAUSE_S = 2.0
 _LINE_CHARACTERS = 300
+NO_WAY_BACK = "only root on the daemon's machine can come back to a box that stays"
 
 
 class MissingProgramError(Exception):
@@ -71,14 +74,7 @@ class AttachedContainer:
 
     async def volumes(self) -> Mapping[str, Path]:
         """Return where on this host its volumes are, by their names inside; none where we cannot see that."""
-        if not self._daemon.is_near or os.geteuid() != 0:
-            return {}
-        found = await self._daemon.inspect(self.id) or {}
-        return {
-            mount["Destination"]: Path(mount["Source"])
-            for mount in found.get("Mounts", ())
-            if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - nothing there to wait for
-        }
+        return await volumes(self._daemon, self.id)
 
     async def written(self) -> Written | None:
         """Return what it writes to the disk of this host; None where we cannot see that."""
@@ -127,6 +123,30 @@ class AttachedContainer:
         if found is None and self._removes_itself and code is not None:
             return container.cause({"ExitCode": code}, last_line)
         return why
+
+
+async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
+    """Return where on this host a container's volumes are, by their names inside; none where we cannot see that."""
+    if not daemon.is_near or os.geteuid() != 0:
+        return {}
+    found = await daemon.inspect(container_id) or {}
+    return {
+        mount["Destination"]: Path(mount["Source"])
+        for mount in found.get("Mounts", ())
+        if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - nothing there to wait for
+    }
+
+
+def knock(volumes: Mapping[str, Path]) -> socket.socket:
+    """Return a connected, non-blocking stream to the box that stays whose volumes are these.
+
+    Raises:
+        SandboxError: They cannot be seen from here.
+        UnreachableError: Nobody opens.
+    """
+    if container.DOOR not in volumes:
+        raise SandboxError(NO_WAY_BACK)
+    return folders.connect(volumes[container.DOOR], container.DOOR_SOCKET)
 
 
 async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> AttachedContainer:

@@ -58,6 +58,7 @@ class Hold:
     Attributes:
         cause: Once it is gone, says why in one line; takes at most 2 s.
         kill: Ends everything in it and removes what it left; safe to repeat.
+        let_go: Gives back what we hold of it while it runs on; None for nothing.
         sockets: The folder of its sockets on the host; None: they are reached through the agent.
         snapshot: Keeps its files and returns the name; None where that cannot be done.
         gives_up: What is not held of what others of its kind hold, such as ``"uid"``.
@@ -67,6 +68,7 @@ class Hold:
 
     cause: Callable[[], Awaitable[str]]
     kill: Callable[[], Awaitable[None]]
+    let_go: Callable[[], None] | None = None
     sockets: Path | None = None
     snapshot: Callable[[], Awaitable[str]] | None = None
     gives_up: tuple[str, ...] = ()
@@ -116,7 +118,7 @@ class Box:
         return self._id
 
     async def started(self, config: Mapping[str, JSON], timeout_s: float) -> None:
-        """Return once the agent has answered and been told what to be; where it has a command, once that runs.
+        """Return once the agent has answered and been told what to be; a command of it runs then, and its door is open.
 
         Args:
             config: The first frame to it.
@@ -128,8 +130,8 @@ class Box:
         try:
             with anyio.move_on_after(timeout_s) as limit:
                 await self._channel.open(config, timeout_s)
-                if config.get("command"):
-                    await self._channel.call("ping")  # answered after the command was started
+                if config.get("command") or config.get("door"):
+                    await self._channel.call("ping")  # answered after the command was started and the door opened
             if limit.cancelled_caught:
                 self._channel.fail(f"not ready after {timeout_s:g} s")
                 raise ChannelEndedError(self._channel.reason)
@@ -395,6 +397,8 @@ class Box:
             with anyio.move_on_after(_KILL_S) as limit:
                 if not self._is_released:
                     await self._hold.kill()
+                elif self._hold.let_go is not None:
+                    self._hold.let_go()
             if limit.cancelled_caught:
                 self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
         except (EnvkitError, OSError) as error:

@@ -3,7 +3,8 @@
 Both of the kernel's layouts are understood. Version 1 has a tree for each controller, below ``/sys/fs/cgroup/memory``
 and so on; version 2 has one for all, of which the nearest folder above our own group is taken in which groups can be
 made that hold the controllers. Names of groups begin with the process that made them
-(`envkit.sandbox.folders.owner_name`), so that a later run can remove those that nobody needs any more.
+(`envkit.sandbox.folders.owner_name`), so that a later run can remove those that nobody needs any more. Who inherits a
+group from its maker stands in it, as the name of an empty group: whoever sees the one sees the other.
 """
 
 from __future__ import annotations
@@ -84,6 +85,15 @@ class Group:
                 self._set("cpu", "cpu.cfs_period_us", str(_PERIOD_US))
                 self._set("cpu", "cpu.cfs_quota_us", str(quota))
 
+    def bequeath(self, pid: int) -> None:
+        """Have it be needed for as long as process `pid` lives, also when its maker is no more.
+
+        Raises:
+            OSError: The kernel refuses, or there is no such process.
+        """
+        for folder in self._each():
+            (folder / folders.owner_name(pid)).mkdir()
+
     def join(self, pid: int) -> None:
         """Put a process into it, with all that it will start.
 
@@ -122,8 +132,9 @@ class Group:
     def remove(self) -> bool:
         """Remove it unless somebody is in it; return whether nothing of it is left."""
         for folder in self._each():
-            with suppress(OSError):
-                folder.rmdir()
+            for place in (*_heirs(folder), folder):
+                with suppress(OSError):
+                    place.rmdir()
         return not any(folder.exists() for folder in self._each())
 
     def _each(self) -> list[Path]:
@@ -165,14 +176,18 @@ def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Places:
 
 
 def gone(places: Places) -> list[Group]:
-    """Return the groups whose maker is no longer there. A box that stays may still be in its own."""
-    names = {
-        folder.name
-        for parent in places.parents.values()
-        for folder in parent.glob("envkit-*")
-        if folders.is_owner_gone(folder.name)
-    }
-    return [Group(places, name) for name in sorted(names)]
+    """Return the groups that nobody needs: their maker is gone, and so is who inherited them."""
+    found = [folder for parent in places.parents.values() for folder in parent.glob("envkit-*")]
+    needed = {folder.name for folder in found if _is_needed(folder)}
+    return [Group(places, name) for name in sorted({folder.name for folder in found} - needed)]
+
+
+def _is_needed(group: Path) -> bool:
+    return not all(folders.is_owner_gone(folder.name) for folder in (group, *_heirs(group)))
+
+
+def _heirs(group: Path) -> list[Path]:
+    return list(group.glob("envkit-*"))
 
 
 def _upwards(root: Path, own: Path) -> Iterator[Path]:

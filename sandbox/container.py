@@ -22,6 +22,7 @@ WORK = "/workspace"
 SOCKETS = "/run/envkit"
 DOOR = "/run/envkit-door"
 """Where, for its root alone, the socket lies by which a box that stays is reached again."""
+DOOR_SOCKET = "s"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 AGENT_UID = 1000
 GRADER_UID = 1001

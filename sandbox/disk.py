@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,14 +122,14 @@ class _Use:
     Attributes:
         option: What `du` is to add up.
         bound: How much they may take.
-        unseen: Returns what `du` does not see, given the box's first process.
+        unseen: Returns what `du` does not see.
         taken: How much they took when that was added up.
         left: How much they have left, if all that has gone since is theirs.
     """
 
     option: str
     bound: int
-    unseen: Callable[[int], int] | None = None
+    unseen: Callable[[Written], int] | None = None
     taken: int = 0
     left: int = 0
     _free: int = -1
@@ -145,7 +145,7 @@ class _Use:
 
         Raises:
             OSError: There is no `du`.
-            TimeoutError: It takes longer than half a minute.
+            TimeoutError: That takes longer than half a minute.
         """
         self.left = self.bound - self.taken - max(self._free - free, 0)
         is_stale = free != self._free and clock.now() - self._counted_s > self._rest_s
@@ -164,23 +164,41 @@ class _Use:
             done = await anyio.run_process(command, stderr=DEVNULL, check=False, env={"LC_ALL": "C"})
         total = done.stdout.splitlines()[-1:]
         seen = int(total[0].split(b"\t")[0]) if total else 0
-        return seen if self.unseen is None else seen + await clock.to_thread(self.unseen, written.first_pid)
+        return seen if self.unseen is None else seen + await clock.to_thread(self.unseen, written)
 
 
-def _deleted_bytes(first_pid: int) -> int:
-    """Return what files of a container take that are deleted and that its processes still have open."""
+def _deleted_bytes(written: Written) -> int:
+    """Return what files of a container take that are deleted, and that its processes still have open or in memory.
+
+    Raises:
+        TimeoutError: It takes longer than half a minute.
+    """
     found: dict[int, int] = {}
-    first = Path("/proc", str(first_pid))
+    began_s = clock.stopwatch()
+    first = Path("/proc", str(written.first_pid))
     try:
-        own, root = (first / "ns/mnt").readlink(), (first / "root").stat()
+        own = (first / "ns/mnt").readlink()
+        devices = {place.stat().st_dev for place in (first / "root", *written.places)}
     except OSError:  # it has ended
         return 0
-    for process in Path("/proc").glob("[0-9]*"):
+    for entry in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+        task = Path("/proc", entry.name)  # may have files of its own, and may have outlived its process's first
         with suppress(OSError):
-            files = (process / "fd").iterdir() if (process / "ns/mnt").readlink() == own else ()
-            for file in files:
+            for file in _held(task) if (task / "ns/mnt").readlink() == own else ():
                 with suppress(OSError):
                     about = file.stat()
-                    if stat.S_ISREG(about.st_mode) and about.st_nlink == 0 and about.st_dev == root.st_dev:
+                    if stat.S_ISREG(about.st_mode) and about.st_nlink == 0 and about.st_dev in devices:
                         found[about.st_ino] = about.st_blocks * 512
+        if clock.stopwatch() - began_s > _COUNT_S:
+            raise TimeoutError
     return sum(found.values())
+
+
+def _held(task: Path) -> Iterator[Path]:
+    """The files that a task has open, and those of its memory that may be deleted."""
+    yield from (task / "fd").iterdir()
+    with (task / "maps").open("rb") as lines:
+        for line in lines:
+            if line.endswith(b" (deleted)\n"):
+                begin, end = (int(number, 16) for number in line.split(b" ", 1)[0].split(b"-"))
+                yield task / "map_files" / f"{begin:x}-{end:x}"

@@ -11,6 +11,7 @@ made them; the next backend that is opened on the same machine removes those who
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from typing import Any, Self
 import anyio
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
-from envkit.sandbox import agent, allowlist, attached, container, folders, leftovers, proxy, snapshots, system_calls
+from envkit.sandbox import agent, allowlist, attached, container, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
 from envkit.sandbox.box import Box, Boxes, Hold
 from envkit.sandbox.boxes import refuse
@@ -30,6 +31,7 @@ from envkit.sandbox.container import (
     AGENT_UID,
     DISK_LABEL,
     DOOR,
+    DOOR_SOCKET,
     GRADER_UID,
     PROFILE_LABEL,
     SOCKETS,
@@ -48,9 +50,7 @@ _STARTS_AT_ONCE = 8
 """The daemon starts no more in a second, however many are asked for at once."""
 _PYTHONS = ("python3", "python")
 _SNAPSHOTS = "snapshots"
-_DOOR_SOCKET = "s"
 _ATTACH_S = 10.0
-_NO_WAY_BACK = "only root on the daemon's machine can come back to a box that stays"
 
 
 async def why_unavailable() -> str | None:
@@ -123,25 +123,29 @@ class DockerBackend:
             SandboxError: No box of this id stays on this machine.
             UnreachableError: It does not let us in.
         """
-        found = [one for one in await self._daemon.containers(f"{BOX_LABEL}={box_id}") if STAY_LABEL in one["Labels"]]
-        if not found:
-            raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
-        container_id = str(found[0]["Id"])
+        found = await leftovers.staying(self._daemon, box_id)
+        container_id = str(found["Id"])
         stream = await self._daemon.attach(container_id)
         held = AttachedContainer(self._daemon, container_id, stream, removes_itself=True)
         try:
-            labels = found[0]["Labels"]
+            labels = found["Labels"]
             spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
             volumes, written = await held.volumes(), await self._written(held, spec)
-            if DOOR not in volumes:
-                raise SandboxError(_NO_WAY_BACK)
-            door = folders.connect(volumes[DOOR], _DOOR_SOCKET)
+            door = attached.knock(volumes)
         except BaseException:
             held.stream.close()
             raise
         box = self._box(box_id, held, volumes.get(SOCKETS), spec, SocketStream(door), written)
         await box.started({}, _ATTACH_S)
         return box
+
+    async def dial(self, box_id: str) -> socket.socket:
+        """Return a connected, non-blocking stream to a box that stays, which speaks what a `Channel` does.
+
+        The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
+        """
+        found = await leftovers.staying(self._daemon, box_id)
+        return attached.knock(await attached.volumes(self._daemon, str(found["Id"])))
 
     async def __aenter__(self) -> Self:
         self._opened = await Daemon.connect()
@@ -260,7 +264,7 @@ class DockerBackend:
         try:
             volumes, written = await held.volumes(), await self._written(held, spec)
             if spec.stay and DOOR not in volumes:
-                raise SandboxStartError(plan.box_id, _NO_WAY_BACK)
+                raise SandboxStartError(plan.box_id, attached.NO_WAY_BACK)
             if spec.profile == "system" and spec.disk_mib is not None and not (written or self._bounds_disk):
                 why = "Docker bounds a root file system only on xfs with project quota, and only root can watch one"
                 raise SandboxStartError(plan.box_id, f"disk_mib={spec.disk_mib} is refused: {why}")
@@ -281,7 +285,8 @@ class DockerBackend:
             "command": list(proxy.waiting(spec, command)) or None,
             "ttl_s": spec.ttl_s,
             "stay": spec.stay,
-            "door": f"{DOOR}/{_DOOR_SOCKET}" if spec.stay else None,
+            "lonely_s": spec.lonely_s,
+            "door": f"{DOOR}/{DOOR_SOCKET}" if spec.stay else None,
         }
         await box.started(config, spec.start_timeout_s)
         await proxy.open_for(box, spec, python)
@@ -350,6 +355,7 @@ class DockerBackend:
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, stays_on=spec.stay),
+            let_go=held.stream.close,
             sockets=sockets,
             snapshot=partial(self._snapshot, box_id, spec, held, channel),
             gives_up=gives_up,
@@ -362,7 +368,9 @@ class DockerBackend:
         return box
 
     async def _end(self, held: AttachedContainer, *, stays_on: bool) -> None:
-        if not (stays_on and self._is_leaving):
+        if stays_on and self._is_leaving:
+            held.stream.close()
+        else:
             await held.kill()
 
     async def _snapshot(self, box_id: str, spec: SandboxSpec, held: AttachedContainer, channel: Channel) -> str:

@@ -32,6 +32,7 @@ LEAST_FREE_MIB = 512
 """What must stay free on the disk that holds our folder."""
 _EXITING = 0x4
 """The kernel's mark on a process that runs none of its program any more."""
+_COMMON = Path("/tmp")
 _MAX_ROOT = 40
 """Characters of a parent folder that leave room for the rest of a socket's path."""
 
@@ -51,9 +52,13 @@ def is_owner_gone(name: str) -> bool:
 
 
 def new_run_folder(pid: int | None = None) -> Path:
-    """Make the folder of what belongs to process `pid` (None is this one), mode 0700."""
+    """Make the folder of what belongs to process `pid`, mode 0700, where all processes look; None is this process.
+
+    Raises:
+        SandboxError: No place for it can be written to.
+    """
     prefix = f"{owner_name(os.getpid() if pid is None else pid)}-"
-    for root in roots():
+    for root in roots() if pid is None else common_first():
         try:
             return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
         except OSError:
@@ -145,10 +150,15 @@ def connect(folder: Path, name: str) -> socket.socket:
 def roots() -> Iterator[Path]:
     """The folders that run folders may be in, best first."""
     seen = set()
-    for name in (os.environ.get("XDG_RUNTIME_DIR"), "/tmp", tempfile.gettempdir()):
+    for name in (os.environ.get("XDG_RUNTIME_DIR"), str(_COMMON), tempfile.gettempdir()):
         if name and len(name) <= _MAX_ROOT and name not in seen and os.access(name, os.W_OK | os.X_OK):
             seen.add(name)
             yield Path(name)
+
+
+def common_first() -> list[Path]:
+    """The `roots`, first that which processes of our user look into whatever their environment."""
+    return sorted(roots(), key=lambda root: root != _COMMON)
 
 
 def _require_socket(found: os.stat_result, name: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import anyio
 
 from envkit import clock
+from envkit.errors import SandboxError
 from envkit.sandbox import folders
 from envkit.sandbox.daemon import Daemon, DaemonError
 
@@ -46,10 +47,10 @@ def underway(made: Mapping[str, str]) -> Iterator[None]:
 
     It makes that even when we are killed before it answers, so who clears away after us must know what is to come.
     """
-    notes = [root / _note(made) for root in folders.roots()][:1]
+    notes = [root / _note(made) for root in folders.common_first()][:1]
     with suppress(OSError):
         for note in notes:
-            note.touch(mode=0o600)
+            os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         yield
     finally:
@@ -173,6 +174,19 @@ def _is_fresh(note: Path) -> bool:
 
 def _stays(found: Mapping[str, Any]) -> bool:
     return STAY_LABEL in found["Labels"] and found["State"] not in _ENDED
+
+
+async def staying(daemon: Daemon, box_id: str) -> Mapping[str, Any]:
+    """Return the container of a box that stays.
+
+    Raises:
+        SandboxError: No box of this id stays on this machine.
+        DaemonError: The daemon does not answer.
+    """
+    for found in await daemon.containers(f"{BOX_LABEL}={box_id}"):
+        if STAY_LABEL in found["Labels"]:
+            return found
+    raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
 
 
 def _owner() -> str:

@@ -117,13 +117,7 @@ class LocalBackend:
             SandboxError: No box of this id stays on this machine.
             UnreachableError: It does not let us in.
         """
-        stay = stays.find(box_id)
-        if stay is None:
-            raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
-        try:
-            first = FirstProcess(stay.first_pid)
-        except OSError:
-            raise SandboxError(f"box {box_id!r} has just ended") from None
+        stay, first = _found(box_id)
         held = Life(None, cgroups.Group(self._places, stay.group), first=first, folder=stay.folder)
         try:
             ours = folders.connect(first.folder(DOOR), _DOOR_SOCKET)
@@ -138,6 +132,19 @@ class LocalBackend:
         box = self._box(box_id, ours, held, sockets, SandboxSpec(stay=True), disk_mib)
         await box.started({}, _ATTACH_S)
         return box
+
+    async def dial(self, box_id: str) -> socket.socket:
+        """Return a connected, non-blocking stream to a box that stays, which speaks what a `Channel` does.
+
+        The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
+        """
+        _, first = _found(box_id)
+        try:
+            return folders.connect(first.folder(DOOR), _DOOR_SOCKET)
+        except OSError:
+            raise SandboxError(f"box {box_id!r} has just ended") from None
+        finally:
+            first.close()
 
     async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
         refuse(box_id, spec, self.capabilities())
@@ -165,6 +172,7 @@ class LocalBackend:
             raise SandboxStartError(box_id, f"no bubblewrap in a control group: {error}") from None
         try:
             if spec.stay:
+                held.group.bequeath(held.pid)
                 box_id, held.folder = stays.begin(held.pid)
             with anyio.move_on_after(spec.start_timeout_s) as limit:
                 await held.enclose()
@@ -218,6 +226,7 @@ class LocalBackend:
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, spec.stay),
+            let_go=held.let_go,
             sockets=sockets,
             snapshot=partial(self._keep, box_id, channel, snapshots.Extent(disk_mib, _files_uid())),
             gives_up=("network",) if spec.network == "open" else (),
@@ -254,6 +263,7 @@ class LocalBackend:
             "command": list(proxy.waiting(spec, command)) or None,
             "ttl_s": spec.ttl_s,
             "stay": spec.stay,
+            "lonely_s": spec.lonely_s,
             "door": f"{DOOR}/{_DOOR_SOCKET}" if spec.stay else None,
         }
 
@@ -314,10 +324,8 @@ class LocalBackend:
         bubblewrap.write_etc(self._boxes.folder / "etc")
         self._opening = agent.opening()
         self._modules, self._importable = interpreter.standard_library(), interpreter.readable()
-        staying = stays.groups()
         for group in cgroups.gone(self._places):
-            if group.name not in staying:
-                await life.empty(group)
+            await life.empty(group)
         return self
 
     async def __aexit__(
@@ -325,6 +333,21 @@ class LocalBackend:
     ) -> None:
         self._is_leaving = True
         await self._boxes.close()
+
+
+def _found(box_id: str) -> tuple[stays.Stay, FirstProcess]:
+    """Return a box that stays, and a hold on its first process.
+
+    Raises:
+        SandboxError: There is none.
+    """
+    stay = stays.find(box_id)
+    if stay is None:
+        raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
+    try:
+        return stay, FirstProcess(stay.first_pid)
+    except OSError:
+        raise SandboxError(f"box {box_id!r} has just ended") from None
 
 
 def _files_uid() -> int | None:

@@ -2,7 +2,8 @@
 
 They travel as a stream of records, one for each name, a folder before what is in it. Of a file only what is written
 is in it: holes stay holes, and so take nothing of the host's disk. A second name of a file is that again. Devices,
-sockets and pipes are left out, and so are what other file systems show and what another user keeps closed.
+sockets and pipes are left out, and so are what other file systems show, what another user keeps closed and what
+vanishes meanwhile.
 
     record      kind (one byte: d, f, l, h, e), mode, mtime in ns, size, length of the name; the name, as from the root
     f           then pieces, each offset, length and content; one of length 0 is the last
@@ -56,21 +57,27 @@ def pack(places: list[bytes], write: Callable[[bytes], object]) -> None:
                 waiting.pop()
                 continue
             path = os.path.join(folder, names.pop())
-            about = os.lstat(path)
-            if about.st_dev != device or _is_closed(path, about):
-                continue
-            if stat.S_ISDIR(about.st_mode):
-                write(_record(b"d", about, path))
-                waiting.append((path, sorted(os.listdir(path), reverse=True)))
-            elif stat.S_ISLNK(about.st_mode):
-                target = os.readlink(path)
-                write(_record(b"l", about, path, len(target)) + target)
-            elif stat.S_ISREG(about.st_mode):
-                first = first_names.setdefault((about.st_dev, about.st_ino), path) if about.st_nlink > 1 else path
-                if first != path:
-                    write(_record(b"h", about, path, len(first)) + first)
-                else:
+            try:
+                about = os.lstat(path)
+                if about.st_dev != device or _is_closed(path, about):
+                    continue
+                if stat.S_ISDIR(about.st_mode):
+                    inner = sorted(os.listdir(path), reverse=True)
+                    write(_record(b"d", about, path))
+                    waiting.append((path, inner))
+                elif stat.S_ISLNK(about.st_mode):
+                    target = os.readlink(path)
+                    write(_record(b"l", about, path, len(target)) + target)
+                elif stat.S_ISREG(about.st_mode):
+                    first = first_names.get((about.st_dev, about.st_ino))
+                    if first is not None:
+                        write(_record(b"h", about, path, len(first)) + first)
+                        continue
                     _pack_file(path, write)
+                    if about.st_nlink > 1:
+                        first_names[about.st_dev, about.st_ino] = path
+            except FileNotFoundError:
+                pass
     write(_RECORD.pack(b"e", 0, 0, 0, 0))
 
 

@@ -22,6 +22,8 @@ from envkit.sandbox.nodes import Demand, Node, cheapest_room, place, why_impossi
 from envkit.sandbox.stocks import Shelf, Stock
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 
+_LONELY_S = 600.0
+"""Seconds that boxes wait for the next server, where the last one was killed."""
 _ROOM_S = 20.0
 """Seconds that who does not wait for room waits for what is being given up for it."""
 
@@ -237,7 +239,10 @@ class Roster:
             self._leave(member)
 
     async def _start(self, member: Member, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
-        spec = replace(member.spec, stay=True) if self._stays else member.spec
+        spec = member.spec
+        if self._stays:
+            lonely_s = _LONELY_S if spec.lonely_s is None else spec.lonely_s
+            spec = replace(spec, stay=True, lonely_s=lonely_s)
         try:
             backend = member.node.backend
             start = backend.start if member.snapshot is None else partial(backend.restore, member.snapshot)

@@ -1,7 +1,8 @@
 """Boxes that outlive the process that started them, and how another process finds them.
 
 Such a box has a folder of its own whose owner is the box's bubblewrap, so that it is cleared away once that is gone,
-and the end of whose name is in the box's id. In it lies one file that names the box's first process and its group.
+and the end of whose name is in the box's id. It lies where every process of our user looks, whatever its environment,
+and in it one file that names the box's first process and its group.
 """
 
 from __future__ import annotations
@@ -61,12 +62,6 @@ def ids() -> list[str]:
     """Return the ids of all boxes of our user on this machine, sorted."""
     named = {f"bwrap-{_tail(folder)}" for folder in folders.of_tail("*") if (folder / _FILE).exists()}
     return sorted(box_id for box_id in named if find(box_id) is not None)
-
-
-def groups() -> set[str]:
-    """Return the names of the control groups of all these boxes."""
-    found = (find(box_id) for box_id in ids())
-    return {stay.group for stay in found if stay is not None}
 
 
 def _tail(folder: Path) -> str:

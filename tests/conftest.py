@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ _PROBES: Mapping[str, list[str]] = {
     # A program that exists may still be forbidden to make a namespace, as in most containers.
     "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
     "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
+    "ray": [sys.executable, "-c", "import ray"],
     "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],
 }
 _PROBE_TIMEOUT_S = 20

@@ -15,7 +15,7 @@ from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet import FleetHost, Probing, RestartBudget
 from envkit.fleet.box import BoxEvent, after
-from envkit.protocols import Episode
+from envkit.protocols import LastingEpisode
 from envkit.types import ExecResult, Observation, Reset, SandboxState, Step, Task
 
 TASK = Task("Game-v0", 7)
@@ -35,6 +35,7 @@ class Box:
     most_playing: int = 0
     stopped_at: float | None = None
     capacity: int = 99
+    turn: int = 0
 
     def die(self, cause: str) -> None:
         self.cause = cause
@@ -60,7 +61,7 @@ class Box:
         await self._talk()
 
     @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
         await self._talk()
         self.playing += 1
         self.most_playing = max(self.playing, self.most_playing)
@@ -79,6 +80,9 @@ class Box:
         await anyio.sleep(self.step_s)
         await self._talk()
         return Step(Observation(f"{self.id} {action}"), 0.0, False, False, {})
+
+    async def again(self, action: str) -> Step:
+        raise NotImplementedError
 
     async def _talk(self) -> None:
         if self.died.is_set():

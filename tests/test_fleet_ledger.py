@@ -14,8 +14,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import UsageError
+from envkit.fleet.host import SeatRecord
 from envkit.fleet.ledger import Ledger
-from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
 _KILLED = """
 import os, signal, sys
@@ -78,6 +79,22 @@ def test_what_was_saved_survives_a_killed_server(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", _KILLED, path, Path(__file__).parent], env=environment, check=False)
     assert run.returncode == -signal.SIGKILL
     assert kept_in(path) == [leased("a")]
+
+
+def test_who_sits_where_is_remembered_until_they_leave(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+    seats = {name: SeatRecord("box-1", f"session-{name}", Task("Game-v0", 2**80, {"size": 6})) for name in "abc"}
+
+    async def main() -> None:
+        async with Ledger(path) as ledger:
+            for key, seat in seats.items():
+                await ledger.sit(key, seat)
+            await ledger.leave("b")
+            await ledger.sit("c", seats["a"])
+        async with Ledger(path) as ledger:
+            assert [ledger.seat(key) for key in "abcd"] == [seats["a"], None, seats["a"], None]
+
+    clock.run(main)
 
 
 def test_a_second_server_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from envkit.config.losses import RestartSection
 BackendKind = Literal["auto", "local", "docker", "process", "ray", "none"]
 """What sandboxes are made of."""
 
+Profile = Literal["strict", "system"]
 Mib = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -51,6 +52,15 @@ class NodeSection(Section):
     """MiB of memory, likewise."""
     disk_mib: Mib | None = None
     """MiB of disk, likewise."""
+
+
+class RaySection(Section):
+    """The cluster, where the backend is ray."""
+
+    address: str = "auto"
+    """Of its head, such as 10.0.0.1:6379; auto finds it by RAY_ADDRESS or on this machine."""
+    kind: Literal["local", "docker"] = "local"
+    """What the sandboxes of its nodes are made of."""
 
 
 class EnvsSection(Section):
@@ -104,8 +114,8 @@ class SilenceSection(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> SilenceSection:
-        if not self.suspect_s <= self.lost_s:
-            raise ValueError("suspect_s is at most lost_s")
+        if not self.interval_s < self.suspect_s < self.lost_s:
+            raise ValueError("interval_s is less than suspect_s, and that less than lost_s")
         return self
 
 
@@ -122,6 +132,14 @@ class LimitsSection(Section):
     """Seconds after which a sandbox ends that nobody uses, unless its user asked for less."""
     sandboxes_per_tenant: Count | None = None
     """Sandboxes that one tenant may have at once; none does not bound them."""
+    networks: list[str] = Field(default_factory=lambda: ["none"])
+    """What a sandbox may reach whose token has not the scope admin: none, open (everything, also this machine), and the
+    hosts that its list may name, such as *.example.org."""
+    profiles: list[Profile] = Field(default_factory=lambda: list[Profile](["strict"]))
+    """Profiles of such a sandbox."""
+    images: list[str] = Field(default_factory=list)
+    """Images of such a sandbox beside the default one, such as swe/*. To bubblewrap an image is a folder here, and all
+    that is in it can be read."""
     calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
     """Calls a second of one tenant, each step of a batch counted; none does not bound them."""
 
@@ -137,7 +155,8 @@ class AutoscaleSection(Section):
     """Who is told that there are too few sandboxes or too many."""
 
     command: Annotated[list[str], Field(min_length=1)] | None = None
-    """Program that is run with one more argument, how many more sandboxes are wanted (less than 0: fewer)."""
+    """Program that is run with one more argument, how many more sandboxes are wanted (less than 0: fewer). None: with
+    ray its autoscaler is told, otherwise nobody."""
     interval_s: Seconds = 15.0
     """Seconds between two looks."""
 
@@ -151,6 +170,7 @@ class ServeConfig(Section):
     process, and says so."""
     listen: ListenSection = ListenSection()
     node: NodeSection = NodeSection()
+    ray: RaySection = RaySection()
     envs: EnvsSection = EnvsSection()
     spares: list[StockSection] = Field(default_factory=list)
     """Sandboxes kept ready, by kind."""

@@ -12,7 +12,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import anyio
 
 from envkit.errors import SandboxLostError, UnreachableError
-from envkit.protocols import EnvHost, Episode
+from envkit.protocols import LastingEpisode
 from envkit.types import Reset, SandboxState, Step, Task
 
 T = TypeVar("T")
@@ -35,8 +35,12 @@ class Home(Protocol):
     async def stop(self) -> None: ...
 
 
-class BoxClient(EnvHost, Protocol):
+class BoxClient(Protocol):
     """Plays episodes on the server in one box."""
+
+    def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[LastingEpisode]:
+        """Give an episode; that of this name goes on, if there is one of the same task. See `EnvHost.lease`."""
+        ...
 
     async def health(self) -> object:
         """Return once the server has answered.
@@ -113,10 +117,10 @@ class Box:
         self.state = after(self.state, BoxEvent.ANSWERED)
         self._client = client
 
-    def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
+    def lease(self, task: Task, id: str) -> AbstractAsyncContextManager[LastingEpisode]:
         if self._client is None:
             raise SandboxLostError(self.sandbox.id, self.cause)
-        return self._client.lease(task)
+        return self._client.lease(task, id=id)
 
     def end(self, event: BoxEvent, cause: str) -> None:
         """End all calls that are under way in it; only the first cause counts."""
@@ -170,9 +174,9 @@ class Box:
 class Held:
     """A lease of the box's own server, taken and given back within reach of the box's watchers."""
 
-    def __init__(self, box: Box, task: Task) -> None:
+    def __init__(self, box: Box, task: Task, id: str) -> None:
         self._box = box
-        self._lease = box.lease(task)
+        self._lease = box.lease(task, id)
 
     async def __aenter__(self) -> WatchedEpisode:
         return WatchedEpisode(self._box, await self._box.call(self._lease.__aenter__))
@@ -188,12 +192,19 @@ class Held:
 class WatchedEpisode:
     """An episode in a box."""
 
-    def __init__(self, box: Box, episode: Episode) -> None:
+    def __init__(self, box: Box, episode: LastingEpisode) -> None:
         self._box = box
         self._episode = episode
+
+    @property
+    def turn(self) -> int:
+        return self._episode.turn
 
     async def reset(self) -> Reset:
         return await self._box.call(self._episode.reset)
 
     async def step(self, action: str) -> Step:
         return await self._box.call(self._episode.step, action)
+
+    async def again(self, action: str) -> Step:
+        return await self._box.call(self._episode.again, action)

@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from envkit.errors import SandboxError, SandboxLostError
-from envkit.protocols import Episode
-from envkit.types import JSON, Observation, Reset, Step, Task
+from envkit.protocols import LastingEpisode
+from envkit.types import JSON, Observation, Reset, Step
 
-Seat: TypeAlias = Callable[[Task], AbstractAsyncContextManager[Episode]]
-"""Gives a new episode of a task in a healthy box."""
+Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[LastingEpisode]]
+"""Gives an episode in a healthy box."""
 
 REBUILDS = 3
 """How often one episode may lose its box and be rebuilt, unless the caller says otherwise."""
@@ -51,28 +51,32 @@ class FleetEpisode:
     loss. Otherwise the episode is void: the call raises `SandboxLostError`, as does every later one.
 
     Args:
-        task: What is played.
-        seat: Gives it a place.
+        seat: Gives it a place, and another one after a loss.
         rebuilds: How often it may be rebuilt; 0 for a world that cannot be.
         tally: Where rebuilt and void episodes are counted.
+        goes_on: Whether its place is one that another server gave it.
 
     Attributes:
         state: Where it is in its life.
     """
 
-    def __init__(self, task: Task, seat: Seat, *, rebuilds: int, tally: EpisodeTally) -> None:
+    def __init__(self, seat: Seat, *, rebuilds: int, tally: EpisodeTally, goes_on: bool = False) -> None:
         self.state = EpisodeState.PLAYING
-        self._task = task
         self._seat = seat
         self._keeps_log = rebuilds > 0
         self._rebuilds_left = rebuilds
         self._tally = tally
+        self._goes_on = goes_on
         self._seated = AsyncExitStack()
-        self._episode: Episode
+        self._episode: LastingEpisode
         self._start: int | None = None
         self._log: list[tuple[str, int]] = []
         self._loss: SandboxLostError | None = None
         self._news = ""
+
+    @property
+    def turn(self) -> int:
+        return self._episode.turn
 
     async def reset(self) -> Reset:
         """Start the episode; see `envkit.protocols.Episode.reset`."""
@@ -83,6 +87,8 @@ class FleetEpisode:
             except SandboxLostError as loss:
                 await self._rebuild(loss)
             else:
+                if episode.turn:  # it goes on where another server left it, and only that one knew what was played
+                    self._rebuilds_left, self._keeps_log = 0, False
                 self._start = _fingerprint(reset.observation)
                 return Reset(reset.observation, self._told(reset.info))
 
@@ -99,10 +105,16 @@ class FleetEpisode:
                     self._log.append((action, _fingerprint_of_step(step)))
                 return step if not self._news else step._replace(info=self._told(step.info))
 
+    async def again(self, action: str) -> Step:
+        """Ask for the answer to the last step once more; see `envkit.protocols.LastingEpisode.again`."""
+        return await self._played().again(action)
+
     async def __aenter__(self) -> Self:
         try:
-            self._episode = await self._seated.enter_async_context(self._seat(self._task))
+            self._episode = await self._seated.enter_async_context(self._seat())
         except SandboxLostError as loss:
+            if self._goes_on:  # where another server left it, and only that one knew what was played
+                self._rebuilds_left = 0
             await self._rebuild(loss)
         return self
 
@@ -111,7 +123,7 @@ class FleetEpisode:
     ) -> None:
         await self._seated.__aexit__(kind, error, trace)
 
-    def _played(self) -> Episode:
+    def _played(self) -> LastingEpisode:
         if self.state is EpisodeState.VOID:
             assert self._loss is not None
             raise self._loss.with_traceback(None)
@@ -156,7 +168,7 @@ class FleetEpisode:
         """Leave the box that is gone for another one."""
         left, self._seated = self._seated, AsyncExitStack()
         await left.aclose()
-        self._episode = await self._seated.enter_async_context(self._seat(self._task))
+        self._episode = await self._seated.enter_async_context(self._seat())
 
     async def _replay(self) -> int | None:
         """Play again what was played; return the first turn that was answered otherwise, 0 for the reset."""

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from envkit.protocols import EnvHost, Episode
+from envkit.protocols import Episode, LastingHost
 from envkit.types import Task
 
 
 @dataclass(frozen=True, slots=True)
 class Homes:
-    """Plays each task where its world belongs; satisfies `envkit.protocols.EnvHost`.
+    """Plays each task where its world belongs; satisfies `envkit.protocols.LastingHost`.
 
     Attributes:
         shared: Where many episodes live together.
@@ -20,8 +20,8 @@ class Homes:
         shares: Says of an environment's id which of the two.
     """
 
-    shared: EnvHost
-    own: EnvHost
+    shared: LastingHost
+    own: LastingHost
     shares: Callable[[str], bool]
 
     @property
@@ -29,4 +29,13 @@ class Homes:
         return self.shared.capacity + self.own.capacity
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        return (self.shared if self.shares(task.env_id) else self.own).lease(task)
+        return self._home(task).lease(task)
+
+    def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
+        return self._home(task).lease_as(key, task)
+
+    def recall(self, key: str) -> Task | None:
+        return self.shared.recall(key) or self.own.recall(key)
+
+    def _home(self, task: Task) -> LastingHost:
+        return self.shared if self.shares(task.env_id) else self.own

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import anyio
 
@@ -16,7 +18,7 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxLostError, SandboxStartError
 from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
-from envkit.protocols import Episode
+from envkit.protocols import LastingEpisode
 from envkit.restarts import RestartBudget, restart_delay
 from envkit.types import SandboxState, Task
 
@@ -27,6 +29,35 @@ _RETRY_S = 0.02
 """Seconds between two attempts to reach a server that does not listen yet."""
 _STOP_S = 15.0
 """Seconds until a sandbox that does not stop is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeatRecord:
+    """Where an episode is.
+
+    Attributes:
+        box: Id of its sandbox.
+        session: Name of its session on the server in there.
+        task: What it plays.
+    """
+
+    box: str
+    session: str
+    task: Task
+
+
+class Seats(Protocol):
+    """Knows, beyond the life of a server, which episode is in which box."""
+
+    def seat(self, key: str) -> SeatRecord | None: ...
+
+    async def sit(self, key: str, seat: SeatRecord) -> None:
+        """Return once it is written down."""
+        ...
+
+    async def leave(self, key: str) -> None:
+        """Return once it is forgotten; not cancelled."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +91,7 @@ class FleetHost:
         wait_timeout_s: Seconds that a lease waits while no box is healthy. It waits without bound while all are busy.
         replayable: Says of an environment's id whether its episodes may be rebuilt after a loss; None says no.
         rebuilds: How often one episode may be.
+        seats: Where it is written down which episode is in which box, so that the next server finds them.
         episodes_per_box: Episodes after which a box makes room for a new one; None keeps it.
 
     Attributes:
@@ -82,6 +114,7 @@ class FleetHost:
         replayable: Callable[[str], bool] | None = None,
         rebuilds: int = REBUILDS,
         episodes_per_box: int | None = None,
+        seats: Seats | None = None,
     ) -> None:
         if boxes < 1 or slots_per_box < 1:
             raise ValueError(f"boxes and slots_per_box must be at least 1, got {boxes} and {slots_per_box}")
@@ -95,6 +128,7 @@ class FleetHost:
         self._replayable = replayable or (lambda env_id: False)
         self._rebuilds = rebuilds
         self._episodes_per_box = episodes_per_box
+        self._seats = seats
         self._boxes = boxes
         self._places = 0
         self._untried: set[int] = set()
@@ -123,17 +157,44 @@ class FleetHost:
             SandboxStartError: On entering: no box became healthy in time, or none is left and the budget of
                 replacements is spent.
         """
+        return self._episode(task, "")
+
+    def lease_as(self, key: str, task: Task) -> FleetEpisode:
+        """As `lease`; the episode of this key goes on if it is in one of the boxes and of the same task."""
+        return self._episode(task, key)
+
+    def recall(self, key: str) -> Task | None:
+        """Return what the episode of this key plays in one of the boxes, since an earlier server; else None."""
+        found = None if self._seats is None else self._seats.seat(key)
+        return None if found is None or self._box_of(found) is None else found.task
+
+    def _episode(self, task: Task, key: str) -> FleetEpisode:
         rebuilds = self._rebuilds if self._replayable(task.env_id) else 0
-        return FleetEpisode(task, self._seat, rebuilds=rebuilds, tally=self.episodes)
+        goes_on = bool(key) and self.recall(key) == task
+        return FleetEpisode(partial(self._seat, task, key), rebuilds=rebuilds, tally=self.episodes, goes_on=goes_on)
+
+    def _box_of(self, seat: SeatRecord) -> Box | None:
+        return next((box for box in self._ready if box.sandbox.id == seat.box and not box.gone.is_set()), None)
 
     @asynccontextmanager
-    async def _seat(self, task: Task) -> AsyncIterator[Episode]:
+    async def _seat(self, task: Task, key: str) -> AsyncIterator[LastingEpisode]:
         """Give a place in a box for the length of the block."""
-        box = await self._place()
+        found = self._seats.seat(key) if self._seats is not None and key else None
+        box = self._box_of(found) if found is not None and found.task == task else None
+        if box is None or found is None:
+            box, id = await self._place(), uuid.uuid4().hex
+        else:
+            id = found.session
+            box.load += 1
+            box.served += 1
         try:
-            async with Held(box, task) as episode:
+            if self._seats is not None and key:
+                await self._seats.sit(key, SeatRecord(box.sandbox.id, id, task))
+            async with Held(box, task, id) as episode:
                 yield episode
         finally:
+            if self._seats is not None and key:
+                await self._seats.leave(key)
             box.load -= 1
             if box.load == 0 and box.served == self._episodes_per_box:
                 box.end(BoxEvent.CLOSED, "it has served its episodes")

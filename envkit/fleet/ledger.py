@@ -1,4 +1,4 @@
-"""What a fleet must still know after it was killed: its sandboxes, in a file of SQLite.
+"""What a fleet must still know after it was killed: its sandboxes and who plays in them, in a file of SQLite.
 
 Nothing waits for the disk: a record that was handed to the system survives the end of this process, and a machine that
 loses its power loses its sandboxes too.
@@ -7,7 +7,7 @@ loses its power loses its sandboxes too.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -19,12 +19,17 @@ import msgspec
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+from envkit.fleet.host import SeatRecord
+from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
 _VERSION = 1
 _PHASES_KEPT = 50
 _OVER = (SandboxState.LOST, SandboxState.STOPPED)
 _SCHEMA = """
+create table if not exists seats (
+    key text primary key, box text not null, session text not null, env_id text not null, seed text not null,
+    options text not null
+) without rowid;
 create table if not exists sandboxes (
     id text primary key, box_id text not null, node text not null, tenant text not null,
     spec text not null, phases text not null, expires_at_s real
@@ -46,12 +51,33 @@ class Ledger:
         self._path = path
         self._connection: sqlite3.Connection
         self._pending: dict[str, SandboxView] = {}
+        self._pending_seats: dict[str, SeatRecord | None] = {}
+        self._seats: dict[str, SeatRecord] = {}
         self._written = anyio.Event()
         self._is_writing = False
 
     async def save(self, view: SandboxView) -> None:
         """Record a sandbox as it is; one that is over is forgotten. The newest of several records counts."""
         self._pending[view.id] = view
+        await self._flush()
+
+    def seat(self, key: str) -> SeatRecord | None:
+        """Return where the episode of this key is; see `envkit.fleet.host.Seats`."""
+        return self._seats.get(key)
+
+    async def sit(self, key: str, seat: SeatRecord) -> None:
+        """Record where an episode is."""
+        self._seats[key] = self._pending_seats[key] = seat
+        await self._flush()
+
+    async def leave(self, key: str) -> None:
+        """Forget an episode; not cancelled."""
+        self._seats.pop(key, None)
+        self._pending_seats[key] = None
+        with anyio.CancelScope(shield=True):
+            await self._flush()
+
+    async def _flush(self) -> None:
         written = self._written
         if not self._is_writing:
             self._is_writing = True
@@ -84,6 +110,9 @@ class Ledger:
 
     async def __aenter__(self) -> Self:
         self._connection = await clock.to_thread(_open, self._path)
+        rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
+        for key, box, session, env_id, seed, options in rows:
+            self._seats[key] = SeatRecord(box, session, Task(env_id, int(seed), msgspec.json.decode(options)))
         return self
 
     async def __aexit__(
@@ -92,15 +121,17 @@ class Ledger:
         with anyio.CancelScope(shield=True):
             while self._is_writing:
                 await self._written.wait()
+            await self._write()
             await clock.to_thread(self._connection.close)
 
     async def _write(self) -> None:
         """Write what is pending, and what comes meanwhile."""
-        while self._pending:
+        while self._pending or self._pending_seats:
             pending, self._pending = self._pending, {}
+            seats, self._pending_seats = self._pending_seats, {}
             written, self._written = self._written, anyio.Event()
             try:
-                await clock.to_thread(_put, self._connection, list(pending.values()))
+                await clock.to_thread(_put, self._connection, list(pending.values()), seats)
             finally:
                 written.set()
 
@@ -133,13 +164,18 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _put(connection: sqlite3.Connection, views: Sequence[SandboxView]) -> None:
+def _put(connection: sqlite3.Connection, views: Sequence[SandboxView], seats: Mapping[str, SeatRecord | None]) -> None:
     over = [(view.id,) for view in views if view.state in _OVER]
     rows = [_row(view) for view in views if view.state not in _OVER]
     with closing(connection.cursor()) as cursor:
         cursor.execute("begin")
         cursor.executemany("delete from sandboxes where id = ?", over)
         cursor.executemany("insert or replace into sandboxes values (?, ?, ?, ?, ?, ?, ?)", rows)
+        cursor.executemany("delete from seats where key = ?", [(key,) for key, seat in seats.items() if seat is None])
+        cursor.executemany(
+            "insert or replace into seats values (?, ?, ?, ?, ?, ?)",
+            [(key, *_columns(seat)) for key, seat in seats.items() if seat is not None],
+        )
         cursor.execute("commit")
 
 
@@ -147,3 +183,9 @@ def _row(view: SandboxView) -> tuple[Any, ...]:
     spec = msgspec.json.encode(asdict(view.spec)).decode()
     phases = msgspec.json.encode(view.phases[-_PHASES_KEPT:]).decode()
     return view.id, view.box_id, view.node, view.tenant, spec, phases, view.expires_at_s
+
+
+def _columns(seat: SeatRecord) -> tuple[str, ...]:
+    # A seed may have more bits than a number of SQLite's.
+    task = seat.task
+    return seat.box, seat.session, task.env_id, str(task.seed), msgspec.json.encode(dict(task.options)).decode()

@@ -18,6 +18,7 @@ from envkit.http.callers import caller_of
 from envkit.http.calls import Calls, no_sandboxes
 from envkit.http.folders import Folders, Trees
 from envkit.http.frames import Sockets
+from envkit.http.permits import Permits
 from envkit.http.sandbox_asgi import SandboxPaths
 from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
@@ -49,6 +50,7 @@ def create_app(
     max_timeout_s: float = MAX_TIMEOUT_S,
     sandbox_ttl_s: float | None = None,
     metrics: Collect | None = None,
+    permits: Permits | None = None,
 ) -> App:
     """Return the application that serves `host` and `pool`, which the caller has entered and leaves afterwards.
 
@@ -68,11 +70,14 @@ def create_app(
         max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
         sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
         metrics: Gives what ``GET /metrics`` tells beside the sessions.
+        permits: What callers may have their sandboxes be.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s)
     calls = Calls(sessions, envs, metrics=metrics)
     if pool is not None:
-        calls.sandboxes = SandboxCalls(pool, calls.problem, max_timeout_s=max_timeout_s, ttl_s=sandbox_ttl_s)
+        calls.sandboxes = SandboxCalls(
+            pool, calls.problem, max_timeout_s=max_timeout_s, ttl_s=sandbox_ttl_s, permits=permits
+        )
     folders = None if trees is None else Folders(trees)
     return App(calls, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
 

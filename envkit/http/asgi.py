@@ -31,19 +31,22 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         RequestError: The client went away before all of it came.
     """
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    too_large = TooLargeError(f"a request may have {limit} bytes")
     if announced.isdigit() and int(announced) > limit:
-        raise too_large
+        raise _too_large(limit)
     pieces: list[bytes] = []
     size = 0
     while (message := await receive())["type"] == "http.request":
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
         if size > limit:
-            raise too_large
+            raise _too_large(limit)
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
     raise RequestError("the request ended in the middle of its body")
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"a request may have {limit} bytes")
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

@@ -75,7 +75,7 @@ class Channel:
         self._number = 0
         self._calls: dict[int, _Call] = {}
         self._unsent: list[int] = []
-        self._filled = anyio.Event()
+        self._filled = asyncio.Event()  # anyio's cannot be cleared, and a new one for each message costs more
         self._shortest_s = _MAX_SWEEP_S
         self._is_closed = False
 
@@ -95,8 +95,7 @@ class Channel:
         self._calls[number] = call = _Call(method, frame, timeout_s)
         self._shortest_s = min(self._shortest_s, max(timeout_s / 4, _MIN_SWEEP_S))
         self._unsent.append(number)
-        if not self._filled.is_set():
-            self._filled.set()
+        self._filled.set()
         try:
             return await call.outcome
         finally:
@@ -149,7 +148,7 @@ class Channel:
     async def _send(self, socket: ClientConnection) -> None:
         while True:
             await self._filled.wait()
-            self._filled = anyio.Event()
+            self._filled.clear()
             numbers, self._unsent = self._unsent, []
             calls = [call for number in numbers if (call := self._calls.get(number)) is not None]
             for call in calls:
@@ -196,7 +195,7 @@ class Channel:
                     self._filled.set()
                     return socket
             self._fail_all(failure)
-            self._filled = anyio.Event()
+            self._filled.clear()
             await self._filled.wait()
 
     async def _sweep(self) -> None:

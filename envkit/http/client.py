@@ -29,7 +29,7 @@ from envkit.errors import (
 from envkit.http import wire
 from envkit.http.channel import Channel
 from envkit.http.dial import OpenSocket, dial_socket, dial_url
-from envkit.protocols import Episode
+from envkit.protocols import LastingEpisode
 from envkit.types import Reset, Step, Task
 
 TIMEOUT_S = 60.0
@@ -102,18 +102,22 @@ class EnvClient:
         return self._capacity
 
     @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
         """Give an episode, waiting while the server is full; see `envkit.protocols.EnvHost.lease`.
 
         The episode's world is reset on the way in, so that a missing world is known here; what else a reset raises is
         raised by `Episode.reset`.
+
+        Args:
+            task: What to play.
+            id: Name of its session on the server, where one of this task goes on if there is one; None is a new name.
 
         Raises:
             UnknownEnvError: No environment has the task's id.
             DeadlineError: The server did not answer in time.
             UnreachableError: The server is gone.
         """
-        id = uuid.uuid4().hex
+        id = uuid.uuid4().hex if id is None else id
         is_reachable = True
         try:
             yield await self._create(id, task)
@@ -162,7 +166,7 @@ class EnvClient:
         # Not told of the block's own error, which it would wrap in a group.
         await self._tasks.__aexit__(None, None, None)
 
-    async def _create(self, id: str, task: Task) -> Episode:
+    async def _create(self, id: str, task: Task) -> LastingEpisode:
         """Make a session as soon as there is room."""
         body = wire.CreateBody(task.env_id, task.seed, dict(task.options), session_id=id)
 
@@ -173,13 +177,13 @@ class EnvClient:
             await self._room()
         while True:
             try:
-                start = (await self._call("create", body, wire.ResetReply)).reset()
+                reply = await self._call("create", body, wire.ResetReply)
             except CapacityError:
                 await self._room()
             except (OptionError, EnvError, SandboxError) as error:
-                return _Episode(id, error, step)
+                return _Episode(id, error, 0, step)
             else:
-                return _Episode(id, start, step)
+                return _Episode(id, reply.reset(), reply.turn, step)
 
     async def _delete(self, id: str) -> None:
         """Give an episode's place back; if that fails, the session expires."""
@@ -207,22 +211,29 @@ class EnvClient:
 class _Episode:
     """An episode that is played on a server."""
 
-    def __init__(self, id: str, start: Reset | EnvkitError, call: StepCall) -> None:
+    def __init__(self, id: str, start: Reset | EnvkitError, turn: int, call: StepCall) -> None:
+        self.turn = turn
         self._id = id
         self._start = start
         self._call = call
-        self._turn: int | None = None
+        self._is_reset = False
 
     async def reset(self) -> Reset:
         if isinstance(self._start, EnvkitError):
             raise self._start
-        self._turn = 0
+        self._is_reset = True
         return self._start
 
     async def step(self, action: str) -> Step:
-        if self._turn is None:
+        if not self._is_reset:
             raise StepOrderError("step before reset")
+        return await self._play(self.turn, action)
+
+    async def again(self, action: str) -> Step:
+        return await self._play(self.turn - 1, action)
+
+    async def _play(self, turn: int, action: str) -> Step:
         sayable = action.encode(errors="replace").decode()  # a lone surrogate is no text, yet an action like any other
-        reply = await self._call(wire.SessionStepBody(self._turn, sayable, session_id=self._id))
-        self._turn = reply.turn
+        reply = await self._call(wire.SessionStepBody(turn, sayable, session_id=self._id))
+        self.turn = reply.turn
         return reply.step()

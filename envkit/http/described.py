@@ -28,6 +28,8 @@ _NOTHING = wire.NoBody()
 _TASK = msgspec.json.Decoder(wire.TaskBody)
 _STEP = msgspec.json.Decoder(wire.StepBody)
 _REF = "#/components/schemas/{name}"
+_NAME = msgspec.json.schema(wire.SessionId)  # of what is made; whatever is not so called is not there
+_TOKENS = {"token": {"type": "http", "scheme": "bearer", "description": "Where the server has tokens: ek_..."}}
 _TYPES = (
     wire.TaskBody,
     wire.StepBody,
@@ -73,12 +75,21 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
         body: Any = None,
         opening: Any = None,
         more: dict[str, Any] | None = None,
+        gives: str | None = None,
+        busy: Any = None,
     ) -> None:
-        replies: dict[int | str, Any] = {200: reply, 202: opening, "default": wire.Problem}
+        replies: dict[int | str, Any] = {200: reply, 202: opening, 503: busy}
         responses: dict[int | str, dict[str, Any]] = {
             status: {"description": _first_line(type), "content": _content(schema_of[str(type)])}
             for status, type in replies.items()
             if type is not None
+        }
+        if gives is not None:
+            content = {gives: {"schema": {"type": "string", "format": "binary"}}}
+            responses[200] = {"description": "As it is.", "content": content}
+        responses["default"] = {
+            "description": _first_line(wire.Problem),
+            "content": _content(schema_of[str(wire.Problem)], "application/problem+json"),
         }
         takes = {} if body is None else {"requestBody": {"required": True, "content": _content(schema_of[str(body)])}}
         extra = {**takes, **(more or {})}
@@ -95,15 +106,21 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
     add("DELETE", session, routes.delete, wire.DoneReply)
     add("GET", f"{_V1}/envs", routes.envs, wire.EnvsReply)
     add("GET", f"{_V1}/health", routes.health, wire.HealthReply)
-    add("GET", f"{_V1}/ready", routes.ready, wire.ReadyReply)
-    add("GET", "/metrics", routes.metrics)
+    add("GET", f"{_V1}/ready", routes.ready, wire.ReadyReply, busy=wire.ReadyReply)
+    add("GET", "/metrics", routes.metrics, gives="text/plain")
     if sandboxes is not None:
         sandbox_routes.add_routes(add, sandboxes, slow_reset_s)
 
     def document() -> dict[str, Any]:
         if api.openapi_schema is None:
             api.openapi_schema = get_openapi(title=api.title, version=api.version, routes=api.routes)
-            api.openapi_schema["components"] = {"schemas": components}
+            api.openapi_schema["components"] = {"schemas": components, "securitySchemes": _TOKENS}
+            api.openapi_schema["security"] = [{"token": []}, {}]
+            for operations in api.openapi_schema["paths"].values():
+                for verb, operation in operations.items():
+                    for one in operation.get("parameters", ()):
+                        if one["in"] == "path" and (verb == "put" or one["name"] == "name"):
+                            one["schema"] = _NAME
         return api.openapi_schema
 
     api.openapi = document  # type: ignore[method-assign]
@@ -196,9 +213,9 @@ def _problem(problem: wire.Problem, headers: dict[str, str] | None = None) -> Re
     return Response(wire.write(problem), problem.status, {**(headers or {}), **again}, "application/problem+json")
 
 
-def _content(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+def _content(schema: dict[str, Any], content_type: str = "application/json") -> dict[str, Any]:
+    return {content_type: {"schema": schema}}
 
 
 def _first_line(type: Any) -> str:
-    return (type.__doc__ or "").partition("\n")[0] if isinstance(type, msgspec.StructMeta) else "One for each step."
+    return (type.__doc__ or "").partition("\n")[0] if hasattr(type, "__struct_fields__") else "One for each step."

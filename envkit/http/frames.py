@@ -7,6 +7,7 @@ expire. All answers that are ready in one turn of the event loop travel in one m
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import anyio
@@ -151,17 +152,18 @@ class _Outbox:
         self.owed = 0
         """Frames that came and whose answers were not sent."""
         self._answers: list[bytes] = []
-        self._filled = anyio.Event()
-        self._emptied = anyio.Event()
+        # asyncio's, as the server's loop is: anyio's cannot be cleared, and a new one for each message costs more.
+        self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
 
     def put(self, answer: bytes) -> None:
         self._answers.append(answer)
-        if not self._filled.is_set():
-            self._filled.set()
+        self._filled.set()
 
     async def wait_for_room(self, most: int = MAX_OWED) -> None:
         """Wait until at most `most` answers are owed."""
         while self.owed > most:
+            self._emptied.clear()
             await self._emptied.wait()
 
     async def run(self, send: Send) -> None:
@@ -169,7 +171,7 @@ class _Outbox:
         try:
             while True:
                 await self._filled.wait()
-                self._filled = anyio.Event()
+                self._filled.clear()
                 answers, self._answers = self._answers, []
                 for batch in batches(answers, _BATCH_BYTES):
                     await send({"type": "websocket.send", "bytes": batch})
@@ -181,5 +183,4 @@ class _Outbox:
 
     def _sent(self, count: int) -> None:
         self.owed -= count
-        emptied, self._emptied = self._emptied, anyio.Event()
-        emptied.set()
+        self._emptied.set()

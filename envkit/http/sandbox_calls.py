@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -27,11 +28,12 @@ from envkit.errors import (
 )
 from envkit.http import sandbox_wire as wire
 from envkit.http.callers import Caller
+from envkit.http.permits import Permits
 from envkit.http.repeats import Outcome, Repeats
 from envkit.http.sandbox_starts import Order, Snapshots, Starts
 from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import JSON, FileUser
+from envkit.types import JSON, FileUser, SandboxView
 
 MAX_TIMEOUT_S = 3600.0
 """The longest that a command may ask for, unless the caller of `SandboxCalls` says otherwise."""
@@ -46,6 +48,7 @@ _FILE_S = 120.0
 _STOP_S = 60.0
 _WAIT_S = 25.0
 
+Keyed: TypeAlias = wire.ExecFrame | wire.ShellFrame | wire.WriteFrame | wire.SnapshotFrame
 Call: TypeAlias = Callable[[Any, Caller], Awaitable[Outcome]]
 T = TypeVar("T")
 
@@ -77,6 +80,7 @@ class SandboxCalls:
         problem: Returns what a caller is told about an error.
         max_timeout_s: The longest that a command may ask for, seconds.
         ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
+        permits: What callers may have their sandboxes be.
 
     Attributes:
         repeats: What was called with a key.
@@ -90,12 +94,14 @@ class SandboxCalls:
         *,
         max_timeout_s: float = MAX_TIMEOUT_S,
         ttl_s: float | None = None,
+        permits: Permits | None = None,
     ) -> None:
         self.pool = pool
         self.max_timeout_s = max_timeout_s
         self.repeats = Repeats(self.failure)
         self.closing = anyio.Event()
         self._problem = problem
+        self._permits = permits or Permits()
         self._starts = Starts(pool, self.repeats.drop, ttl_s=ttl_s)
         self._snapshots = Snapshots()
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
@@ -140,9 +146,9 @@ class SandboxCalls:
     def keep(self, used: set[str], caller: Caller) -> None:
         """Renew the leases of the sandboxes named in `used`; the names of those that are over are taken out."""
         for id in list(used):
-            if id not in self._starts:
+            if caller.key(id) not in self._starts:
                 try:
-                    self.pool.get(id, tenant=seen_by(caller))
+                    self.pool.get(caller.key(id), tenant=seen_by(caller))
                 except EnvkitError:
                     used.discard(id)
 
@@ -150,14 +156,16 @@ class SandboxCalls:
         """Lend a sandbox; a caller that goes away meanwhile leaves that alone."""
         self.refuse_when_closing()
         snapshot = None if body.snapshot is None else self._snapshots.known(body.snapshot, seen_by(caller))
-        await self._starts.run(Order(body.sandbox_id, body.spec(), caller.tenant, body.lease_s, snapshot))
-        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=seen_by(caller)))
+        spec = body.spec()
+        self._permits.require(spec, caller)
+        await self._starts.run(Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot))
+        return self._seen(self._view(body.sandbox_id, caller), caller)
 
     async def view(self, body: wire.SandboxFrame, caller: Caller) -> wire.SandboxReply:
-        return wire.SandboxReply.of(self.pool.view(body.sandbox_id, tenant=seen_by(caller)))
+        return self._seen(self._view(body.sandbox_id, caller), caller)
 
     async def views(self, body: NoBody, caller: Caller) -> wire.SandboxesReply:
-        return wire.SandboxesReply([wire.SandboxReply.of(view) for view in self.pool.views(tenant=seen_by(caller))])
+        return wire.SandboxesReply([self._seen(view, caller) for view in self.pool.views(tenant=seen_by(caller))])
 
     async def exec(self, body: wire.ExecFrame, caller: Caller) -> Outcome:
         sandbox = self.find(body.sandbox_id, caller)
@@ -178,7 +186,7 @@ class SandboxCalls:
                 raise _refused("program", error) from None
             return wire.ExecReply.of(result)
 
-        return await self._once(body, body.key, run, body.timeout_s + _SLACK_S)
+        return await self._once(body, caller, run, body.timeout_s + _SLACK_S)
 
     async def shell(self, body: wire.ShellFrame, caller: Caller) -> Outcome:
         shell = self.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
@@ -192,7 +200,7 @@ class SandboxCalls:
             return wire.ExecReply.of(result)
 
         # Others may be before us, each with a time of its own.
-        return await self._once(body, body.key, run, self.max_timeout_s + _SLACK_S)
+        return await self._once(body, caller, run, self.max_timeout_s + _SLACK_S)
 
     async def close_shell(self, body: wire.CloseShellFrame, caller: Caller) -> DoneReply:
         shell = self.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
@@ -214,16 +222,16 @@ class SandboxCalls:
             await sandbox.write(path, body.content, mode=body.mode, user=body.user)
             return DoneReply()
 
-        return await self._once(body, body.key, run, _FILE_S)
+        return await self._once(body, caller, run, _FILE_S)
 
     async def snapshot(self, body: wire.SnapshotFrame, caller: Caller) -> Outcome:
         sandbox = self.find(body.sandbox_id, caller)
 
         async def run() -> wire.SnapshotReply:
-            owner = self.pool.view(body.sandbox_id, tenant=seen_by(caller)).tenant
+            owner = self._view(body.sandbox_id, caller).tenant
             return wire.SnapshotReply(self._snapshots.name(owner, await sandbox.snapshot()))
 
-        return await self._once(body, body.key, run, self.max_timeout_s)
+        return await self._once(body, caller, run, self.max_timeout_s)
 
     async def probe(self, body: wire.ProbeFrame, caller: Caller) -> wire.ProbeReply:
         sandbox = self.find(body.sandbox_id, caller)
@@ -254,11 +262,11 @@ class SandboxCalls:
 
     async def stop(self, body: wire.SandboxFrame, caller: Caller) -> DoneReply:
         """End a sandbox; goes on when the caller goes away."""
-        id = body.sandbox_id
+        id = caller.key(body.sandbox_id)
         with anyio.CancelScope(shield=True):
             await self._starts.cancel(id, seen_by(caller))
             with suppress(SandboxNotFoundError):  # it may be another's, and so may be what was called
-                self.pool.view(id, tenant=seen_by(caller))
+                self._view(body.sandbox_id, caller)
                 self.repeats.drop(id)
             await _within(_STOP_S, partial(self.pool.stop, id, tenant=seen_by(caller)))
         return DoneReply()
@@ -266,7 +274,7 @@ class SandboxCalls:
     async def cancel(self, body: wire.CancelFrame, caller: Caller) -> DoneReply:
         """End a call that has a key, and return once that is done."""
         self.find(body.sandbox_id, caller)
-        await _within(_SLACK_S, partial(self.repeats.cancel, body.sandbox_id, body.key))
+        await _within(_SLACK_S, partial(self.repeats.cancel, caller.key(body.sandbox_id), body.key))
         return DoneReply()
 
     async def outcome(self, work: Callable[[], Awaitable[object]]) -> Outcome:
@@ -291,16 +299,19 @@ class SandboxCalls:
     def find(self, id: str, caller: Caller) -> Sandbox:
         """Return a sandbox that is to be used. Raises as `SandboxPool.get`, and while the server shuts down."""
         self.refuse_when_closing()
-        return self.pool.get(id, tenant=seen_by(caller))
+        return self.pool.get(caller.key(id), tenant=seen_by(caller))
 
-    async def _once(
-        self, body: msgspec.Struct, key: str | None, run: Callable[[], Awaitable[object]], bound_s: float
-    ) -> Outcome:
+    async def _once(self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], bound_s: float) -> Outcome:
         work = partial(self.outcome, partial(_within, bound_s, run))
-        if key is None:
+        if body.key is None:
             return await work()
-        id: str = body.sandbox_id  # type: ignore[attr-defined]
-        return await self.repeats.once(id, key, _content(body), work)
+        return await self.repeats.once(caller.key(body.sandbox_id), body.key, _content(body), work)
+
+    def _view(self, id: str, caller: Caller) -> SandboxView:
+        return self.pool.view(caller.key(id), tenant=seen_by(caller))
+
+    def _seen(self, view: SandboxView, caller: Caller) -> wire.SandboxReply:
+        return wire.SandboxReply.of(replace(view, id=caller.name(view.id)))
 
     def _plain(self, method: Callable[[Any, Caller], Awaitable[object]]) -> Call:
         return lambda body, caller: self.outcome(partial(method, body, caller))

@@ -113,7 +113,7 @@ class SandboxClient:
 
     def get(self, id: str) -> RemoteSandbox:
         """Return the sandbox of this name; whether there is one is known when it is used."""
-        return RemoteSandbox(wire.read_sandbox_id(id), self._line)
+        return RemoteSandbox(wire.read_any_sandbox_id(id), self._line)
 
     async def view(self, id: str) -> SandboxView:
         """Look at a sandbox without using it.
@@ -121,7 +121,9 @@ class SandboxClient:
         Raises:
             SandboxNotFoundError: There is none.
         """
-        return (await self._line.call("view", wire.SandboxFrame(wire.read_sandbox_id(id)), wire.SandboxReply)).view()
+        return (
+            await self._line.call("view", wire.SandboxFrame(wire.read_any_sandbox_id(id)), wire.SandboxReply)
+        ).view()
 
     async def views(self) -> list[SandboxView]:
         """Look at all sandboxes that we may see, oldest first."""
@@ -129,7 +131,7 @@ class SandboxClient:
 
     async def stop(self, id: str) -> None:
         """End a sandbox and wait until nothing is left of it; safe to repeat, not cancelled, bounded (75 s)."""
-        await self._line.stop(wire.read_sandbox_id(id))
+        await self._line.stop(wire.read_any_sandbox_id(id))
 
     async def __aenter__(self) -> Self:
         opened = await self._line.channel.open()

@@ -75,6 +75,7 @@ class Add(Protocol):
         body: Any = None,
         opening: Any = None,
         more: dict[str, Any] | None = None,
+        gives: str | None = None,
     ) -> None: ...
 
 
@@ -104,12 +105,12 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     add("POST", f"{_SANDBOXES}:exec", routes.execs, list[ExecOutcome], list[wire.ExecFrame])
     add("POST", f"{_SANDBOX}/shells/{{name}}", routes.shell, wire.ExecReply, wire.ShellBody, more=_more(key))
     add("DELETE", f"{_SANDBOX}/shells/{{name}}", routes.close_shell, DoneReply, more=_more(user))
-    add("GET", f"{_SANDBOX}/files", routes.read, more=_more(path, size, owner))
+    add("GET", f"{_SANDBOX}/files", routes.read, more=_more(path, size, owner), gives=_BYTES)
     add("PUT", f"{_SANDBOX}/files", routes.write, DoneReply, more=_more(path, mode, owner, key, takes=_BYTES))
-    add("GET", f"{_SANDBOX}/tree", routes.give_tree, more=_more(path, size, owner))
+    add("GET", f"{_SANDBOX}/tree", routes.give_tree, more=_more(path, size, owner), gives=TAR.decode())
     add("PUT", f"{_SANDBOX}/tree", routes.take_tree, DoneReply, more=_more(path, owner, takes=TAR.decode()))
     add("POST", f"{_SANDBOX}/snapshot", routes.snapshot, wire.SnapshotReply, more=_more(key))
-    add("GET", f"/v{PROTOCOL}/events", routes.events, more=_more(after))
+    add("GET", f"/v{PROTOCOL}/events", routes.events, more=_more(after), gives="text/event-stream")
 
 
 class _Routes:

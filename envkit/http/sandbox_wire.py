@@ -45,6 +45,13 @@ SandboxId: TypeAlias = Annotated[
     ),
 ]
 ShellName: TypeAlias = SandboxId
+AnySandboxId: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^([A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
+        description="As it was made; for an administrator also TENANT:NAME.",
+    ),
+]
 Key: TypeAlias = Annotated[
     str,
     msgspec.Meta(
@@ -107,7 +114,7 @@ class CreateFrame(CreateBody, frozen=True, forbid_unknown_fields=True, kw_only=T
 class SandboxFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which sandbox."""
 
-    sandbox_id: SandboxId
+    sandbox_id: AnySandboxId
 
 
 class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,7 +132,7 @@ class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ExecFrame(ExecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A program in which sandbox."""
 
-    sandbox_id: SandboxId
+    sandbox_id: AnySandboxId
     key: Key | None = None
 
 
@@ -141,7 +148,7 @@ class ShellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A command in which shell of which sandbox."""
 
-    sandbox_id: SandboxId
+    sandbox_id: AnySandboxId
     shell: ShellName = "main"
     key: Key | None = None
 
@@ -149,7 +156,7 @@ class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which shell of which sandbox."""
 
-    sandbox_id: SandboxId
+    sandbox_id: AnySandboxId
     shell: ShellName = "main"
     user: SandboxUser = "agent"
 
@@ -157,7 +164,7 @@ class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which file of which sandbox."""
 
-    sandbox_id: SandboxId
+    sandbox_id: AnySandboxId
     path: str
     max_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAME_FILE_BYTES)] = MAX_FRAME_FILE_BYTES
     user: FileUser = "agent"
@@ -166,7 +173,7 @@ class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file for which sandbox."""
 
-    sandbox_id: SandboxId
+    sandbox_id: AnySandboxId
     path: str
     content: bytes
     mode: Mode | None = None
@@ -177,21 +184,21 @@ class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SnapshotFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which sandbox's files to keep."""
 
-    sandbox_id: SandboxId
+    sandbox_id: AnySandboxId
     key: Key | None = None
 
 
 class ProbeFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which sandbox is to give a sign of life."""
 
-    sandbox_id: SandboxId
+    sandbox_id: AnySandboxId
     timeout_s: Positive
 
 
 class CancelFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which call to end."""
 
-    sandbox_id: SandboxId
+    sandbox_id: AnySandboxId
     key: Key
 
 
@@ -350,6 +357,18 @@ def read_sandbox_id(text: str) -> str:
         return msgspec.convert(text, SandboxId)
     except msgspec.ValidationError:
         raise RequestError(f"not a name: {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -") from None
+
+
+def read_any_sandbox_id(text: str) -> str:
+    """Return `text` if a sandbox can be asked for by it.
+
+    Raises:
+        RequestError: It cannot.
+    """
+    try:
+        return msgspec.convert(text, AnySandboxId)
+    except msgspec.ValidationError:
+        return read_sandbox_id(text)
 
 
 def read_key(text: str) -> str:

@@ -132,6 +132,8 @@ class Session:
         self.task = task
         self.state = SessionState.OPENING
         self.turn = 0
+        self.is_recalled = False
+        """Whether an earlier server began it, and it goes on here."""
         self.used_at = clock.now()
         self.began_at = self.used_at
         """When the reset or the step began that goes on."""
@@ -154,6 +156,10 @@ class Session:
 
     def happens(self, event: SessionEvent) -> None:
         self.state = after(self.state, event)
+
+    def is_before(self, turn: int) -> bool:
+        """Say whether `turn` is the last one that an earlier server played, whose answer we do not have."""
+        return self.move is None and turn == self.turn - 1
 
     def repeated(self, turn: int, action: str) -> Move | None:
         """Return the step that this is a repeat of; None if it is a new one.

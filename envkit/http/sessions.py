@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -33,6 +33,7 @@ from envkit.errors import (
     SessionBrokenError,
     SessionConflictError,
     SessionNotFoundError,
+    StepOrderError,
 )
 from envkit.http.session import (
     ComputingEpisode,
@@ -45,7 +46,7 @@ from envkit.http.session import (
     SessionView,
 )
 from envkit.http.tally import Tally
-from envkit.protocols import EnvHost
+from envkit.protocols import EnvHost, Episode, LastingEpisode, LastingHost
 from envkit.types import Step, Task
 
 TTL_S = 600.0
@@ -83,6 +84,7 @@ class SessionTable:
         self.tally = Tally()
         self.is_closing = False
         self._host = host
+        self._lasting = host if isinstance(host, LastingHost) else None
         self._ttl_s = ttl_s
         self._step_timeout_s = step_timeout_s
         self._sessions: dict[str, Session] = {}
@@ -100,6 +102,10 @@ class SessionTable:
     def leased(self) -> int:
         """Number of places that are taken; sessions whose episode has ended take none."""
         return self._leased
+
+    def can_recall(self, id: str) -> bool:
+        """Say whether a session that we do not know goes on in the host, since an earlier server."""
+        return id not in self._sessions and self._lasting is not None and self._lasting.recall(id) is not None
 
     async def create(self, id: str, task: Task) -> Opened:
         """Start a session, or give its start again. A caller that is cancelled here leaves the session alone.
@@ -128,7 +134,11 @@ class SessionTable:
 
     def step_now(self, id: str, turn: int, action: str) -> Played | None:
         """Play or repeat a step if that needs no waiting, else return None and do nothing; see `step`."""
+        if self.can_recall(id):
+            return None
         session = self._used(id)
+        if session.is_recalled and session.is_before(turn):
+            return None
         move = session.repeated(turn, action)
         if move is None:
             if session.computing is None:
@@ -156,10 +166,14 @@ class SessionTable:
             EnvError: The world raised.
             SandboxLostError: The place it ran in is gone.
         """
+        if self.can_recall(id):
+            await self._recall(id, turn)
         played = self.step_now(id, turn, action)
         if played is not None:
             return played
         session = self._used(id)
+        if session.is_recalled and session.is_before(turn):
+            return await self._again(session, action)
         move = session.repeated(turn, action)
         if move is None:
             move = session.begin(turn, action)
@@ -170,6 +184,8 @@ class SessionTable:
 
     async def delete(self, id: str) -> None:
         """End a session and wait until its place is free; safe to repeat."""
+        if self.can_recall(id):
+            await self._recall(id)
         session = self._sessions.pop(id, None)
         if session is not None:
             session.end(SessionNotFoundError(f"session {id} was deleted"))
@@ -252,7 +268,7 @@ class SessionTable:
         failure: EnvkitError = session.why_interrupted
         try:
             with session.holding:
-                async with self._host.lease(session.task) as episode:
+                async with self._lease(session) as episode:
                     session.episode = episode
                     session.computing = episode if isinstance(episode, ComputingEpisode) else None
                     if session.computing is None:
@@ -262,6 +278,8 @@ class SessionTable:
                         async with self._computing:
                             session.start = await episode.reset()
                     session.used_at = clock.now()
+                    if isinstance(episode, LastingEpisode) and episode.turn:
+                        session.turn, session.is_recalled = episode.turn, True
                     session.happens(SessionEvent.OPENED)
                     session.opened.set()
                     await session.released.wait()
@@ -278,6 +296,32 @@ class SessionTable:
             self._lost(session, failure)
             session.opened.set()
             session.closed.set()
+
+    def _lease(self, session: Session) -> AbstractAsyncContextManager[Episode]:
+        if self._lasting is None:
+            return self._host.lease(session.task)
+        return self._lasting.lease_as(session.id, session.task)
+
+    async def _recall(self, id: str, turn: int = 0) -> None:
+        """Have a session again that an earlier server began.
+
+        Raises:
+            SessionNotFoundError: It has expired meanwhile; what is there has not come to `turn`.
+        """
+        assert self._lasting is not None
+        task = self._lasting.recall(id)
+        if task is not None and (await self.create(id, task)).turn == 0 < turn:
+            await self.delete(id)
+            self._find(id)
+
+    async def _again(self, session: Session, action: str) -> Played:
+        """Give the answer to the last step before the session was recalled."""
+        if session.state is not SessionState.READY or not isinstance(session.episode, LastingEpisode):
+            raise StepOrderError(f"session {session.id}: expected turn {session.turn}")
+        move = Move(session.turn - 1, action)
+        move.settle(await session.episode.again(action))
+        session.move = move
+        return move.result()
 
     def _lost(self, session: Session, failure: EnvkitError) -> None:
         """Break a session whose lease ended before its episode did."""

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,15 +26,18 @@ from envkit.fleet.ledger import Ledger
 from envkit.http.access_log import AccessLog
 from envkit.http.app import create_app
 from envkit.http.guard import Guard
+from envkit.http.permits import Permits
 from envkit.http.rates import Rate
 from envkit.http.server import require_address, serve
 from envkit.http.tokens import TokenStore
 from envkit.protocols import EnvHost, Sandbox
 from envkit.sandbox import trees
+from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.health import Watch
 from envkit.sandbox.nodes import Holds, Node
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.process import ProcessBackend
+from envkit.sandbox.ray_nodes import RayNodes
 from envkit.sandbox.stocks import Stock
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 from envkit.wiring import envs, fleet_metrics, sandboxes
@@ -56,11 +59,15 @@ class Fleet:
         host: Where episodes are played.
         pool: Where sandboxes are lent; None where there are none.
         hosts: The parts of `host` that play in boxes.
+        scale: Told how many more sandboxes there should be room for; None where nobody is.
+        isolates: Whether what runs in a sandbox is kept away from this process.
     """
 
     host: EnvHost
     pool: Pool | None = None
     hosts: tuple[FleetHost, ...] = ()
+    scale: Callable[[int], Awaitable[None]] | None = None
+    isolates: bool = True
 
 
 async def serve_fleet(
@@ -89,7 +96,7 @@ async def serve_fleet(
     end = _End()
     end.on_signals()
     with end.by_signals():
-        async with open_fleet(config, announce) as fleet, _telling(config, fleet.pool):
+        async with open_fleet(config, announce) as fleet, _telling(config, fleet):
             log = _access_log(config)
             app = create_app(
                 fleet.host,
@@ -100,6 +107,7 @@ async def serve_fleet(
                 pool=fleet.pool,
                 trees=trees,
                 sandbox_ttl_s=limits.sandbox_ttl_s,
+                permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
                 metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
             )
             with log or nullcontext(), end.by_signals():
@@ -142,14 +150,16 @@ class _End:
 
 
 @asynccontextmanager
-async def _telling(config: ServeConfig, pool: Pool | None) -> AsyncIterator[None]:
+async def _telling(config: ServeConfig, fleet: Fleet) -> AsyncIterator[None]:
     """Tell people and programs what the fleet needs, for the length of the block."""
+    pool, scale = fleet.pool, fleet.scale
+    if config.autoscale.command is not None:
+        scale = partial(run_command, config.autoscale.command)
     tasks = await anyio.create_task_group().__aenter__()
     if pool is not None and config.alerts.webhook is not None:
         tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
-    if pool is not None and config.autoscale.command is not None:
-        act = partial(run_command, config.autoscale.command)
-        tasks.start_soon(autoscale, pool.wanted, act, config.autoscale.interval_s)
+    if pool is not None and scale is not None:
+        tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
     try:
         yield
     finally:
@@ -175,33 +185,76 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         async with envs.slots(config.envs.capacity) as slots:
             yield Fleet(slots)
         return
-    if config.backend == "ray":
-        raise UsageError("backend: ray is not served yet")
-    backend, what, why = await sandboxes.choose(config.backend)
     count = config.envs.boxes or len(os.sched_getaffinity(0))
-    shared_box = _env_box(config, backend, math.ceil(config.envs.capacity / count))
-    path = _ledger_path(config, backend)
     async with AsyncExitStack() as stack:
-        ledger = None if path is None else await stack.enter_async_context(Ledger(path))
-        await stack.enter_async_context(backend)
+        places = await stack.enter_async_context(_places(config))
+        shared_box = _env_box(config, places, math.ceil(config.envs.capacity / count))
         pool = Pool(
-            [Node(_HERE, backend, Holds(**config.node.model_dump()))],
+            places.nodes,
             stocks=[Stock(shared_box, config.envs.spares, _booted), *map(_stock, config.spares)],
             most=config.limits.sandboxes_per_tenant,
             watch=Watch(**config.silence.model_dump()),
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
-            ledger=ledger,
+            ledger=places.ledger,
         )
+        scale = None
+        if config.backend == "ray":
+            ray = RayNodes(pool.add_node, pool.remove_node, address=config.ray.address, kind=config.ray.kind)
+            scale = (await stack.enter_async_context(ray)).request
         await stack.enter_async_context(pool)
-        shared = await stack.enter_async_context(_host(config, pool, shared_box, "shared", boxes=count))
-        announce(f"sandboxes: {what}{why}; environments in {count} {'box' if count == 1 else 'boxes'}")
+        shared = await stack.enter_async_context(_host(config, pool, places, shared_box, "shared", boxes=count))
+        announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
         alone = {spec.id for spec in envs.registered() if not spec.shares}
         if not config.envs.own_boxes or not alone:
-            yield Fleet(shared, pool, (shared,))
+            yield Fleet(shared, pool, (shared,), scale, places.isolates)
             return
-        own_box = _env_box(config, backend, 1)
-        own = await stack.enter_async_context(_host(config, pool, own_box, "own", boxes=config.envs.own_boxes))
-        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own))
+        own_box = _env_box(config, places, 1)
+        own = await stack.enter_async_context(_host(config, pool, places, own_box, "own", boxes=config.envs.own_boxes))
+        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own), scale, places.isolates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where boxes are started: the nodes that there are at first, what to call them, whether environments need an image
+    there, whether what runs there is kept away from this process, and where leases are written down.
+    """
+
+    nodes: Sequence[Node]
+    what: str
+    in_image: bool
+    isolates: bool
+    ledger: Ledger | None
+
+
+@asynccontextmanager
+async def _places(config: ServeConfig) -> AsyncIterator[_Places]:
+    """Open the backend of this machine, if it is this machine's, and the ledger."""
+    if config.backend == "ray":
+        async with _ledger(config) as ledger:
+            what = f"{config.ray.kind} on the nodes of a Ray cluster"
+            yield _Places((), what, config.ray.kind == "docker", isolates=True, ledger=ledger)
+        return
+    assert config.backend != "none"
+    backend, what, why = await sandboxes.choose(config.backend)
+    async with _ledger(config, can_stay=not isinstance(backend, ProcessBackend)) as ledger, backend:
+        node = Node(_HERE, backend, Holds(**config.node.model_dump()))
+        isolates = backend.capabilities()["isolation"]
+        yield _Places((node,), what + why, isinstance(backend, DockerBackend), isolates=isolates, ledger=ledger)
+
+
+@asynccontextmanager
+async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterator[Ledger | None]:
+    """Open where leases are written down, one file an address; nothing where sandboxes cannot outlive us, or the next
+    server would not find the file.
+    """
+    listen = config.listen
+    if os.geteuid() != 0 or not can_stay or (listen.socket is None and listen.port == 0):
+        yield None
+        return
+    address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket
+    name = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_")
+    async with Ledger(state_folder(_state(config)) / f"fleet-{name}.sqlite") as ledger:
+        yield ledger
 
 
 class _EnvBoxes:
@@ -226,7 +279,7 @@ class _EnvBoxes:
         return self._pool.get(name)
 
 
-def _host(config: ServeConfig, pool: Pool, box: SandboxSpec, kind: str, *, boxes: int) -> FleetHost:
+def _host(config: ServeConfig, pool: Pool, places: _Places, box: SandboxSpec, kind: str, *, boxes: int) -> FleetHost:
     """Return the host that plays in boxes of one kind; in ``"own"`` ones a single episode each."""
     silence = config.silence
     return FleetHost(
@@ -237,13 +290,14 @@ def _host(config: ServeConfig, pool: Pool, box: SandboxSpec, kind: str, *, boxes
         episodes_per_box=1 if kind == "own" else None,
         restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
         probing=Probing(silence.interval_s, silence.lost_s - silence.interval_s, misses=1),
+        seats=places.ledger,
         replayable={spec.id for spec in envs.registered() if spec.replayable}.__contains__,
     )
 
 
-def _env_box(config: ServeConfig, backend: sandboxes.Backend, capacity: int) -> SandboxSpec:
+def _env_box(config: ServeConfig, places: _Places, capacity: int) -> SandboxSpec:
     section = config.envs
-    spec = sandboxes.env_box(backend, capacity, image=section.image)
+    spec = sandboxes.env_box(capacity, in_image=places.in_image, image=section.image)
     return replace(spec, memory_mib=section.memory_mib, cpus=section.cpus)
 
 
@@ -311,14 +365,3 @@ def _is_loopback(host: str) -> bool:
 
 def _state(config: ServeConfig) -> Path | None:
     return None if config.state is None else Path(config.state)
-
-
-def _ledger_path(config: ServeConfig, backend: sandboxes.Backend) -> Path | None:
-    """Return where the leases are written down, one file an address; None where sandboxes cannot outlive us, or the
-    next server would not find the file.
-    """
-    listen = config.listen
-    if os.geteuid() != 0 or isinstance(backend, ProcessBackend) or (listen.socket is None and listen.port == 0):
-        return None
-    address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket
-    return state_folder(_state(config)) / f"fleet-{re.sub(r'[^A-Za-z0-9.-]+', '_', address).strip('_')}.sqlite"

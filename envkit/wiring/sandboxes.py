@@ -13,7 +13,7 @@ from envkit.config import HealthSection, RestartSection
 from envkit.errors import UnknownEnvError, UsageError
 from envkit.fleet import BoxClient, FleetHost, Home, Probing, RestartBudget
 from envkit.http.client import EnvClient
-from envkit.protocols import EnvHost, Episode
+from envkit.protocols import EnvHost, LastingEpisode
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.sandbox import docker, interpreter
 from envkit.sandbox.docker import DockerBackend
@@ -72,7 +72,7 @@ async def sandbox_host(
     async with (
         backend,
         FleetHost(
-            partial(backend.start, env_box(backend, slots_per_box)),
+            partial(backend.start, env_box(slots_per_box, in_image=isinstance(backend, DockerBackend))),
             partial(connect, call_timeout_s),
             boxes=boxes,
             slots_per_box=slots_per_box,
@@ -103,18 +103,18 @@ async def choose(kind: SandboxKind) -> tuple[Backend, str, str]:
     return ProcessBackend(), "plain child processes", f", because {why}"
 
 
-def env_box(backend: Backend, capacity: int, *, image: str | None = None) -> SandboxSpec:
+def env_box(capacity: int, *, in_image: bool, image: str | None = None) -> SandboxSpec:
     """Return the box in which an env server plays `capacity` episodes at once.
 
     Args:
-        backend: What it is started by. Docker boxes see an image with envkit in it, others our own Python with all that
-            is importable here.
         capacity: Episodes at once.
+        in_image: Whether it sees an image with envkit in it, as Docker's do, rather than our own Python with all that
+            is importable here.
         image: The image; None is the backend's own.
     """
     # Worlds compute little; a pool of threads in each of many boxes would fight over the same cores.
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    if isinstance(backend, DockerBackend):
+    if in_image:
         return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image)
     env["PYTHONPATH"] = ":".join(interpreter.import_path())
     if sys.dont_write_bytecode:
@@ -149,9 +149,9 @@ class _Inside:
         return await self._client.health()
 
     @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
         try:
-            async with self._client.lease(task) as episode:
+            async with self._client.lease(task, id=id) as episode:
                 yield episode
         except UnknownEnvError as error:
             if any(spec.id == error.env_id for spec in envs.registered()):

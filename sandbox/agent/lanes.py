@@ -180,10 +180,11 @@ class Lanes:
             if not self._looks:
                 self._look_later(_LOOK_S)
         idle = self._idle.get(user)
-        if idle:
+        while idle:
             lane = idle.pop()
             self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
-            return lane
+            if lane.pid in self._children:  # else it was ended a moment ago, to make room
+                return lane
         lane = Lane(self, user)
         self._all.add(lane)
         return lane

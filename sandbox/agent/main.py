@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .calls import Header
     from .flat_json import Json
     from .lanes import Report
+    from .loop import Timer
 else:
     import _signal as signal
 
@@ -51,6 +52,9 @@ class Agent:
         self._began = time.monotonic()
         self._env: dict[bytes, bytes] = {}
         self._stays = False
+        self._lonely_s: float | None = None
+        self._channels = 0
+        self._loneliness: Timer | None = None
         self._shells: dict[tuple[str, str], shells.Shell] = {}
         self._log = Tail(_LOG_BYTES)
         self._stderr: Output | None = None
@@ -68,7 +72,17 @@ class Agent:
 
     def open(self, reader: int, writer: int, *, on_over: Callable[[str], None]) -> Connection:
         """Take calls from a channel."""
-        return Connection(self.loop, reader, writer, start=self._start, on_config=self._configure, on_over=on_over)
+        self._channels += 1
+        if self._loneliness is not None:
+            self._loneliness.cancel()
+
+        def over(why: str) -> None:
+            self._channels -= 1
+            on_over(why)
+            if self._channels == 0 and self._lonely_s is not None:
+                self._loneliness = self.loop.after(self._lonely_s, lambda: self._give_up("nobody comes back to it"))
+
+        return Connection(self.loop, reader, writer, start=self._start, on_config=self._configure, on_over=over)
 
     def open_first(self, reader: int, writer: int) -> None:
         """Take calls from the channel that the box's life hangs on, unless it is to stay."""
@@ -143,6 +157,8 @@ class Agent:
         self.work = config.get("work") or "/"
         self._env = _encoded_environment(config.get("env"))
         self._stays = bool(config.get("stay"))
+        if config.get("lonely_s") is not None:
+            self._lonely_s = float(config["lonely_s"])
         if config.get("ttl_s") is not None:
             self.loop.after(float(config["ttl_s"]), lambda: self._give_up("its time to live is over"))
         if config.get("door"):

@@ -31,7 +31,8 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     """Write an archive of the file or folder `path`.
 
     The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name. What
-    other file systems show inside a folder is left out. `path` may be a link; below it none is followed.
+    other file systems show inside a folder is left out, and so is what vanishes meanwhile. `path` may be a link; below
+    it none is followed.
 
     Raises:
         OSError: Something cannot be read.
@@ -89,18 +90,24 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
     try:
         while waiting:
             at = waiting.pop()
-            folders.enter(at)
+            try:
+                folders.enter(at)
+            except FileNotFoundError:
+                continue
             steps, about = at, os.fstat(folders.fd)
             if about.st_dev != device:
                 continue
             write(_header(b"/".join(steps) or b".", _FOLDER, about))
             for name in sorted([os.fsencode(entry) for entry in os.listdir(folders.fd)]):
                 at = (*steps, name)
-                about = os.stat(name, dir_fd=folders.fd, follow_symlinks=False)
-                if stat.S_ISDIR(about.st_mode):
-                    waiting.append(at)
-                elif about.st_dev == device:
-                    _pack_entry(folders.fd, at, about, write)
+                try:
+                    about = os.stat(name, dir_fd=folders.fd, follow_symlinks=False)
+                    if stat.S_ISDIR(about.st_mode):
+                        waiting.append(at)
+                    elif about.st_dev == device:
+                        _pack_entry(folders.fd, at, about, write)
+                except FileNotFoundError:
+                    pass
     except OSError as error:  # which knows the last step alone
         raise OSError(error.errno, error.strerror, os.path.join(path, *at)) from None
     finally:

@@ -105,7 +105,7 @@ def agent_above(pid: int) -> int:
         program, *rest = arguments(pid)
         if any(_BOOT in argument for argument in rest) and not program.endswith(b"bwrap"):
             found = pid
-        pid = _parent(pid)
+        pid = parent(pid)
     assert found is not None
     return found
 
@@ -168,5 +168,6 @@ def arguments(pid: int) -> list[bytes]:
         return []
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
+    """The process that started it."""
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -13,6 +13,7 @@ from envkit.types import SandboxUser
 from tests.contract.boxes import Backend, Kind, run
 
 PIDS = 64
+USERS: tuple[SandboxUser, ...] = ("grader", "agent")
 BOMBS = {
     "programs that start others": """
 import os, time
@@ -172,6 +173,29 @@ def test_what_leaves_room_runs_on_while_a_grader_does(kind: Kind) -> None:
             many = "for i in 1 2 3 4 5 6 7 8; do sleep 0.2 & done; wait"
             assert (await box.exec(["sh", "-c", many], user="grader", timeout_s=20)).exit_code == 0
             assert (await box.shell().run("jobs -r | wc -l", timeout_s=20)).stdout.strip() == "8"
+
+    run(main)
+
+
+def test_what_the_agent_runs_once_room_was_made_is_not_lost_with_what_was_ended(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            needs_bound(kind, backend)
+            box = await backend.start(kind.spec(pids=PIDS))
+            for user in USERS:  # each has a process that waits for the next program
+                await box.exec(["true"], user=user, timeout_s=20)
+            many = f"for n in $(seq {PIDS - 20}); do sleep 600 & done"
+            assert (await box.shell().run(many, timeout_s=20)).exit_code == 0
+            codes = {}
+
+            async def run_as(user: SandboxUser) -> None:
+                codes[user] = (await box.exec(["true"], user=user, timeout_s=20)).exit_code
+
+            async with anyio.create_task_group() as tasks:  # so that one call comes close behind the other
+                for user in USERS:
+                    tasks.start_soon(run_as, user)
+            assert codes == {"grader": 0, "agent": 0}
+            assert (await box.shell().run("jobs -r | wc -l", timeout_s=20)).is_shell_lost
 
     run(main)
 

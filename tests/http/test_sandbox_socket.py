@@ -204,13 +204,13 @@ def test_tenants_see_their_own_sandboxes_alone(tmp_path: Path) -> None:
             await theirs.create("b", SandboxSpec())
             kept = await ours.get("a").snapshot()
             assert [view.id for view in await ours.views()] == ["a"]
-            assert [view.id for view in await operator.views()] == ["a", "b"]
-            with pytest.raises(SandboxLostError, match="there is no sandbox a"):
+            assert [view.id for view in await operator.views()] == ["acme:a", "umbrella:b"]
+            with pytest.raises(SandboxLostError, match="there is no sandbox umbrella:a"):
                 await theirs.get("a").exec(["true"], timeout_s=5)
             with pytest.raises(Exception, match="there is no snapshot"):
                 await theirs.create("c", SandboxSpec(), snapshot=kept)
             await theirs.stop("a")
-            assert (await operator.get("a").exec(["echo"], timeout_s=5)).stdout == "echo"
+            assert (await operator.get("acme:a").exec(["echo"], timeout_s=5)).stdout == "echo"
             with pytest.raises(ForbiddenError, match="the scope sandbox"):
                 await stranger.views()
             async with connected(address, acme) as socket:

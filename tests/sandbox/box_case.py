@@ -38,7 +38,7 @@ class Case:
         self.box = Box(
             "case-1",
             self.channel,
-            Hold(cause=self._cause, kill=self._kill, **hold),
+            Hold(cause=self._cause, kill=self._kill, let_go=lambda: self.done.append("let go"), **hold),
             work="/workspace",
             forget=lambda box: self.done.append("forgotten"),
         )

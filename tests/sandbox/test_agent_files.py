@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from envkit.sandbox.agent import tar
 from tests.sandbox.agent_client import Client, started
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
@@ -196,6 +197,26 @@ def test_a_tree_that_is_too_large_is_not_packed(box: Client, tmp_path: Path) -> 
     (tmp_path / "large").write_bytes(bytes(3 * MIB))
     answer = box.call("pack", path=".", max_bytes=MIB)
     assert (answer["error"], len(answer.data) <= MIB) == ("too_large", True)
+
+
+def test_what_vanishes_while_a_tree_is_packed_is_left_out(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / name).write_text("gone" if name in "bc" else "here")
+    (tmp_path / "e").symlink_to("nowhere")
+    (tmp_path / "f").mkdir()
+    content = bytearray()
+
+    def write(piece: bytes) -> None:
+        content.extend(piece)
+        if piece == b"here":
+            for name in ("b", "c", "e"):
+                (tmp_path / name).unlink(missing_ok=True)
+            if (tmp_path / "f").exists():
+                (tmp_path / "f").rmdir()
+
+    tar.pack(bytes(tmp_path), write)
+    with tarfile.open(fileobj=io.BytesIO(content)) as found:
+        assert found.getnames() == [".", "a", "d"]
 
 
 def test_a_tree_that_is_not_there_is_missing(box: Client) -> None:

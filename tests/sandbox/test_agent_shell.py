@@ -163,6 +163,8 @@ def test_a_cancelled_script_is_ended_and_the_next_one_runs(
     running = box.start("shell", name="main", command=f"sleep {marker}", timeout_s=60, keep_bytes=100)
     waiting = box.start("shell", name="main", command="x=2", timeout_s=60, keep_bytes=100)
     following = box.start("shell", name="main", command="echo $x", timeout_s=60, keep_bytes=100)
+    while sleepers() < 1:  # a shell that has yet to start it may take longer than it is given, and be lost
+        assert box.call("ping")["end"] is True
     box.send({"id": waiting, "cancel": True})
     box.send({"id": running, "cancel": True})
     assert box.answer(running)["end"] is True

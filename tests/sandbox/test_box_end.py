@@ -147,11 +147,11 @@ def test_a_kill_that_fails_or_hangs_is_told_to_who_stops() -> None:
     run(main)
 
 
-def test_a_box_that_is_released_is_not_killed() -> None:
+def test_a_box_that_is_released_is_let_go_and_not_killed() -> None:
     async def main() -> None:
         case = await Case().started()
         await case.box.release()
-        assert (case.peer.is_closed, case.done) == (True, ["forgotten"])
+        assert (case.peer.is_closed, case.done) == (True, ["let go", "forgotten"])
         with pytest.raises(SandboxLostError):
             await case.box.probe(1)
 

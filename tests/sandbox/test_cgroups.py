@@ -137,6 +137,18 @@ def test_groups_of_the_dead_are_found_and_those_of_the_living_are_not(tmp_path: 
     assert group.views()[0][0] == tmp_path / "memory" / dead
 
 
+def test_a_group_is_needed_for_as_long_as_who_inherited_it_lives(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        dead = folders.owner_name(process.pid)
+    version_1(tmp_path, dead)
+    places = cgroups.find(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as heir:
+        cgroups.Group(places, dead).bequeath(heir.pid)
+        assert cgroups.gone(places) == []
+        heir.kill()
+    assert [group.name for group in cgroups.gone(places)] == [dead]
+
+
 @pytest.fixture
 def real() -> Iterator[cgroups.Group]:
     places = cgroups.find()
@@ -168,6 +180,17 @@ def test_a_real_group_holds_who_joined_and_is_removed_once_they_are_killed(real:
         assert process.wait(5) == -9
         while not real.remove():  # its child has yet to die
             real.kill()
+    assert not any(folder.exists() for folder, _ in real.views())
+
+
+def test_a_real_group_is_removed_with_the_names_of_its_heirs(real: cgroups.Group) -> None:
+    real.make(cgroups.Bounds(memory_mib=32, pids=8, cpus=1))
+    real.bequeath(os.getpid())
+    with joined(real, "sleep 1000") as process:
+        real.kill()
+        assert process.wait(5) == -9
+    while not real.remove():
+        real.kill()
     assert not any(folder.exists() for folder, _ in real.views())
 
 

@@ -62,6 +62,18 @@ def test_files_that_are_deleted_and_still_open_count() -> None:
     run(main)
 
 
+def test_programs_that_are_deleted_and_still_run_count() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, disk_mib=60)
+            grow = "dd if=/dev/zero bs=1M count=25"
+            lines = [f"cp /bin/sleep /{name}; {grow} >> /{name}; /{name} 20 & rm /{name}" for name in "abc"]
+            cause = await lost(box, *lines, "wait")
+            assert 60 < taken_mib(cause) < 100
+
+    run(main)
+
+
 def test_a_box_with_very_many_files_is_ended() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:

@@ -54,6 +54,10 @@ async def started(backend: DockerBackend, spec: SandboxSpec) -> Box:
     return box
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def talk(box: Box, text: bytes) -> bytes:
     while True:
         try:
@@ -262,6 +266,9 @@ def test_a_box_that_stays_is_reached_by_a_later_backend() -> None:
         async with DockerBackend() as backend:
             again = await backend.attach(box.id)
             assert await again.read("/tmp/note") == b"kept"
+            held = open_files()
+            await (await backend.attach(box.id)).release()
+            assert open_files() == held
             await again.stop()
             with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
                 await backend.attach(box.id)

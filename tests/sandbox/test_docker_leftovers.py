@@ -80,7 +80,7 @@ def test_a_request_that_never_came_is_not_waited_for_long() -> None:
     run_name = f"{folders.owner_name(ended.pid)}-test"
     ended.kill()
     ended.wait()
-    note = next(folders.roots()) / f"{run_name}+docker-1"
+    note = folders.common_first()[0] / f"{run_name}+docker-1"
     note.touch()
     os.utime(note, (0, 0))
 
@@ -96,7 +96,7 @@ def test_a_request_that_never_came_is_not_waited_for_long() -> None:
 
 def test_a_note_lies_there_only_while_the_daemon_is_asked() -> None:
     labels = leftovers.labels(f"{folders.owner_name(os.getpid())}-test", "docker-1", stays=False)
-    note = Path(next(folders.roots()), f"{folders.owner_name(os.getpid())}-test+docker-1")
+    note = Path(folders.common_first()[0], f"{folders.owner_name(os.getpid())}-test+docker-1")
     with leftovers.underway(labels):
         assert note.exists()
         assert note.stat().st_mode & 0o777 == 0o600

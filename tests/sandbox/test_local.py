@@ -7,7 +7,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -30,6 +32,10 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
             await main()
 
     clock.run(bounded)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def inside(*commands: str, python: bool = False) -> list[str]:
@@ -273,11 +279,39 @@ def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
             assert (await found.shell().run("echo $PWD $kept", timeout_s=20)).stdout == "/tmp 1\n"
             closed = await found.exec(["sh", "-c", "ls /run/envkit-door"], timeout_s=20)
             assert "Permission denied" in closed.stderr
+            held = open_files()
+            await (await other.attach(box.id)).release()
+            assert open_files() == held
             await found.stop()
             with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
                 await other.attach(box.id)
 
     run(main)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
+def test_a_box_that_stays_is_left_and_found_by_processes_with_other_folders_for_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = (
+        "from envkit import clock; from envkit.sandbox.local import *; from envkit.types import *\n"
+        "async def main():\n"
+        " async with LocalBackend() as backend: print((await backend.start(SandboxSpec(stay=True, ttl_s=60))).id)\n"
+        "clock.run(main)"
+    )
+
+    async def main(runtime_folder: str) -> None:
+        own = {**os.environ, "XDG_RUNTIME_DIR": runtime_folder}
+        done = await anyio.run_process([sys.executable, "-c", starts], env=own)
+        box_id = done.stdout.decode().strip()
+        async with LocalBackend() as backend:
+            box = await backend.attach(box_id)
+            assert (await box.exec(["true"], timeout_s=20)).exit_code == 0
+            await box.stop()
+
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        run(partial(main, folder))
 
 
 def test_of_the_host_only_what_is_named_readable_is_shown(tmp_path: Path) -> None:

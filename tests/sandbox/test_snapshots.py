@@ -193,6 +193,33 @@ def test_nothing_is_put_back_by_way_of_a_link_or_out_of_place(tmp_path: Path) ->
             places_inside.unpack([bytes(place)], io.BytesIO(moved).read)
 
 
+def test_what_vanishes_meanwhile_is_left_out(tmp_path: Path) -> None:
+    place, back = tmp_path / "this", tmp_path / "that"
+    for name in ("a", "b", "d"):
+        (place / name).mkdir(parents=True)
+    (place / "a" / "file").write_text("first")
+    (place / "b" / "file").write_text("second")
+    (place / "c").symlink_to("nowhere")
+    (place / "e").write_text("third")
+    (place / "f").hardlink_to(place / "e")
+    content = bytearray()
+
+    def write(piece: bytes) -> None:
+        content.extend(piece)
+        if b"first" in piece:
+            shutil.rmtree(place / "b")
+            for name in ("c", "e"):
+                (place / name).unlink()
+        if bytes(place / "d") in piece:
+            (place / "d").rmdir()
+
+    places_inside.pack([bytes(place)], write)
+    back.mkdir()
+    places_inside.unpack([bytes(back)], io.BytesIO(content.replace(bytes(place), bytes(back))).read)
+    assert sorted(path.name for path in back.rglob("*")) == ["a", "d", "f", "file"]
+    assert (back / "f").read_text() == "third"
+
+
 def test_a_snapshot_that_ends_early_is_no_snapshot(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     whole = packed(tmp_path)

@@ -1,0 +1,57 @@
+"""What the gateway costs: sandboxes over HTTP beside ROCK's server, steps of environments beside OpenEnv's.
+
+Run it with the interpreter that has the peers, ``.venv/boxes/bin/python``; a peer that is missing is left out. Images
+that must be there: ``--image`` for sandboxes, and ``envkit/games:1`` (``envkit image build games``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+
+from fleet_boxes import sandboxes
+from fleet_steps import SESSIONS, steps
+from waiting import Claim, Findings
+
+from envkit import clock
+
+_SOKOBAN = f"steps of {SESSIONS} games of Sokoban"
+_OPENENV = ["OpenEnv", "OpenEnv, async"]
+
+CLAIMS = (
+    Claim("warm lease", "envkit", at_most=20),
+    Claim("8 cold starts at once", "envkit", at_most=2500),
+    Claim("true", "envkit", at_most=4),
+    Claim("step of a shell", "envkit", at_most=2),
+    Claim("steps of 16 shells", "envkit", at_least=20, peers=["ROCK"]),
+    Claim("impossible request", "envkit", at_most=50),
+    Claim(_SOKOBAN, "envkit", at_least=4, peers=_OPENENV),
+    Claim(_SOKOBAN, "envkit, lists of frames", at_least=20, peers=_OPENENV),
+    Claim("POST steps of a world without work", "envkit", at_least=1, peers=["Starlette"]),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--image", default="envkit/base:bookworm", help="image of all sandboxes")
+    parser.add_argument("--only", choices=["sandboxes", "steps"], help="measure this part alone")
+    parser.add_argument("--starts", type=int, default=20, help="warm leases, and refusals")
+    parser.add_argument("--calls", type=int, default=200, help="single calls of each contestant")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts")
+    parser.add_argument("--round-s", type=float, default=2, help="seconds of a round of many callers")
+    told = parser.parse_args()
+    findings = Findings()
+    print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")
+    if told.only != "steps":
+        print("Sandboxes")
+        clock.run(partial(sandboxes, findings, told), fast=True)
+    if told.only != "sandboxes":
+        print("Steps")
+        clock.run(partial(steps, findings, told.rounds, told.round_s), fast=True)
+    print(f"Load average after: {os.getloadavg()[0]:.1f}")
+    findings.check(CLAIMS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Very many boxes at once in one pool: what each takes of memory, how it answers among all the others, how all end.
+
+Boxes without a command, with an agent in each that answers; ``--docker 0`` or ``--local 0`` leaves one kind out. No
+further box is started where the machine has less than 4 GiB of memory left. Ends with status 1 also when anything is
+left afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import anyio
+from processes import available_mib, family, pss_mib
+from waiting import Claim, Findings
+
+from envkit import clock
+from envkit.protocols import Sandbox
+from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.nodes import Node
+from envkit.sandbox.pool import Pool
+from envkit.types import SandboxSpec
+
+CLAIMS = (
+    Claim("lease among docker boxes", "envkit", at_most=1000),
+    Claim("true among docker boxes", "envkit", at_most=4),
+    Claim("step of a shell among docker boxes", "envkit", at_most=2),
+    Claim("lease among local boxes", "envkit", at_most=100),
+    Claim("true among local boxes", "envkit", at_most=4),
+    Claim("step of a shell among local boxes", "envkit", at_most=2),
+)
+
+_LEAST_MIB = 4096
+_STARTING = 16
+"""Boxes that are being started at once."""
+_SHOWN = 100
+"""Boxes from one line of progress to the next."""
+
+
+async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
+    """Fill a pool, measure, and empty it; return whether nothing is left."""
+    spec = SandboxSpec(image=image if kind == "docker" else None)
+    free = available_mib()
+    begin = clock.now()
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(DockerBackend() if kind == "docker" else LocalBackend())
+        pool = await stack.enter_async_context(Pool([Node("here", backend)]))
+        names = await start_all(pool, spec, number)
+        print(f"{len(names)} {kind} boxes\n  all started in {clock.now() - begin:13.1f} s")
+        await anyio.sleep(2)  # what was needed for starting alone goes
+        print(f"  memory of the machine {(free - available_mib()) / len(names):9.1f} MiB each")
+        print(f"  of its processes {await clock.to_thread(_pss_mib, kind) / len(names):14.1f} MiB each", flush=True)
+        await answer(findings, pool, spec, kind, [pool.get(name) for name in names])
+        lost = [name for name in names if pool.view(name).state != "leased"]
+        begin = clock.now()
+    print(f"  all ended in {clock.now() - begin:16.1f} s")
+    left = _left(kind)
+    print(f"  lost meanwhile: {len(lost)}; left afterwards: {', '.join(left) or 'nothing'}", flush=True)
+    return not left and not lost
+
+
+async def start_all(pool: Pool, spec: SandboxSpec, number: int) -> list[str]:
+    """Lend up to so many boxes, and return their names."""
+    names: list[str] = []
+    turn = anyio.CapacityLimiter(_STARTING)
+
+    async def start(name: str) -> None:
+        async with turn:
+            if available_mib() < _LEAST_MIB:
+                return
+            await pool.create(name, spec)
+            names.append(name)
+            if len(names) % _SHOWN == 0:
+                print(f"  ... {len(names)}", flush=True)
+
+    async with anyio.create_task_group() as tasks:
+        for index in range(number):
+            tasks.start_soon(start, f"box-{index}")
+    return names
+
+
+async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, boxes: list[Sandbox]) -> None:
+    """Measure a further lease, and calls of one box after the other."""
+    further = count()
+
+    async def lease() -> Callable[[], Awaitable[None]]:
+        name = f"further-{next(further)}"
+        await pool.create(name, spec)
+        return partial(pool.stop, name)
+
+    turns = count()
+    shells = [box.shell("main") for box in boxes[:_SHOWN]]
+
+    async def execute() -> None:
+        result = await boxes[next(turns) % len(boxes)].exec(["true"], timeout_s=10)
+        assert result.exit_code == 0, result
+
+    async def step() -> None:
+        result = await shells[next(turns) % len(shells)].run("true", timeout_s=10)
+        assert result.exit_code == 0, result
+
+    for _ in shells:  # each begins with its first command
+        await step()
+    await findings.latency(f"lease among {kind} boxes", {"envkit": lease}, number=20, rounds=1)
+    await findings.latency(f"true among {kind} boxes", {"envkit": execute}, number=1000, rounds=1)
+    await findings.latency(f"step of a shell among {kind} boxes", {"envkit": step}, number=1000, rounds=1)
+
+
+def _pss_mib(kind: str) -> float:
+    """Return the MiB of the processes of our boxes, without this one."""
+    if kind == "local":
+        return pss_mib(family([os.getpid()])[1:])
+    ours = set(_containers())
+    shims = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if ours & {word.decode() for word in _words(path)}
+    ]
+    return pss_mib(family(shims))
+
+
+def _words(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\0")
+    except OSError:  # it has just ended
+        return []
+
+
+def _containers() -> list[str]:
+    """Return the ids of our containers, those that have ended too."""
+    form = '{{.Label "envkit.owner"}} {{.ID}}'
+    command = ["docker", "ps", "--all", "--no-trunc", "--filter", "label=envkit.owner", "--format", form]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [line.split()[1] for line in lines if f"-{os.getpid()}-" in line]
+
+
+def _left(kind: str) -> list[str]:
+    """Return what there still is of our boxes."""
+    if kind == "docker":
+        return [f"container {id}" for id in _containers()]
+    folders = [str(path) for path in Path("/tmp").glob(f"envkit-*-{os.getpid()}-*")]
+    return [*(f"process {pid}" for pid in family([os.getpid()])[1:]), *folders]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docker", type=int, default=200, metavar="COUNT", help="boxes of Docker")
+    parser.add_argument("--local", type=int, default=1000, metavar="COUNT", help="boxes of bubblewrap")
+    parser.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
+    told = parser.parse_args()
+    findings = Findings()
+    print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")
+    are_clean = [
+        clock.run(partial(fill, findings, kind, number, told.image), fast=True)
+        for kind, number in (("docker", told.docker), ("local", told.local))
+        if number
+    ]
+    print(f"Load average after: {os.getloadavg()[0]:.1f}")
+    if not all(are_clean):
+        sys.exit("some were lost, or something is left")
+    findings.check([claim for claim in CLAIMS if vars(told)[claim.what.split()[-2]]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Steps of environments over the network: envkit's gateway, OpenEnv's server, and a bare one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Protocol, TypeAlias
+
+from lean import Http, WebSocket
+from peers_boxes import MissingPeerError
+from served import ECHO, OPENENV_VARIABLE, REPLY_VARIABLE
+from serving import Server, gateway, on_processor, uvicorn
+from waiting import CallBy, FailedCallError, Findings
+
+SESSIONS = 64
+CONNECTIONS = 16
+BATCHES = 2
+"""Sessions of a batching client are asked for in so many lists, so that the server has one while we read the other."""
+
+_SERVER, _CLIENT = 0, 1
+_MOVES = 9_000
+"""Moves of an episode, of which the world allows 10,000: drawing levels is not what is compared."""
+_SEED = 1
+_ACTIONS = ("<answer>up</answer>", "<answer>down</answer>")
+"""There and back again, in the level of that seed."""
+_SOKOBAN = json.dumps({"env_id": "Sokoban-v0", "seed": _SEED, "options": {"max_moves": 10_000}})
+
+Begin: TypeAlias = Callable[[str, int], Awaitable["Player"]]
+"""Opens the place of one caller, given the server's address and the caller's number."""
+
+
+class Player(Protocol):
+    async def play(self) -> int:
+        """Make one call, and return how many steps that was."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class OpenEnvPlayer:
+    """One session of OpenEnv: a WebSocket, as its own client has it."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket = socket
+        self._turn = 0
+        words = [{"type": "step", "data": {"text": action}} for action in _ACTIONS]
+        self._steps = [json.dumps(word).encode() for word in words]
+
+    @classmethod
+    async def begin(cls, url: str, caller: int) -> OpenEnvPlayer:
+        player = cls(await WebSocket.open_at(url, "/ws"))
+        await player._reset()
+        return player
+
+    async def play(self) -> int:
+        if self._turn == _MOVES:
+            await self._reset()
+        answer = await self._socket.call(self._steps[self._turn % 2])
+        _expect(b'"observation"' in answer and b'"done":false' in answer, answer)
+        self._turn += 1
+        return 1
+
+    async def _reset(self) -> None:
+        answer = await self._socket.call(json.dumps({"type": "reset", "data": {"seed": _SEED}}).encode())
+        _expect(b'"observation"' in answer, answer)
+        self._turn = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class SocketPlayer:
+    """Sessions of envkit on one WebSocket: all of them step in one message."""
+
+    def __init__(self, socket: WebSocket, names: Sequence[str]) -> None:
+        self._socket = socket
+        self._names = names
+        self._turn = 0
+
+    @classmethod
+    async def begin(cls, url: str, caller: int) -> SocketPlayer:
+        return await cls.begin_many(url, caller, 1)
+
+    @classmethod
+    async def begin_many(cls, url: str, caller: int, count: int = SESSIONS // BATCHES) -> SocketPlayer:
+        names = [f"ws-{count}-{caller}-{number}" for number in range(count)]
+        player = cls(await WebSocket.open_at(url, "/v1/ws"), names)
+        await player._begin()
+        return player
+
+    async def play(self) -> int:
+        if self._turn == _MOVES:
+            await self._begin()
+        move = '{"id":%d,"method":"step","params":{"session_id":"%s","turn":%d,"action":"%s"}}'
+        turn, action = self._turn, _ACTIONS[self._turn % 2]
+        await self._ask([move % (number, name, turn, action) for number, name in enumerate(self._names)])
+        self._turn += 1
+        return len(self._names)
+
+    async def _begin(self) -> None:
+        for method, more in (("delete", ""), ("create", f",{_SOKOBAN[1:-1]}")):
+            form = '{"id":%d,"method":"%s","params":{"session_id":"%s"%s}}'
+            await self._ask([form % (number, method, name, more) for number, name in enumerate(self._names)])
+        self._turn = 0
+
+    async def _ask(self, frames: Sequence[str]) -> None:
+        message = frames[0] if len(frames) == 1 else f"[{','.join(frames)}]"
+        answer = await self._socket.call(message.encode())
+        count = answer.count(b'"result":{')
+        while count < len(frames) and b'"error":{' not in answer:  # those that had to wait come in further messages
+            answer = await self._socket.more()
+            count += answer.count(b'"result":{')
+        _expect(count == len(frames), answer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class HttpPlayer:
+    """Sessions of envkit over plain HTTP: all of them step in one request."""
+
+    def __init__(self, http: Http, names: Sequence[str], begin: bytes = _SOKOBAN.encode()) -> None:
+        self._http = http
+        self._names = names
+        self._begin_body = begin
+        self._turn = 0
+
+    @classmethod
+    async def begin_many(cls, url: str, caller: int, count: int = SESSIONS // BATCHES) -> HttpPlayer:
+        player = cls(await Http.open(url), [f"http-{count}-{caller}-{number}" for number in range(count)])
+        await player._begin()
+        return player
+
+    async def play(self) -> int:
+        if self._turn == _MOVES:
+            await self._begin()
+        turn, action = self._turn, _ACTIONS[self._turn % 2]
+        steps = [f'{{"session_id":"{name}","turn":{turn},"action":"{action}"}}' for name in self._names]
+        answer = await self._http.request("POST", "/v1/sessions:step", f"[{','.join(steps)}]".encode())
+        _expect(answer.count(b'{"result":{') == len(steps), answer)
+        self._turn += 1
+        return len(steps)
+
+    async def _begin(self) -> None:
+        for name in self._names:
+            await self._http.request("DELETE", f"/v1/sessions/{name}")
+            await self._http.request("PUT", f"/v1/sessions/{name}", self._begin_body)
+        self._turn = 0
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class EchoPlayer:
+    """One session of a world without work, stepped by single requests; a bare server is sent the same."""
+
+    def __init__(self, http: Http, name: str) -> None:
+        self._http = http
+        self._target = f"/v1/sessions/{name}/step"
+        self._turn = 0
+        self.answer = b""
+
+    @classmethod
+    async def begin(cls, url: str, caller: int) -> EchoPlayer:
+        http, name = await Http.open(url), f"echo-{caller}"
+        await http.request("PUT", f"/v1/sessions/{name}", json.dumps({"env_id": ECHO, "seed": 0}).encode())
+        return cls(http, name)
+
+    @classmethod
+    async def begin_bare(cls, url: str, caller: int) -> EchoPlayer:
+        return cls(await Http.open(url), f"echo-{caller}")
+
+    async def play(self) -> int:
+        body = b'{"turn":%d,"action":"<answer>up</answer>"}' % self._turn
+        self.answer = await self._http.request("POST", self._target, body)
+        self._turn += 1
+        return 1
+
+    def close(self) -> None:
+        self._http.close()
+
+
+async def steps(findings: Findings, rounds: int, round_s: float) -> None:
+    """Measure steps of Sokoban, and of a world without work; the servers share one processor, and we have another."""
+    async with AsyncExitStack() as stack:
+        here = await stack.enter_async_context(gateway("--backend", "none", processor=_SERVER))
+        boxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
+        sokoban: dict[str, tuple[Server, Begin, int]] = {
+            "envkit": (here, SocketPlayer.begin, SESSIONS),
+            "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
+            "envkit, POST of lists": (here, HttpPlayer.begin_many, BATCHES),
+            "envkit in boxes": (boxes, SocketPlayer.begin, SESSIONS),
+            "envkit in boxes, lists of frames": (boxes, SocketPlayer.begin_many, BATCHES),
+        }
+        for name, kind in (("OpenEnv", "sync"), ("OpenEnv, async", "async")):
+            server = uvicorn("openenv", package="openenv", variables={OPENENV_VARIABLE: kind}, processor=_SERVER)
+            try:
+                sokoban[name] = (await stack.enter_async_context(server), OpenEnvPlayer.begin, SESSIONS)
+            except MissingPeerError as error:
+                print(f"  left out: {name}: {error}", flush=True)
+
+        answered = await _answer_of_echo(here.url)
+        bare = uvicorn("starlette", package="starlette", variables={REPLY_VARIABLE: answered}, processor=_SERVER)
+        echo: dict[str, tuple[Server, Begin, int]] = {
+            "envkit": (here, EchoPlayer.begin, CONNECTIONS),
+            "envkit in boxes": (boxes, EchoPlayer.begin, CONNECTIONS),
+            "Starlette": (await stack.enter_async_context(bare), EchoPlayer.begin_bare, CONNECTIONS),
+        }
+        with on_processor(_CLIENT):
+            await _rate(findings, f"steps of {SESSIONS} games of Sokoban", sokoban, rounds, round_s)
+            await _rate(findings, "POST steps of a world without work", echo, rounds, round_s)
+
+
+async def _rate(
+    findings: Findings, what: str, sides: dict[str, tuple[Server, Begin, int]], rounds: int, round_s: float
+) -> None:
+    players: dict[str, list[Player]] = {}
+    try:
+        for name, (server, begin, count) in sides.items():
+            players[name] = []
+            for caller in range(count):
+                players[name].append(await begin(server.url, caller))
+
+        def caller_of(name: str) -> CallBy:
+            return lambda caller: players[name][caller].play()
+
+        calls = {name: caller_of(name) for name in sides}
+        for call in calls.values():  # the first call may have to load something
+            await call(0)
+        callers = {name: count for name, (_, _, count) in sides.items()}
+        cpu_s = {name: server.cpu_s for name, (server, _, _) in sides.items()}
+        await findings.rate(what, calls, callers=callers, rounds=rounds, round_s=round_s, cpu_s=cpu_s)
+    finally:
+        for each in players.values():
+            for player in each:
+                player.close()
+
+
+async def _answer_of_echo(url: str) -> str:
+    """Return what the gateway answers to a step of the world without work, of the length that most answers have."""
+    player = await EchoPlayer.begin(url, CONNECTIONS)
+    await player.play()
+    player.close()
+    return re.sub('"turn":1', '"turn":1000', player.answer.decode())
+
+
+def _expect(held: bool, answer: bytes) -> None:
+    if not held:
+        raise FailedCallError(answer.decode(errors="replace"))

@@ -1,0 +1,157 @@
+"""Clients that cost next to nothing, so that what is measured is the server: HTTP/1.1 and WebSocket.
+
+They make one call at a time, and know no more of either protocol than the servers here need: answers whose length is
+announced, and frames that are not split.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from typing import Self, cast
+from urllib.parse import urlsplit
+
+from waiting import FailedCallError
+
+_KEY = base64.b64encode(bytes(16)).decode()
+_NO_MASK = bytes(4)
+"""A client has to mask what it sends; with these four bytes nothing changes."""
+_TEXT, _BINARY, _CLOSE, _PING, _PONG = 1, 2, 8, 9, 10
+
+
+class Connection(asyncio.Protocol):
+    """A connection that is kept."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
+        self._came = bytearray()
+        self._answer: asyncio.Future[bytes] | None = None
+        self._is_over = False
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        place = urlsplit(url)
+        _, connection = await asyncio.get_running_loop().create_connection(cls, place.hostname, place.port)
+        return connection
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not derived from it
+
+    def data_received(self, data: bytes) -> None:
+        self._came += data
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_over = True
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(FailedCallError(f"the connection ended: {exc}"))
+
+    async def _ask(self, data: bytes) -> bytes:
+        if self._is_over:
+            raise FailedCallError("the connection has ended")
+        self._answer = asyncio.get_running_loop().create_future()
+        if data:
+            self._transport.write(data)
+        else:
+            self._look()
+        return await self._answer
+
+    def _look(self) -> None:
+        """Answer with what came, if it is all there."""
+        raise NotImplementedError
+
+
+class Http(Connection):
+    """Requests over one connection."""
+
+    async def request(self, verb: str, target: str, body: bytes = b"") -> bytes:
+        """Make a request and return the body of the answer.
+
+        Raises:
+            FailedCallError: It was answered with an error.
+        """
+        head = f"{verb} {target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        answer = await self._ask(b"%b\r\n\r\n%b" % (head.encode(), body))
+        head, _, content = answer.partition(b"\r\n\r\n")
+        if head[9:10] != b"2":
+            raise FailedCallError(answer.decode())
+        return content
+
+    def _look(self) -> None:
+        end = self._came.find(b"\r\n\r\n") + 4
+        if end < 4 or self._answer is None or self._answer.done():
+            return
+        head = bytes(self._came[:end]).lower()
+        length = head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
+        end += int(length)
+        if len(self._came) >= end:
+            self._answer.set_result(bytes(self._came[:end]))
+            del self._came[:end]
+
+
+class WebSocket(Connection):
+    """Messages over one socket, each of which is answered with one."""
+
+    _is_open = False
+
+    @classmethod
+    async def open_at(cls, url: str, path: str) -> Self:
+        socket = await cls.open(url)
+        upgrade = f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {_KEY}"
+        answer = await socket._ask(f"GET {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n{upgrade}\r\n\r\n".encode())
+        if not answer.startswith(b"HTTP/1.1 101"):
+            raise FailedCallError(answer.decode())
+        return socket
+
+    async def call(self, message: bytes) -> bytes:
+        """Send a message and return the next one that comes."""
+        return await self._ask(_frame(_TEXT, message))
+
+    async def more(self) -> bytes:
+        """Return the next message that comes, without having asked for it."""
+        return await self._ask(b"")
+
+    def _look(self) -> None:
+        if not self._is_open:
+            end = self._came.find(b"\r\n\r\n") + 4
+            if end >= 4:
+                self._is_open = True
+                self._give(end, 0)
+            return
+        while len(self._came) >= 2 and self._answer is not None and not self._answer.done():
+            kind, size, begin = self._came[0] & 15, self._came[1] & 127, 2
+            if size >= 126:
+                begin, form = (4, ">H") if size == 126 else (10, ">Q")
+                if len(self._came) < begin:
+                    return
+                size = struct.unpack_from(form, self._came, 2)[0]
+            if len(self._came) < begin + size:
+                return
+            if kind in (_TEXT, _BINARY):
+                self._give(begin + size, begin)
+                continue
+            if kind == _PING:
+                self._transport.write(_frame(_PONG, bytes(self._came[begin : begin + size])))
+            elif kind == _CLOSE:
+                self._transport.close()
+            del self._came[: begin + size]
+
+    def _give(self, end: int, begin: int) -> None:
+        assert self._answer is not None
+        self._answer.set_result(bytes(self._came[begin:end]))
+        del self._came[:end]
+
+
+def _frame(kind: int, content: bytes) -> bytes:
+    size = len(content)
+    if size < 126:
+        head = bytes((128 | kind, 128 | size))
+    elif size < 1 << 16:
+        head = struct.pack(">BBH", 128 | kind, 128 | 126, size)
+    else:
+        head = struct.pack(">BBQ", 128 | kind, 128 | 127, size)
+    return b"%b%b%b" % (head, _NO_MASK, content)

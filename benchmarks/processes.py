@@ -1,0 +1,49 @@
+"""What processes take of the machine, as ``/proc`` tells it."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def family(pids: Iterable[int]) -> list[int]:
+    """Return processes and all their descendants."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for pid, words in _all():
+        children[int(words[1])].append(pid)
+    found = list(pids)
+    for pid in found:
+        found += children[pid]
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds of processor that a process and its descendants have taken so far."""
+    ticks = {each: int(words[11]) + int(words[12]) for each, words in _all()}
+    return sum(ticks.get(each, 0) for each in family([pid])) / os.sysconf("SC_CLK_TCK")
+
+
+def pss_mib(pids: Iterable[int]) -> float:
+    """Return the MiB of memory of processes; what several share counts in equal parts."""
+    kib = 0
+    for pid in pids:
+        with suppress(OSError):  # it has just ended
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kib / 1024
+
+
+def available_mib() -> float:
+    """Return the MiB of memory that the machine could still give."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
+
+
+def _all() -> Iterator[tuple[int, list[str]]]:
+    """Yield each process with what its ``stat`` says after its name, state first."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            yield int(path.parent.name), path.read_text().rpartition(")")[2].split()

@@ -1,0 +1,149 @@
+"""Servers for the length of a block: `envkit serve`, OpenEnv's and a bare one, all from this interpreter's packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import anyio
+from peers_boxes import MissingPeerError, free_ports, start, stop
+from processes import cpu_s
+
+from envkit import clock
+
+_START_TIMEOUT_S = 120.0
+_HERE = str(Path(__file__).parent)
+_UVICORN = [
+    "--factory",
+    "--loop=uvloop",
+    "--http=httptools",
+    "--host=127.0.0.1",
+    "--log-level=warning",
+    "--no-access-log",
+]
+
+
+class Server(NamedTuple):
+    """A server that runs.
+
+    Attributes:
+        url: Where it listens.
+        pid: Its process.
+    """
+
+    url: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Return the seconds of processor that it and all that it started have taken so far."""
+        return cpu_s(self.pid)
+
+
+@contextmanager
+def on_processor(number: int | None) -> Iterator[None]:
+    """Keep what is started in the block, and this process meanwhile, to one of its processors; None to all of them."""
+    before = os.sched_getaffinity(0)
+    if number is not None:
+        os.sched_setaffinity(0, {sorted(before)[number]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@asynccontextmanager
+async def gateway(*words: str, processor: int | None = None) -> AsyncIterator[Server]:
+    """Start ``envkit serve`` without an access log, with the world of `served.py`.
+
+    Args:
+        words: What else it is told.
+        processor: Where it and all that it starts runs; None is anywhere.
+    """
+    with TemporaryDirectory(prefix="envkit-bench-") as folder:
+        (port,) = free_ports(1)
+        own = [f"--port={port}", f"--state={folder}/state", "--set", "access_log=null", *words]
+        command = [sys.executable, "-m", "envkit", "serve", *own]
+        async with _serving(command, _with_worlds(Path(folder)), port, "/v1/health", processor) as server:
+            yield server
+
+
+@asynccontextmanager
+async def uvicorn(
+    app: str, *, package: str, variables: Mapping[str, str] | None = None, processor: int | None = None
+) -> AsyncIterator[Server]:
+    """Start uvicorn with an application of `served.py`, as fast as it can be.
+
+    Args:
+        app: Name of the function that makes it.
+        package: What it needs.
+        variables: Environment variables that it reads.
+        processor: Where it runs.
+
+    Raises:
+        MissingPeerError: It is not installed, or did not start.
+    """
+    if find_spec(package) is None:
+        raise MissingPeerError("not installed: make .venv/boxes/done, and run this with .venv/boxes/bin/python")
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "uvicorn", f"served:{app}", *_UVICORN, f"--port={port}"]
+    environment = {**os.environ, "PYTHONPATH": _path(_HERE), **(variables or {})}
+    async with _serving(command, environment, port, "/health", processor) as server:
+        yield server
+
+
+@asynccontextmanager
+async def _serving(
+    command: list[str], environment: dict[str, str], port: int, sign: str, processor: int | None
+) -> AsyncIterator[Server]:
+    address = f"http://127.0.0.1:{port}"
+    with TemporaryDirectory(prefix="envkit-bench-") as folder:
+        log = Path(folder, "log")
+        with on_processor(processor):
+            process = start(command, environment, log)
+        try:
+            await _until_it_answers(process, address + sign, log)
+            yield Server(address, process.pid)
+        finally:
+            await clock.to_thread(stop, process)
+
+
+async def _until_it_answers(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = clock.now() + _START_TIMEOUT_S
+    while process.poll() is None and clock.now() < deadline:
+        if await clock.to_thread(_answers, url):
+            return
+        await anyio.sleep(0.1)
+    said = (await anyio.Path(log).read_text(errors="replace")).strip()
+    raise MissingPeerError(f"{url} does not answer; its server says: {said[-2000:]}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=1) as response:
+            return bool(response.status == 200)
+    except (OSError, URLError):
+        return False
+
+
+def _with_worlds(folder: Path) -> dict[str, str]:
+    """Install `served.py` in a folder, and return the variables with which a program finds it there."""
+    metadata = folder / "served-1.0.dist-info"
+    metadata.mkdir()
+    folder.chmod(0o755)  # for the users of boxes
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: served\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[envkit.envs]\nserved = served:bring\n")
+    (folder / "served.py").write_text(Path(_HERE, "served.py").read_text())
+    return {**os.environ, "PYTHONPATH": _path(str(folder))}
+
+
+def _path(folder: str) -> str:
+    return os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))

@@ -1,0 +1,56 @@
+"""What callers may have their sandboxes be; an administrator may have everything, as has everybody without tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from envkit.errors import ForbiddenError
+from envkit.http.callers import Caller
+from envkit.types import SandboxSpec
+
+OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Permits:
+    """What a sandbox may be whose caller is no administrator.
+
+    Attributes:
+        networks: What it may reach: ``"none"``, ``"open"`` for everything, and the names of hosts that its list may
+            hold, an asterisk for any characters.
+        profiles: Its profiles.
+        images: Its images, beside the default one; an asterisk stands for any characters. To bubblewrap an image is a
+            folder of the server's machine, and all in it can be read.
+        isolates: Whether what runs inside is kept away from the server; otherwise nobody else may have one.
+    """
+
+    networks: Sequence[str] = ("none",)
+    profiles: Sequence[str] = ("strict",)
+    images: Sequence[str] = ()
+    isolates: bool = True
+
+    def require(self, spec: SandboxSpec, caller: Caller) -> None:
+        """Let pass what `caller` may ask for.
+
+        Raises:
+            ForbiddenError: It may not.
+        """
+        if caller.is_admin:
+            return
+        if not self.isolates:
+            raise ForbiddenError("sandboxes isolate nothing on this server, and so are for tokens with the scope admin")
+        networks = [spec.network] if isinstance(spec.network, str) else spec.network
+        _require("network", networks if OPEN not in self.networks else (), self.networks)
+        _require("profile", [spec.profile], self.profiles)
+        _require("image", [] if spec.image is None else [spec.image], self.images)
+        if spec.runtime is not None:
+            raise ForbiddenError("runtime: only a token with the scope admin may choose one; leave it out")
+
+
+def _require(name: str, wanted: Sequence[str], allowed: Sequence[str]) -> None:
+    for one in wanted:
+        if not any(fnmatchcase(one, pattern) for pattern in allowed):
+            has = f"limits.{name}s of this server has {', '.join(allowed) or 'no entry'}"
+            raise ForbiddenError(f"{name}: {one[:100]!r} needs a token with the scope admin, since {has}")

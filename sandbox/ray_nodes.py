@@ -1,0 +1,192 @@
+"""The nodes of a Ray cluster as they come and go, handed to a pool of sandboxes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from envkit import clock
+from envkit.errors import EnvkitError, SandboxError
+from envkit.sandbox import ray
+from envkit.sandbox.node_actor import NodeKind
+from envkit.sandbox.nodes import Holds, Node
+from envkit.sandbox.ray_backend import RayNodeBackend
+
+BOXES = "envkit_boxes"
+"""The resource of a Ray node that says how many boxes it may hold; without it, its processors and memory bound them."""
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+_AGAIN_S = 15.0
+"""Seconds until a node that was lost, or on which no actor could be started, is tried again: so long Ray may take to
+notice that it is gone."""
+_LEFT = "the fleet has left its cluster"
+_NOT_NEEDED = "its node is not needed"
+_PER_BOX: Mapping[str, float] = {"CPU": 1, "memory": 1 << 30}
+"""What to ask for where boxes are not counted: what most of them take."""
+
+
+class RayNodes:
+    """Adds every node of a cluster that has room for boxes to a pool, and removes it when it is lost.
+
+    Used as ``async with``, around the pool if that is to find again what stayed there: entering returns once an actor
+    runs on each node that there is, or could not be started. Leaving stops the boxes, except those that stay, and ends
+    the actors; it disconnects this process from the cluster only if it had not been connected.
+
+    Args:
+        add: Told of each new node, as `envkit.sandbox.pool.Pool.add_node`.
+        remove: Told of each node that is gone, and why, as `Pool.remove_node`.
+        address: Of the cluster, see `envkit.sandbox.ray.connect`.
+        kind: The backend that the nodes use.
+        lonely_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
+    """
+
+    def __init__(
+        self,
+        add: Callable[[Node], None],
+        remove: Callable[[str, str], None],
+        *,
+        address: str = "auto",
+        kind: NodeKind = "local",
+        lonely_s: float = 30.0,
+    ) -> None:
+        self._add = add
+        self._remove = remove
+        self._address = address
+        self._kind: NodeKind = kind
+        self._lonely_s = lonely_s
+        self._is_connected_by_us = False
+        self._alive: dict[str, ray.ClusterNode] = {}
+        self._tended: dict[str, _Tended] = {}
+        self._again_at: dict[str, float] = {}
+
+    async def request(self, more: int) -> None:
+        """Ask the cluster's autoscaler for room for `more` boxes beside what the nodes hold now; 0 cancels that.
+
+        A box is one of the resource ``envkit_boxes`` where a node has it, otherwise one processor and a GiB of memory.
+        With less than 0, so many fewer would do: nodes that have no box, and hold no more than that, are left, so that
+        the autoscaler may take them away; asking for more comes back to those that are still there.
+        """
+        there = [node for node in self._alive.values() if self._again_at.get(node.id, 0.0) in (0.0, math.inf)]
+        room = sum(map(_fitting, there))
+        count = max(room + more, 0) if more else 0
+        are_counted = any(BOXES in node.resources for node in self._alive.values())
+        if more > 0:
+            self._again_at = {node_id: at for node_id, at in self._again_at.items() if at < math.inf}
+        for tended in list(self._tended.values()):
+            fitting = _fitting(tended.node)
+            if 0 < fitting <= -more and tended.backend.is_empty:
+                more += fitting
+                self._again_at[tended.node.id] = math.inf
+                self._remove(tended.node.name, _NOT_NEEDED)
+                tended.scope.cancel()
+        await clock.to_thread(ray.request, [{BOXES: 1.0} if are_counted else _PER_BOX] * count)
+
+    async def __aenter__(self) -> Self:
+        self._is_connected_by_us = await clock.to_thread(ray.connect, self._address)
+        ray.take_back_signals()
+        self._tasks = await anyio.create_task_group().__aenter__()
+        try:
+            await self._look()
+            for tended in list(self._tended.values()):
+                await tended.settled.wait()
+            self._tasks.start_soon(self._watch)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tasks.cancel_scope.cancel()
+        try:
+            # Only a cancellation is the task group's business: any other error is to leave the block as it is.
+            if not isinstance(error, anyio.get_cancelled_exc_class()):
+                kind = error = trace = None
+            await self._tasks.__aexit__(kind, error, trace)
+        finally:
+            if self._is_connected_by_us:
+                with anyio.CancelScope(shield=True):
+                    await clock.to_thread(ray.disconnect)
+
+    async def _watch(self) -> None:
+        while True:
+            await anyio.sleep(_LOOK_EVERY_S)
+            try:
+                await self._look()
+            except SandboxError as error:
+                _log.warning("%s", error)
+
+    async def _look(self) -> None:
+        """See which nodes there are: begin with the new ones, and lose those that Ray knows to be gone."""
+        self._alive = {node.id: node for node in await clock.to_thread(ray.alive)}
+        self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in self._alive}
+        for node_id, tended in self._tended.items():
+            if node_id not in self._alive:
+                tended.backend.lose(f"node {tended.node.name} has left the Ray cluster")
+        for node in self._alive.values():
+            is_due = clock.now() >= self._again_at.get(node.id, 0.0)
+            if node.id not in self._tended and is_due and _has_room(_holds(node)):
+                self._tended[node.id] = tended = _Tended(node, self._kind, self._lonely_s)
+                self._tasks.start_soon(self._tend, tended)
+
+    async def _tend(self, tended: _Tended) -> None:
+        """Have boxes on a node until it is lost, or we leave."""
+        node, backend = tended.node, tended.backend
+        cause = _LEFT
+        try:
+            with tended.scope:
+                async with backend:
+                    self._add(Node(node.name, backend, _holds(node)))
+                    tended.settled.set()
+                    try:
+                        cause = await backend.wait()
+                        self._again_at[node.id] = clock.now() + _AGAIN_S
+                    finally:
+                        self._remove(node.name, cause)
+        except EnvkitError as error:
+            self._again_at[node.id] = clock.now() + _AGAIN_S
+            _log.warning("%s", error)
+        finally:
+            tended.settled.set()
+            del self._tended[node.id]
+
+
+class _Tended:
+    """A node with an actor of ours.
+
+    Attributes:
+        scope: Ends it when cancelled.
+        settled: Set once the actor runs, or could not be started.
+    """
+
+    def __init__(self, node: ray.ClusterNode, kind: NodeKind, lonely_s: float) -> None:
+        self.node = node
+        self.backend = RayNodeBackend(node, kind=kind, lonely_s=lonely_s)
+        self.scope = anyio.CancelScope()
+        self.settled = anyio.Event()
+
+
+def _fitting(node: ray.ClusterNode) -> int:
+    """Return how many boxes a node holds if nothing else is there, as the autoscaler is to count."""
+    if BOXES in node.resources:
+        return int(node.resources[BOXES])
+    return int(min(node.resources.get(name, 0.0) // amount for name, amount in _PER_BOX.items()))
+
+
+def _has_room(holds: Holds) -> bool:
+    return bool(holds.boxes if holds.boxes is not None else holds.cpus)
+
+
+def _holds(node: ray.ClusterNode) -> Holds:
+    found = node.resources
+    if BOXES in found:
+        return Holds(boxes=int(found[BOXES]))
+    return Holds(cpus=found.get("CPU", 0.0), memory_mib=int(found.get("memory", 0.0)) >> 20)

@@ -1,0 +1,135 @@
+"""One promise for the kinds of sandbox that outlive their owner: nobody must come for them to be cleared away."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxError
+from envkit.sandbox import folders
+from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.local import LocalBackend
+from tests.contract.boxes import KINDS, Kind, groups_of, run, sleepers, until
+
+LONELY_S = 2.0
+
+# Starts a box of the kind that it is told, in which the marker sleeps, says its id, and waits.
+OWNER = """
+import sys, anyio
+from tests.contract.boxes import KINDS
+
+async def main():
+    kind, marker, lonely_s = sys.argv[1:]
+    async with KINDS[kind].backend() as backend:
+        spec = KINDS[kind].spec("sleep", marker, stay=True, lonely_s=float(lonely_s), ttl_s=120)
+        print((await backend.start(spec)).id, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A box that stays, in which `marker` sleeps, and the process that started it."""
+
+    box_id: str
+    owner: subprocess.Popen[str]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("local", marks=pytest.mark.bwrap),
+        pytest.param("docker", marks=pytest.mark.docker),
+    ]
+)
+def lasting(request: pytest.FixtureRequest) -> Kind:
+    """The kinds whose boxes can stay."""
+    return KINDS[str(request.param)]
+
+
+@pytest.fixture
+def stay(lasting: Kind, marker: str) -> Iterator[Stay]:
+    argv = [sys.executable, "-c", OWNER, lasting.name, marker, str(LONELY_S)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+        try:
+            assert owner.stdout is not None
+            yield Stay(owner.stdout.readline().strip(), owner)
+        finally:
+            owner.kill()
+
+
+def opened(kind: Kind) -> LocalBackend | DockerBackend:
+    backend = kind.backend()
+    assert isinstance(backend, LocalBackend | DockerBackend)
+    return backend
+
+
+def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_nothing(
+    lasting: Kind, stay: Stay, marker: str
+) -> None:
+    async def main() -> None:
+        await until(lambda: len(sleepers(marker)) == 1)
+        groups = groups_of(sleepers(marker)[0])
+        stay.owner.send_signal(signal.SIGKILL)
+        stay.owner.wait(5)
+        began = clock.now()
+        await until(lambda: not sleepers(marker))
+        assert LONELY_S - 0.5 < clock.now() - began < LONELY_S + 3
+        async with opened(lasting) as backend:
+            if isinstance(backend, DockerBackend):
+                with anyio.fail_after(10):
+                    while stay.box_id in await backend.staying():  # noqa: ASYNC110 - the daemon takes a moment
+                        await anyio.sleep(0.05)
+            with pytest.raises(SandboxError, match=f"there is no box '{stay.box_id}' that stays"):
+                await backend.attach(stay.box_id)
+            assert list(folders.of_tail(stay.box_id.partition("-")[2])) == []
+        await until(lambda: not any(map(Path.exists, groups)))
+
+    run(main)
+
+
+def test_a_box_that_stays_goes_on_while_its_owner_or_a_visitor_is_there(lasting: Kind, stay: Stay, marker: str) -> None:
+    async def main() -> None:
+        await until(lambda: len(sleepers(marker)) == 1)
+        await anyio.sleep(LONELY_S + 1)
+        assert len(sleepers(marker)) == 1
+        stay.owner.send_signal(signal.SIGKILL)
+        stay.owner.wait(5)
+        async with opened(lasting) as backend:
+            visited = await backend.attach(stay.box_id)
+            await anyio.sleep(LONELY_S + 1)
+            assert (await visited.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+        began = clock.now()
+        await until(lambda: not sleepers(marker))
+        assert LONELY_S - 0.5 < clock.now() - began < LONELY_S + 3
+
+    run(main)
+
+
+def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Kind, stay: Stay, marker: str) -> None:
+    async def main() -> None:
+        await until(lambda: len(sleepers(marker)) == 1)
+        async with opened(lasting) as backend:
+            with closing(await backend.dial(stay.box_id)) as door:
+                stay.owner.send_signal(signal.SIGKILL)
+                stay.owner.wait(5)
+                with anyio.fail_after(10):
+                    await anyio.wait_readable(door)
+                assert b'"hello": 1' in door.recv(4096)
+                await anyio.sleep(LONELY_S + 1)
+                assert len(sleepers(marker)) == 1
+            await until(lambda: not sleepers(marker))
+            with pytest.raises(SandboxError, match="there is no box 'bwrap-nothere1' that stays on this machine"):
+                await backend.dial("bwrap-nothere1")
+
+    run(main)

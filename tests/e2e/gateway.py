@@ -1,0 +1,63 @@
+"""A real ``envkit serve``, with tokens, as a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+SCRIPT = str(Path(sys.executable).with_name("envkit"))
+CONFIG = """
+backend: local
+listen: {port: 0}
+node: {boxes: 8, memory_mib: 4096}
+envs: {boxes: 1, capacity: 16, spares: 0, memory_mib: 512}
+limits: {sandbox_ttl_s: 120, step_timeout_s: 10}
+"""
+_STOP_S = 30
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A server that runs, and the folder of its state."""
+
+    url: str
+    state: Path
+
+    def token(self, tenant: str, scopes: str) -> str:
+        words = [SCRIPT, "token", "create", "--tenant", tenant, "--scopes", scopes, "--state", str(self.state)]
+        return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
+    def client(self, token: str) -> httpx.Client:
+        return httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=30, trust_env=False
+        )
+
+
+@contextmanager
+def gateway(folder: Path, config: str = CONFIG) -> Iterator[Gateway]:
+    """Serve for the length of the block; afterwards it must have ended by itself, without an error."""
+    state = folder / "state"
+    Gateway("", state).token("ops", "admin")  # from now on everybody needs one
+    (folder / "fleet.yaml").write_text(config)
+    words = [SCRIPT, "serve", "--config", str(folder / "fleet.yaml"), "--state", str(state), "--set", "access_log=null"]
+    with (
+        (folder / "said").open("w") as said,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=said, text=True) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            ready, _, url = server.stdout.readline().strip().partition(" ")
+            assert ready == "ready", (folder / "said").read_text()
+            yield Gateway(url, state)
+            server.send_signal(signal.SIGINT)
+            assert server.wait(_STOP_S) == 0
+        finally:
+            server.kill()
+    assert "Traceback" not in (folder / "said").read_text()

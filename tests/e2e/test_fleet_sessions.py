@@ -1,0 +1,101 @@
+"""Sessions of a real server outlive it: they go on in their boxes, and the next server finds them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import envkit
+from envkit.types import JSON
+
+pytestmark = pytest.mark.bwrap
+
+SCRIPT = Path(sys.executable).parent / "envkit"
+TASK: dict[str, Any] = {"env_id": "Sokoban-v0", "seed": 11, "options": {"size": 6, "boxes": 1, "max_moves": 30}}
+MOVES = ["up", "left", "down", "down", "right", "up", "left", "left"]
+
+
+@contextmanager
+def server(port: int, state: Path) -> Iterator[subprocess.Popen[str]]:
+    """A fleet of one box for environments, which its tests may end as they like."""
+    words = [str(SCRIPT), "serve", "--backend", "local", "--port", str(port), "--state", str(state)]
+    settings = ["--set", "envs.boxes=1", "--set", "envs.spares=0", "--set", "access_log=null"]
+    with subprocess.Popen([*words, *settings], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("ready ")
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=30)
+
+
+@pytest.fixture
+def port() -> int:
+    """One that is free: the next server has to be where the last one was."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        number: int = listener.getsockname()[1]
+        return number
+
+
+def answers(moves: list[str]) -> list[str]:
+    """What an undisturbed episode says."""
+    env = envkit.make(TASK["env_id"], **TASK["options"])
+    env.reset(seed=11)
+    said = [env.step(f"<answer>{move}</answer>")[0] for move in moves]
+    env.close()
+    return said
+
+
+def ask(client: httpx.Client, verb: str, path: str, body: JSON = None) -> tuple[int, Any]:
+    response = client.request(verb, path, json=body)
+    return response.status_code, response.json()
+
+
+def step(client: httpx.Client, turn: int, move: str, session: str = "a") -> tuple[int, Any]:
+    return ask(client, "POST", f"/v1/sessions/{session}/step", {"turn": turn, "action": f"<answer>{move}</answer>"})
+
+
+def test_a_session_goes_on_after_the_server_was_killed(port: int, tmp_path: Path) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        with server(port, tmp_path) as process:
+            started = ask(client, "PUT", "/v1/sessions/a", TASK)
+            assert started[0] == 200
+            assert ask(client, "PUT", "/v1/sessions/gone", TASK)[0] == 200
+            assert ask(client, "DELETE", "/v1/sessions/gone")[0] == 200
+            before = [step(client, turn, move) for turn, move in enumerate(MOVES[:4])]
+            process.kill()
+        with server(port, tmp_path):
+            again = step(client, 3, MOVES[3])  # its answer may have been lost on the way
+            other = step(client, 3, "up")
+            after = [step(client, turn, move) for turn, move in enumerate(MOVES) if turn >= 4]
+            assert ask(client, "PUT", "/v1/sessions/a", TASK) == (200, {**started[1], "turn": 8})
+            assert step(client, 0, MOVES[0], "gone")[0] == 404
+            assert ask(client, "DELETE", "/v1/sessions/a")[0] == 200
+            assert step(client, 8, "up")[0] == 404
+    assert [status for status, _ in (*before, *after)] == [200] * 8
+    assert [reply["observation"] for _, reply in (*before, *after)] == answers(MOVES)
+    assert again == before[3]
+    assert (other[0], other[1]["type"]) == (409, "session_conflict")
+
+
+def test_a_session_whose_box_is_gone_too_is_not_found_rather_than_begun_anew(port: int, tmp_path: Path) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        with server(port, tmp_path) as process:
+            assert ask(client, "PUT", "/v1/sessions/a", TASK)[0] == 200
+            assert step(client, 0, "up")[0] == 200
+            box = next(one for one in ask(client, "GET", "/v1/sandboxes")[1]["sandboxes"] if one["state"] == "leased")
+            process.kill()
+        subprocess.run([SCRIPT, "sandbox", "rm", box["box_id"]], check=True)
+        with server(port, tmp_path):
+            assert step(client, 1, "left")[0] == 404
+            assert ask(client, "PUT", "/v1/sessions/a", TASK)[1]["turn"] == 0

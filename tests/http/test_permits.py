@@ -1,0 +1,52 @@
+"""What a sandbox may be whose caller is no administrator."""
+
+from __future__ import annotations
+
+import pytest
+
+from envkit.errors import ForbiddenError
+from envkit.http.callers import EVERYBODY, Caller
+from envkit.http.permits import Permits
+from envkit.types import SandboxSpec
+
+USER = Caller("acme", frozenset({"play", "sandbox"}), "1")
+ADMIN = Caller("ops", frozenset({"admin"}), "2")
+WISHES = {
+    "network": SandboxSpec(network="open"),
+    "network: 'a.example.org'": SandboxSpec(network=("a.example.org",)),
+    "profile": SandboxSpec(profile="system"),
+    "image: '/'": SandboxSpec(image="/"),
+    "runtime": SandboxSpec(runtime="runc"),
+}
+
+
+@pytest.mark.parametrize("named", WISHES)
+def test_what_reaches_out_of_the_box_is_for_administrators(named: str) -> None:
+    with pytest.raises(ForbiddenError, match=f"^{named}"):
+        Permits().require(WISHES[named], USER)
+    Permits().require(WISHES[named], ADMIN)
+    Permits().require(WISHES[named], EVERYBODY)
+
+
+def test_an_ordinary_sandbox_is_for_everybody() -> None:
+    Permits().require(SandboxSpec(memory_mib=64, command=("true",)), USER)
+
+
+def test_what_the_server_lists_may_be_asked_for() -> None:
+    permits = Permits(networks=("*.example.org",), profiles=("strict", "system"), images=("swe/*",))
+    permits.require(SandboxSpec(network=("a.example.org",), profile="system", image="swe/one"), USER)
+    for spec in (SandboxSpec(network=("a.example.org", "b.org")), SandboxSpec(), SandboxSpec(network="open")):
+        with pytest.raises(ForbiddenError, match="network"):
+            permits.require(spec, USER)
+
+
+def test_an_open_network_holds_every_host() -> None:
+    permits = Permits(networks=("none", "open"))
+    for network in ("none", "open", ("b.org",)):
+        permits.require(SandboxSpec(network=network), USER)
+
+
+def test_without_isolation_only_administrators_have_sandboxes() -> None:
+    with pytest.raises(ForbiddenError, match="isolate nothing"):
+        Permits(isolates=False).require(SandboxSpec(), USER)
+    Permits(isolates=False).require(SandboxSpec(), ADMIN)

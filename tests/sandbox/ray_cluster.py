@@ -1,0 +1,44 @@
+"""A real Ray cluster for tests, whose nodes are processes of this machine; run in a process of its own.
+
+Its standard input takes ``add`` and ``kill NAME``; every answer is a line that begins with ``>``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+_MEMORY = 4 << 30
+
+
+def main(folder: str, node_count: int) -> None:
+    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
+    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    nodes: dict[str, Any] = {}
+
+    def add(*, wait: bool) -> str:
+        node = cluster.add_node(wait=wait, num_cpus=4, memory=_MEMORY)
+        name = str(node.node_id)[:8]  # with which its name in a pool ends
+        nodes[name] = node
+        return name
+
+    try:
+        for _ in range(node_count):
+            add(wait=False)
+        cluster.wait_for_nodes()
+        print(">", cluster.address, *nodes, flush=True)
+        for line in sys.stdin:
+            order, *names = line.split()
+            if order == "add":
+                print(">", add(wait=True), flush=True)
+            elif order == "kill":
+                cluster.remove_node(nodes.pop(names[0]), allow_graceful=False)
+                print(">", "killed", flush=True)
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,177 @@
+"""The actor of a node carries what callers say to boxes, lets nobody else in, and ends what nobody calls."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxStartError, from_problem
+from envkit.sandbox.box import Box, Hold
+from envkit.sandbox.channel import Channel, SocketStream
+from envkit.sandbox.node_actor import Answer, NodeActor, NodeKind, greeting
+from envkit.types import SandboxSpec
+from tests.contract.boxes import KINDS, new_marker, run, sleepers, traces, until
+
+
+@asynccontextmanager
+async def serving(kind: NodeKind = "local") -> AsyncIterator[tuple[NodeActor, Answer]]:
+    """Run an actor, without a cluster, for the length of the block."""
+    actor = NodeActor(kind, "127.0.0.1")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(actor.serve)
+        yield actor, await actor.opened()
+        assert await actor.close() == {}
+
+
+async def dialled(opened: Answer, first: bytes) -> socket.socket:
+    stream = socket.socket()
+    stream.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(stream, (opened["host"], opened["port"]))
+    await loop.sock_sendall(stream, first)
+    return stream
+
+
+async def visited(opened: Answer, ticket: int) -> Box:
+    """Return a box as a caller elsewhere sees it."""
+
+    async def nothing() -> None:
+        return None
+
+    async def cause() -> str:
+        return "the connection broke"
+
+    stream = await dialled(opened, greeting(opened["secret"], ticket))
+    box = Box("far", Channel(SocketStream(stream)), Hold(cause, nothing), work="/workspace", forget=lambda box: None)
+    await box.started({}, 20)
+    return box
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
+)
+@pytest.mark.parametrize("fast", [False, True], ids=["asyncio", "uvloop"])  # Ray's workers have the other loop
+def test_who_knows_the_secret_talks_to_the_box_and_large_files_arrive_whole(kind: NodeKind, fast: bool) -> None:
+    before = traces()
+
+    async def main() -> None:
+        async with serving(kind) as (actor, opened):
+            assert opened["capabilities"]["isolation"] is True
+            made = await actor.start(7, KINDS[kind].spec(), 30.0, None)
+            assert (made["work"], made["gives_up"]) == ("/workspace", [])
+            box = await visited(opened, 7)
+            assert (await box.exec(["cat"], stdin=b"hello", timeout_s=20)).stdout == "hello"
+            content = bytes(range(256)) * (80 << 10)  # 20 MiB
+            await box.write("file", content)
+            assert await box.read("file") == content
+            await box.stop()
+            assert await actor.stop(7) == {}
+
+    clock.run(main, fast=fast)
+    assert traces() == before
+
+
+@pytest.mark.bwrap
+def test_others_are_turned_away_without_a_word() -> None:
+    async def main() -> None:
+        async with serving() as (actor, opened):
+            await actor.start(1, SandboxSpec(), 30.0, None)
+            secret = str(opened["secret"])
+            wrong = (greeting("", 1), greeting("0" * 64, 1), greeting(secret, 2))
+            for words in (*wrong, b"\n", b"x" * 300, b"GET / HTTP/1.1\r\n\r\n"):
+                with closing(await dialled(opened, words)) as stream, anyio.fail_after(5):
+                    assert await asyncio.get_running_loop().sock_recv(stream, 100) == b""
+            assert await (await visited(opened, 1)).probe(5) < 5
+
+    run(main)
+
+
+@pytest.mark.bwrap
+def test_a_box_that_nobody_calls_is_ended_and_one_that_has_a_caller_is_not() -> None:
+    async def main() -> None:
+        marker = new_marker()
+        async with serving() as (actor, opened):
+            await actor.start(1, SandboxSpec(("sleep", marker)), 1.0, None)
+            box = await visited(opened, 1)
+            await anyio.sleep(2.5)
+            assert len(sleepers(marker)) == 1
+            await box.stop()
+            began = clock.now()
+            await until(lambda: not sleepers(marker))
+            assert 0.5 < clock.now() - began < 4
+            with anyio.fail_after(5):
+                while "problem" not in await actor.cause(1):
+                    pass
+
+    run(main)
+
+
+@pytest.mark.bwrap
+def test_a_start_that_is_given_up_leaves_nothing() -> None:
+    before = traces()
+
+    async def main() -> None:
+        marker = new_marker()
+        answers = []
+        async with serving() as (actor, _), anyio.create_task_group() as tasks:
+
+            async def start() -> None:
+                answers.append(await actor.start(1, SandboxSpec(("sleep", marker)), 30.0, None))
+
+            tasks.start_soon(start)
+            await anyio.sleep(0.01)
+            assert await actor.stop(1) == {}
+        assert str(from_problem(answers[0]["problem"])) == "sandbox box 1 did not start: it was given up"
+        assert sleepers(marker) == []
+
+    run(main)
+    assert traces() == before
+
+
+@pytest.mark.bwrap
+def test_why_a_box_is_gone_and_what_cannot_be_started_are_answers() -> None:
+    async def main() -> None:
+        async with serving() as (actor, _):
+            await actor.start(1, SandboxSpec(("sh", "-c", "sleep 1; exit 3")), 30.0, None)
+            assert await actor.cause(1) == {"cause": "exited with code 3"}
+            await actor.start(2, SandboxSpec(), 30.0, None)
+            assert await actor.cause(2) == {"cause": ""}
+            assert await actor.look(2) == {"look": ""}
+            refused = from_problem((await actor.start(3, SandboxSpec(image="/nowhere"), 30.0, None))["problem"])
+            assert isinstance(refused, SandboxStartError)
+            assert "'/nowhere' is not a folder" in refused.cause
+            unknown = from_problem((await actor.cause(3))["problem"])
+            assert str(unknown) == "its node knows nothing of it"
+
+    run(main)
+
+
+@pytest.mark.bwrap
+def test_files_are_kept_on_the_node_and_not_taken_for_those_of_an_actor_before() -> None:
+    async def main() -> None:
+        async with serving() as (actor, opened):
+            await actor.start(1, SandboxSpec(), 30.0, None)
+            await (await visited(opened, 1)).write("kept", b"x")
+            name = (await actor.snapshot(1))["name"]
+            await actor.start(2, SandboxSpec(), 30.0, name)
+            assert await (await visited(opened, 2)).read("kept") == b"x"
+            refused = await actor.start(3, SandboxSpec(), 30.0, f"{name[:-1]}_")
+            assert "there is no snapshot" in refused["problem"]["detail"]
+
+    run(main)
+
+
+def test_an_address_that_is_not_the_nodes_is_an_answer_too() -> None:
+    async def main() -> None:
+        actor = NodeActor("local", "192.0.2.77")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(actor.serve)
+            assert "Cannot assign requested address" in (await actor.opened())["problem"]["detail"]
+
+    run(main)

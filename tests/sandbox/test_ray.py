@@ -1,0 +1,331 @@
+"""A real Ray cluster as a place for sandboxes: they come and go with its nodes, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxStartError, UsageError
+from envkit.protocols import Sandbox
+from envkit.sandbox import ray
+from envkit.sandbox.nodes import Node
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.ray_backend import RayNodeBackend
+from envkit.sandbox.ray_nodes import RayNodes
+from envkit.types import SandboxSpec
+from tests.contract.boxes import agent_above, arguments, new_marker, parent, processes, run, sleepers, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.bwrap]
+
+LONELY_S = 2.0
+
+SERVER = """
+import os, socket, threading
+def serve(listener):
+    while True:
+        stream, _ = listener.accept()
+        stream.sendall(stream.recv(100).upper())
+        stream.close()
+inner = socket.socket(socket.AF_UNIX)
+inner.bind(os.environ["ENVKIT_SOCKETS"] + "/door")
+inner.listen()
+threading.Thread(target=serve, args=(inner,)).start()
+serve(socket.create_server(("127.0.0.1", 8000)))
+"""
+
+# Starts a box in which the marker sleeps, says so, and waits.
+DRIVER = """
+import sys, anyio
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.ray_nodes import RayNodes
+from envkit.types import SandboxSpec
+
+async def main():
+    address, marker = sys.argv[1:]
+    pool = Pool()
+    async with RayNodes(pool.add_node, pool.remove_node, address=address, lonely_s=2), pool:
+        async with pool.lease(SandboxSpec(("sleep", marker))):
+            print("ready", flush=True)
+            await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+class Cluster:
+    """A cluster in a process of its own, with two nodes for boxes at first."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.sandbox.ray_cluster", folder, "2"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            cwd=Path(__file__).parents[2],
+        )
+        self.address, *_ = self._answer()
+
+    def add(self) -> str:
+        """Add a node, and return the end of its name in a pool."""
+        return self._ask("add")[0]
+
+    def kill(self, tail: str) -> None:
+        """Kill the node whose name ends so."""
+        self._ask(f"kill {tail}")
+
+    def actors(self) -> list[int]:
+        """The processes of actors of ours."""
+        return [pid for pid in processes() if self._is_actor(pid)]
+
+    def _is_actor(self, pid: int) -> bool:
+        if not b"".join(arguments(pid)).startswith(b"ray::NodeActor"):
+            return False
+        with suppress(OSError):
+            return any(fd.readlink().is_relative_to(self.folder) for fd in Path(f"/proc/{pid}/fd").iterdir())
+        return False
+
+    def _ask(self, order: str) -> list[str]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{order}\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> list[str]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("> "):
+                return line.split()[1:]
+        raise AssertionError("the cluster has ended")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of its sockets are long
+    try:
+        made = Cluster(folder)
+        with made.process as process:
+            yield made
+            assert process.stdin is not None
+            process.stdin.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def opened(cluster: Cluster) -> AsyncIterator[tuple[Pool, RayNodes]]:
+    """A pool over the cluster; afterwards no actor is left."""
+    pool = Pool()
+    async with RayNodes(pool.add_node, pool.remove_node, address=cluster.address, lonely_s=LONELY_S) as nodes, pool:
+        assert len(cluster.actors()) >= 2
+        yield pool, nodes
+    await until(lambda: cluster.actors() == [])
+
+
+@asynccontextmanager
+async def found(cluster: Cluster) -> AsyncIterator[dict[str, RayNodeBackend]]:
+    """The backends of all nodes, by name."""
+    backends: dict[str, RayNodeBackend] = {}
+
+    def add(node: Node) -> None:
+        assert isinstance(node.backend, RayNodeBackend)
+        backends[node.name] = node.backend
+
+    def remove(name: str, cause: str) -> None:
+        backends.pop(name, None)
+
+    async with RayNodes(add, remove, address=cluster.address, lonely_s=LONELY_S):
+        yield backends
+
+
+def test_boxes_on_several_nodes_do_what_boxes_here_do(cluster: Cluster, tmp_path: Path) -> None:
+    marker = new_marker()
+
+    async def use(box: Sandbox) -> None:
+        result = await box.exec(["sh", "-c", "cat; id -u; nice; exit 3"], stdin=b"in ", timeout_s=20)
+        assert (result.stdout, result.exit_code) == ("in 1000\n0\n", 3)
+        shell = box.shell()
+        await shell.run("x=1; cd /tmp", timeout_s=20)
+        assert (await shell.run("echo $x $PWD", timeout_s=20)).stdout == "1 /tmp\n"
+        content = os.urandom(8 << 20)
+        (tmp_path / box.id).write_bytes(content)
+        await box.upload(tmp_path / box.id, "/workspace/there")
+        await box.download("/workspace/there", tmp_path / f"{box.id} again")
+        assert (tmp_path / f"{box.id} again").read_bytes() == content
+        assert await box.probe(5) < 5
+
+    async def main() -> None:
+        async with opened(cluster) as (pool, _), AsyncExitStack() as stack:
+            lend = [stack.enter_async_context(pool.lease(SandboxSpec(("sleep", marker)))) for _ in range(4)]
+            boxes = [await one for one in lend]
+            assert len({view.node for view in pool.views()}) == 2
+            async with anyio.create_task_group() as tasks:
+                for box in boxes:
+                    tasks.start_soon(use, box)
+            assert len(sleepers(marker)) == 4
+        assert sleepers(marker) == []
+
+    run(main)
+
+
+def test_what_listens_in_a_box_on_another_node_is_reached(cluster: Cluster) -> None:
+    async def main() -> None:
+        async with opened(cluster) as (pool, _), pool.lease(SandboxSpec((sys.executable, "-c", SERVER))) as box:
+            await box.exec(["sh", "-c", "until [ -e $ENVKIT_SOCKETS/door ]; do sleep 0.02; done"], timeout_s=20)
+            for place in ("door", 8000):
+                with anyio.fail_after(10):
+                    async with await anyio.abc.SocketStream.from_socket(await box.connect(place)) as stream:
+                        await stream.send(b"hello")
+                        assert await stream.receive() == b"HELLO"
+
+    run(main)
+
+
+def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_new_ones(cluster: Cluster) -> None:
+    doomed, spared = new_marker(), new_marker()
+
+    async def main() -> None:
+        async with opened(cluster) as (pool, _):
+            await pool.create("doomed", SandboxSpec(("sleep", doomed)))
+            await pool.create("spared", SandboxSpec(("sleep", spared)))
+            node = pool.view("doomed").node
+            assert pool.view("spared").node != node
+            began = clock.now()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(clock.to_thread, cluster.kill, node[-8:])
+                with pytest.raises(SandboxLostError) as lost:
+                    await pool.get("doomed").exec(["sleep", "1000"], timeout_s=1000)
+            assert clock.now() - began < 5
+            assert lost.value.cause == f"node {node} of the Ray cluster is lost"
+            assert (await pool.get("spared").exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+            await until(lambda: sleepers(doomed) == [])
+            added = await clock.to_thread(cluster.add)
+            with anyio.fail_after(30):
+                while not any(view.node.endswith(added) for view in pool.views()):
+                    with suppress(CapacityError):
+                        await pool.create(f"new-{len(pool.views())}", SandboxSpec())
+                    await anyio.sleep(0.2)
+            assert len(sleepers(spared)) == 1
+        assert sleepers(spared) == []
+
+    run(main)
+
+
+def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: Cluster) -> None:
+    marker = new_marker()
+
+    async def main() -> None:
+        async with found(cluster) as backends:
+            name, backend = min(backends.items())
+            box = await backend.start(SandboxSpec(("sleep", marker)))
+            actor = parent(parent(agent_above(sleepers(marker)[0])))
+            assert actor in cluster.actors()
+            os.kill(actor, signal.SIGSTOP)
+            began = clock.now()
+            with pytest.raises(SandboxLostError, match=f"node {name} of the Ray cluster is lost"):
+                await box.exec(["true"], timeout_s=60)
+            assert clock.now() - began < 5
+            assert backends.get(name) is not backend
+            await until(lambda: sleepers(marker) == [], 40)  # once Ray has ended the actor, which holds a channel
+
+    run(main)
+
+
+def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
+    marker = new_marker()
+
+    async def main() -> None:
+        async with found(cluster) as backends:
+            name, backend = sorted(backends.items())[0]
+            assert backend.capabilities()["isolation"] is True
+            box = await backend.start(SandboxSpec(("sleep", marker), stay=True, lonely_s=30))
+            await box.write("kept", b"x")
+            assert await box.look() == ""
+            with pytest.raises(SandboxStartError, match="'/nowhere' is not a folder"):
+                await backend.start(SandboxSpec(image="/nowhere"))
+        assert len(sleepers(marker)) == 1
+        async with found(cluster) as backends:
+            again = await backends[name].attach(box.id)
+            assert await again.read("kept") == b"x"
+            await again.stop()
+            assert sleepers(marker) == []
+            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+                await backends[name].attach(box.id)
+
+    run(main)
+
+
+def test_of_a_server_that_is_killed_nothing_is_left(cluster: Cluster) -> None:
+    marker = new_marker()
+    argv = [sys.executable, "-c", DRIVER, cluster.address, marker]
+
+    async def main() -> None:
+        await until(lambda: sleepers(marker) == [], 20)
+        await until(lambda: cluster.actors() == [], 20)
+
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver:
+        assert driver.stdout is not None
+        assert "ready\n" in driver.stdout  # Ray has its own to say there
+        assert len(sleepers(marker)) == 1
+        driver.kill()
+    run(main)
+
+
+def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_nodes_are_left_to_it(
+    cluster: Cluster,
+) -> None:
+    def asked() -> object:
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        return json.loads(_internal_kv_get("autoscaler_resource_request"))
+
+    async def main() -> None:
+        async with opened(cluster) as (pool, nodes):
+            a_box = {"CPU": 1, "memory": 1 << 30}
+            await nodes.request(3)
+            assert asked() == [a_box] * (2 * 4 + 3)  # two nodes hold four each
+            await nodes.request(0)
+            assert asked() == []
+            async with pool.lease(SandboxSpec()) as box:
+                await nodes.request(-7)
+                assert asked() == [a_box]
+                await until(lambda: len(cluster.actors()) == 1)
+                assert await box.probe(5) < 5
+                await nodes.request(1)
+                await until(lambda: len(cluster.actors()) == 2, 30)
+
+    run(main)
+
+
+def test_a_request_to_end_goes_to_this_program_and_not_to_ray(cluster: Cluster) -> None:
+    async def main() -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+            async with found(cluster) as backends:
+                assert len(backends) >= 2
+                os.kill(os.getpid(), signal.SIGTERM)
+                with anyio.fail_after(5):
+                    async for number in signals:
+                        assert number == signal.SIGTERM
+                        break
+
+    run(main)
+
+
+def test_where_there_is_no_cluster_it_is_said_what_to_do() -> None:
+    for address, hint in {"127.0.0.1:1": "ray start --head", "ray://127.0.0.1:1": "run this on a machine"}.items():
+        with pytest.raises(UsageError, match=hint):
+            ray.connect(address)
