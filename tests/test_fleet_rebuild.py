@@ -25,10 +25,11 @@ class Box:
 
     capacity = 99
 
-    def __init__(self, name: str, *, accent: str = "", dies_after: int | None = None) -> None:
+    def __init__(self, name: str, *, accent: str = "", dies_after: int | None = None, is_dying: bool = False) -> None:
         self.id = name
         self.accent = accent
         self.dies_after = dies_after
+        self.is_dying = is_dying
         self.calls = 0
         self.died = anyio.Event()
         self.cause = ""
@@ -52,6 +53,9 @@ class Box:
 
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+        if self.is_dying:
+            self.die("killed by signal 9")
+        self._check()
         yield Echo(self, task)
 
     async def answer(self) -> None:
@@ -141,6 +145,27 @@ def test_a_box_that_dies_during_the_reset_is_replaced_too() -> None:
         async with fleet_of(Box("a", dies_after=0), Box("b")) as fleet, fleet.lease(TASK) as episode:
             assert await episode.reset() == Reset(Observation("3"), {"rebuilt": "killed by signal 9"})
             assert (await episode.step("go")).info == {"box": "b"}
+
+    run(main)
+
+
+def test_an_episode_whose_box_dies_as_it_takes_its_place_there_is_given_another_one() -> None:
+    async def main() -> None:
+        async with fleet_of(Box("a", is_dying=True), Box("b")) as host:
+            async with host.lease(TASK) as episode:
+                assert (await episode.reset()).info == {"rebuilt": "killed by signal 9"}
+                await episode.step("x")
+            assert (host.episodes.rebuilt, host.episodes.void) == (1, 0)
+
+    run(main)
+
+
+def test_an_episode_that_cannot_be_rebuilt_and_whose_box_dies_as_it_takes_its_place_there_is_void() -> None:
+    async def main() -> None:
+        async with fleet_of(Box("a", is_dying=True), Box("b"), is_replayable=False) as host:
+            with pytest.raises(SandboxLostError, match="a lost: killed by signal 9"):
+                await host.lease(TASK).__aenter__()
+            assert (host.episodes.rebuilt, host.episodes.void) == (0, 1)
 
     run(main)
 

@@ -54,17 +54,19 @@ class FleetEpisode:
         seat: Gives it a place, and another one after a loss.
         rebuilds: How often it may be rebuilt; 0 for a world that cannot be.
         tally: Where rebuilt and void episodes are counted.
+        goes_on: Whether its place is one that another server gave it.
 
     Attributes:
         state: Where it is in its life.
     """
 
-    def __init__(self, seat: Seat, *, rebuilds: int, tally: EpisodeTally) -> None:
+    def __init__(self, seat: Seat, *, rebuilds: int, tally: EpisodeTally, goes_on: bool = False) -> None:
         self.state = EpisodeState.PLAYING
         self._seat = seat
         self._keeps_log = rebuilds > 0
         self._rebuilds_left = rebuilds
         self._tally = tally
+        self._goes_on = goes_on
         self._seated = AsyncExitStack()
         self._episode: LastingEpisode
         self._start: int | None = None
@@ -108,7 +110,12 @@ class FleetEpisode:
         return await self._played().again(action)
 
     async def __aenter__(self) -> Self:
-        self._episode = await self._seated.enter_async_context(self._seat())
+        try:
+            self._episode = await self._seated.enter_async_context(self._seat())
+        except SandboxLostError as loss:
+            if self._goes_on:  # where another server left it, and only that one knew what was played
+                self._rebuilds_left = 0
+            await self._rebuild(loss)
         return self
 
     async def __aexit__(

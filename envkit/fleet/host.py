@@ -170,7 +170,8 @@ class FleetHost:
 
     def _episode(self, task: Task, key: str) -> FleetEpisode:
         rebuilds = self._rebuilds if self._replayable(task.env_id) else 0
-        return FleetEpisode(partial(self._seat, task, key), rebuilds=rebuilds, tally=self.episodes)
+        goes_on = bool(key) and self.recall(key) == task
+        return FleetEpisode(partial(self._seat, task, key), rebuilds=rebuilds, tally=self.episodes, goes_on=goes_on)
 
     def _box_of(self, seat: SeatRecord) -> Box | None:
         return next((box for box in self._ready if box.sandbox.id == seat.box and not box.gone.is_set()), None)

@@ -56,6 +56,13 @@ class Gateway:
     def __post_init__(self) -> None:
         self.name = folders.owner_name(self.process.pid)
 
+    def wait_until_ready(self) -> None:
+        """Wait until it says that it answers."""
+        assert self.process.stdout is not None
+        is_said = select.select([self.process.stdout], [], [], _READY_S)[0]
+        said = self.process.stdout.readline() if is_said else ""
+        assert said == f"ready {self.url}\n", self.log.read_text()
+
     def spec(self, *command: str, **fields: Any) -> SandboxSpec:
         """A sandbox in which the programs of this machine, or of an image, can be run."""
         return SandboxSpec(command, image=image(whole=True) if self.kind == "docker" else None, **fields)
@@ -88,16 +95,23 @@ class Gateway:
                 await anyio.sleep(0.02)
         raise TimeoutError(f"{id} is {last}, and not {state}")
 
-    async def boxes(self, *, are_env_boxes: bool, state: str = "leased") -> dict[str, str]:
-        """The ids of the boxes behind those of its sandboxes that are in `state`, by the sandboxes' ids."""
+    async def boxes(self, *, are_env_boxes: bool) -> dict[str, str]:
+        """The ids of the boxes behind those of its sandboxes that are lent and not over, by the sandboxes' ids."""
+        found = await self._sandboxes("leased", "suspect")  # silent for a moment, on a machine that is busy
+        return {id: box_id for id, box_id in found.items() if id.startswith(":envs-") == are_env_boxes}
+
+    async def spare_boxes(self) -> dict[str, str]:
+        """Likewise those behind its spares."""
+        return await self._sandboxes("ready")
+
+    async def _sandboxes(self, *states: str) -> dict[str, str]:
         found = (await self.get("/v1/sandboxes"))["sandboxes"]
-        wanted = (one for one in found if one["sandbox_id"].startswith(":envs-") == are_env_boxes)
-        return {one["sandbox_id"]: one["box_id"] for one in wanted if one["state"] == state}
+        return {one["sandbox_id"]: one["box_id"] for one in found if one["state"] in states}
 
     async def spares(self, count: int) -> None:
         """Wait until so many spares are ready."""
         with anyio.fail_after(30):
-            while len(await self.boxes(are_env_boxes=False, state="ready")) < count:  # noqa: ASYNC110
+            while len(await self.spare_boxes()) < count:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
 
     async def metrics(self) -> dict[str, float]:
@@ -124,6 +138,13 @@ class Gateway:
         """The env server in a box."""
         first = self.first_pid(box_id)
         return next(pid for pid in processes() if _ENV_SERVER in arguments(pid) and first in _above(pid))
+
+    async def kill_env_box(self, box_id: str) -> None:
+        """Kill the first process of a box, and wait until its env server is gone with it."""
+        server = self.env_server(box_id)
+        os.kill(self.first_pid(box_id), signal.SIGKILL)
+        while arguments(server):  # noqa: ASYNC110 - the kernel takes a moment, in which it may still answer
+            await anyio.sleep(0.005)
 
     async def end(self, signal_number: int = signal.SIGTERM) -> int:
         """Send it a signal, and return its exit code."""
@@ -178,7 +199,9 @@ NOTHING: dict[str, set[str]] = {
 
 
 @contextmanager
-def serving(kind: str, state: Path, *settings: str, port: int | None = None) -> Iterator[Gateway]:
+def serving(
+    kind: str, state: Path, *settings: str, port: int | None = None, is_awaited: bool = True
+) -> Iterator[Gateway]:
     """Run a server for the length of the block, as from a shell.
 
     Args:
@@ -186,10 +209,11 @@ def serving(kind: str, state: Path, *settings: str, port: int | None = None) -> 
         state: Folder of what survives it.
         settings: ``"key=value"`` texts for its file.
         port: Where; None is any that is free, named, so that its sandboxes stay.
+        is_awaited: Whether the block begins when it answers, and not while it starts.
     """
     port = port or free_port()
     log = state / f"{kind}-{port}.log"
-    words = ["--backend", kind, "--port", str(port), "--state", str(state), "--set", "access_log=none"]
+    words = ["--backend", kind, "--port", str(port), "--state", str(state), "--set", "access_log=null"]
     for setting in (*settings, *([f"envs.image={games_image()}"] if kind == "docker" else [])):
         words += ["--set", setting]
     env = {name: value for name, value in os.environ.items() if name != "ENVKIT_TOKEN"}
@@ -197,16 +221,10 @@ def serving(kind: str, state: Path, *settings: str, port: int | None = None) -> 
         command = [sys.executable, "-m", "envkit", "serve", *words]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
     with process:
-        assert process.stdout is not None
+        gateway = Gateway(kind, f"http://127.0.0.1:{port}", process, log)
         try:
-            is_said = select.select([process.stdout], [], [], _READY_S)[0]
-            said = process.stdout.readline().split() if is_said else []
-            assert said[:1] == ["ready"], log.read_text()
-        except BaseException:
-            process.kill()
-            raise
-        gateway = Gateway(kind, said[1], process, log)
-        try:
+            if is_awaited:
+                gateway.wait_until_ready()
             yield gateway
             if process.poll() is None:
                 process.terminate()

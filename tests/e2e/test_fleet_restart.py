@@ -66,7 +66,7 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
             said = await box.shell("work").run("pwd; echo $word; jobs -p | wc -l", timeout_s=10)
             assert said.stdout.split() == ["/tmp", "said", "1"]
         # Nobody had the spare, and this server keeps none.
-        assert await gateway.boxes(are_env_boxes=False, state="ready") == {}
+        assert await gateway.spare_boxes() == {}
         assert (await gateway.metrics())["envkit_sandbox_starts_total"] == 0
 
     with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=1", port=port) as first:
@@ -86,27 +86,24 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
 
 
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_clients_of_a_server_that_is_killed_go_on_with_sandboxes_and_are_told_of_episodes(
-    kind: str, tmp_path: Path
-) -> None:
+def test_clients_of_a_server_that_is_killed_go_on_when_there_is_one_again(kind: str, tmp_path: Path) -> None:
     port = free_port()
 
     async def main(first: Gateway) -> None:
         async with SandboxClient(first.url) as client, EnvClient(first.url) as player:
             await client.create("a", first.spec())
             await client.get("a").write("kept", b"there")
-            async with player.lease(Task("FrozenLake-v0", 1)) as episode:
+            async with player.lease(Task("Sokoban-v0", 1)) as episode:
                 await episode.reset()
                 await episode.step("<answer>down</answer>")
                 first.process.kill()
                 await first.exit_code()
                 with serving(kind, tmp_path, "envs.boxes=1", port=port):
                     assert await client.get("a").read("kept") == b"there"
-                    with pytest.raises(EnvkitError):
-                        await episode.step("<answer>down</answer>")
-                    async with player.lease(Task("FrozenLake-v0", 1)) as anew:
-                        await anew.reset()
-                        await anew.step("<answer>down</answer>")
+                    await episode.step("<answer>down</answer>")
+                    async with player.lease(Task("Sokoban-v0", 1)) as another:
+                        await another.reset()
+                        await another.step("<answer>down</answer>")
 
     with serving(kind, tmp_path, "envs.boxes=1", port=port) as first:
         run(lambda: main(first), 40)
@@ -169,6 +166,20 @@ def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_no
 
     with serving(kind, tmp_path, "envs.boxes=2", "envs.spares=1") as gateway:
         run(lambda: main(gateway), 60)
+
+
+@pytest.mark.parametrize("kind", [LOCAL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_told_to_end_while_it_starts_leaves_nothing(
+    kind: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    async def main(gateway: Gateway) -> None:
+        await until(lambda: bool(gateway.left()["groups"]), 20)
+        assert await gateway.end(number) == 0
+        assert gateway.left() == NOTHING
+
+    with serving(kind, tmp_path, "envs.boxes=2", is_awaited=False) as gateway:
+        run(lambda: main(gateway), 40)
 
 
 @pytest.mark.docker
