@@ -188,7 +188,7 @@ class ServeConfig(Section):
     alerts: AlertsSection = AlertsSection()
     autoscale: AutoscaleSection = AutoscaleSection()
     access_log: str | None = "-"
-    """File that every request is written to, one line of JSON each; - is standard error, none writes none."""
+    """File that every request is written to, one line of JSON each; - is standard error, null writes none."""
     state: str | None = None
     """Folder of what survives a restart: leases and tokens. None takes envkit's folder in the user's state folder."""
 
