@@ -98,6 +98,10 @@ class LastingHost(EnvHost, Protocol):
         """Return what the episode of this key plays; None where there is none that could go on."""
         ...
 
+    def recallable(self) -> Sequence[str]:
+        """Return the keys of the episodes that could go on."""
+        ...
+
 
 class Expert(Protocol):
     """A player that knows a world: plays the expert policy and teaches."""

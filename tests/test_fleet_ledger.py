@@ -14,8 +14,8 @@ import pytest
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.fleet.host import SeatRecord
 from envkit.fleet.ledger import Ledger
+from envkit.fleet.seats import SeatRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
 _KILLED = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -36,6 +36,9 @@ class Homes:
 
     def recall(self, key: str) -> Task | None:
         return self.shared.recall(key) or self.own.recall(key)
+
+    def recallable(self) -> Sequence[str]:
+        return [*self.shared.recallable(), *self.own.recallable()]
 
     def _home(self, task: Task) -> LastingHost:
         return self.shared if self.shares(task.env_id) else self.own

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import anyio
 
@@ -18,6 +18,7 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxLostError, SandboxStartError
 from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
+from envkit.fleet.seats import SeatRecord, Seats
 from envkit.protocols import LastingEpisode
 from envkit.restarts import RestartBudget, restart_delay
 from envkit.types import SandboxState, Task
@@ -29,35 +30,6 @@ _RETRY_S = 0.02
 """Seconds between two attempts to reach a server that does not listen yet."""
 _STOP_S = 15.0
 """Seconds until a sandbox that does not stop is left alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeatRecord:
-    """Where an episode is.
-
-    Attributes:
-        box: Id of its sandbox.
-        session: Name of its session on the server in there.
-        task: What it plays.
-    """
-
-    box: str
-    session: str
-    task: Task
-
-
-class Seats(Protocol):
-    """Knows, beyond the life of a server, which episode is in which box."""
-
-    def seat(self, key: str) -> SeatRecord | None: ...
-
-    async def sit(self, key: str, seat: SeatRecord) -> None:
-        """Return once it is written down."""
-        ...
-
-    async def leave(self, key: str) -> None:
-        """Return once it is forgotten; not cancelled."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +139,10 @@ class FleetHost:
         """Return what the episode of this key plays in one of the boxes, since an earlier server; else None."""
         found = None if self._seats is None else self._seats.seat(key)
         return None if found is None or self._box_of(found) is None else found.task
+
+    def recallable(self) -> Sequence[str]:
+        """Return the keys of the episodes that an earlier server began in the boxes that are there now."""
+        return () if self._seats is None else [key for key in self._seats.seated() if self.recall(key) is not None]
 
     def _episode(self, task: Task, key: str) -> FleetEpisode:
         rebuilds = self._rebuilds if self._replayable(task.env_id) else 0

@@ -19,7 +19,7 @@ import msgspec
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.fleet.host import SeatRecord
+from envkit.fleet.seats import SeatRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
 _VERSION = 1
@@ -61,8 +61,12 @@ class Ledger:
         self._pending[view.id] = view
         await self._flush()
 
+    def seated(self) -> Sequence[str]:
+        """Return the keys of all episodes that are somewhere."""
+        return list(self._seats)
+
     def seat(self, key: str) -> SeatRecord | None:
-        """Return where the episode of this key is; see `envkit.fleet.host.Seats`."""
+        """Return where the episode of this key is; see `envkit.fleet.seats.Seats`."""
         return self._seats.get(key)
 
     async def sit(self, key: str, seat: SeatRecord) -> None:

@@ -89,6 +89,8 @@ class SessionTable:
         self._step_timeout_s = step_timeout_s
         self._sessions: dict[str, Session] = {}
         self._leased = 0
+        self._recalled: dict[str, Task] = {}
+        """What plays in sessions of an earlier server that we are just having again."""
         self._kept: list[set[str]] = []
         self._computing = anyio.Lock()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
@@ -104,8 +106,10 @@ class SessionTable:
         return self._leased
 
     def can_recall(self, id: str) -> bool:
-        """Say whether a session that we do not know goes on in the host, since an earlier server."""
-        return id not in self._sessions and self._lasting is not None and self._lasting.recall(id) is not None
+        """Say whether a session goes on in the host, since an earlier server, and we do not have it yet."""
+        if self._lasting is None:
+            return False
+        return id in self._recalled or (id not in self._sessions and self._lasting.recall(id) is not None)
 
     async def create(self, id: str, task: Task) -> Opened:
         """Start a session, or give its start again. A caller that is cancelled here leaves the session alone.
@@ -226,6 +230,10 @@ class SessionTable:
         self._filled = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._sweep)
+        if self._lasting is not None:
+            # At once, since they take places, and expire like all others.
+            for id in self._lasting.recallable():
+                self._tasks.start_soon(self._recall_or_drop, id)
         return self
 
     async def __aexit__(
@@ -309,10 +317,23 @@ class SessionTable:
             SessionNotFoundError: It has expired meanwhile; what is there has not come to `turn`.
         """
         assert self._lasting is not None
-        task = self._lasting.recall(id)
-        if task is not None and (await self.create(id, task)).turn == 0 < turn:
+        task = self._recalled.get(id) or self._lasting.recall(id)
+        if task is None:
+            return
+        self._recalled[id] = task
+        try:
+            found = await self.create(id, task)
+        finally:
+            self._recalled.pop(id, None)
+        if found.turn == 0 < turn:
             await self.delete(id)
             self._find(id)
+
+    async def _recall_or_drop(self, id: str) -> None:
+        try:
+            await self._recall(id)
+        except EnvkitError as error:
+            _log.warning("session %s of an earlier server is gone: %s", id, error)
 
     async def _again(self, session: Session, action: str) -> Played:
         """Give the answer to the last step before the session was recalled."""

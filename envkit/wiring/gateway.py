@@ -261,15 +261,19 @@ async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterato
 class _EnvBoxes:
     """Takes the boxes that serve environments out of a pool, first those that an earlier server left running."""
 
-    def __init__(self, pool: Pool, spec: SandboxSpec, kind: str) -> None:
+    def __init__(self, pool: Pool, spec: SandboxSpec, kind: str, most: int) -> None:
         self._pool = pool
         self._spec = spec
         self._kind = f"{_ENV_BOX}{kind}-"
+        self._most = most
         self._left: list[str] | None = None
 
     async def start(self) -> Home:
         if self._left is None:
-            self._left = [view.id for view in self._pool.views() if view.id.startswith(self._kind) and _is_alive(view)]
+            found = [view.id for view in self._pool.views() if view.id.startswith(self._kind) and _is_alive(view)]
+            self._left = found[: self._most]
+            for name in found[self._most :]:  # fewer are wanted than before
+                await self._pool.stop(name)
         while self._left:
             name = self._left.pop()
             if self._pool.view(name).spec == self._spec:
@@ -284,7 +288,7 @@ def _host(config: ServeConfig, pool: Pool, places: _Places, box: SandboxSpec, ki
     """Return the host that plays in boxes of one kind; in ``"own"`` ones a single episode each."""
     silence = config.silence
     return FleetHost(
-        _EnvBoxes(pool, box, kind).start,
+        _EnvBoxes(pool, box, kind, boxes).start,
         partial(sandboxes.connect, _CALL_S),
         boxes=boxes,
         slots_per_box=1 if kind == "own" else math.ceil(config.envs.capacity / boxes),

@@ -25,10 +25,11 @@ MOVES = ["up", "left", "down", "down", "right", "up", "left", "left"]
 
 
 @contextmanager
-def server(port: int, state: Path) -> Iterator[subprocess.Popen[str]]:
+def server(port: int, state: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A fleet of one box for environments, which its tests may end as they like."""
     words = [str(SCRIPT), "serve", "--backend", "local", "--port", str(port), "--state", str(state)]
     settings = ["--set", "envs.boxes=1", "--set", "envs.spares=0", "--set", "access_log=null"]
+    settings += [word for setting in more for word in ("--set", setting)]
     with subprocess.Popen([*words, *settings], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -99,3 +100,27 @@ def test_a_session_whose_box_is_gone_too_is_not_found_rather_than_begun_anew(por
         with server(port, tmp_path):
             assert step(client, 1, "left")[0] == 404
             assert ask(client, "PUT", "/v1/sessions/a", TASK)[1]["turn"] == 0
+
+
+def test_sessions_of_a_killed_server_keep_their_places_and_no_others(port: int, tmp_path: Path) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        with server(port, tmp_path, "envs.capacity=2") as process:
+            assert [ask(client, "PUT", f"/v1/sessions/{id}", TASK)[0] for id in "ab"] == [200, 200]
+            process.kill()
+        with server(port, tmp_path, "envs.capacity=2"):
+            assert sorted(one["session_id"] for one in ask(client, "GET", "/v1/sessions")[1]["sessions"]) == ["a", "b"]
+            assert ask(client, "PUT", "/v1/sessions/c", TASK)[1]["type"] == "no_capacity"
+            assert ask(client, "DELETE", "/v1/sessions/a")[0] == 200
+            assert ask(client, "PUT", "/v1/sessions/c", TASK)[0] == 200
+
+
+def test_a_server_that_wants_fewer_boxes_ends_the_others(port: int, tmp_path: Path) -> None:
+    def leased() -> int:
+        return sum(one["state"] == "leased" for one in ask(client, "GET", "/v1/sandboxes")[1]["sandboxes"])
+
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        with server(port, tmp_path, "envs.boxes=3") as process:
+            assert leased() == 3
+            process.kill()
+        with server(port, tmp_path, "envs.boxes=2"):
+            assert leased() == 2
