@@ -148,7 +148,7 @@ def test_a_loop_without_end_costs_the_shell_its_state_and_says_so(kind: Kind) ->
 
 
 FORGERIES = {
-    "as it is": "printf '%s 0\\0' ${_envkit_head:0:9} >&10",
+    "as-it-is": "printf '%s 0\\0' ${_envkit_head:0:9} >&10",
     "by its name": "printf '%s 0\\0' ${_envkit_head:0:9} > /proc/$$/fd/10",
     "of the next script": "printf '%s 0\\0' 000000003 >&10",
     "of none": "printf '0\\0' >&10",
@@ -203,7 +203,7 @@ def test_jobs_in_the_background_run_on_until_the_shell_is_closed_and_hold_nobody
             result = await shell.run(f"(setsid sleep {marker} &); sleep {marker} & echo started", timeout_s=20)
             assert (result.stdout, clock.now() - began < 5) == ("started\n", True)
             assert (await shell.run("jobs -r | wc -l", timeout_s=20)).stdout.strip() == "1"
-            assert len(sleepers(marker)) == 2
+            await until(lambda: len(sleepers(marker)) == 2)
             await shell.close()
             assert sleepers(marker) == []
             await shell.close()
