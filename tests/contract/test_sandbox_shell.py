@@ -148,7 +148,7 @@ def test_a_loop_without_end_costs_the_shell_its_state_and_says_so(kind: Kind) ->
 
 
 FORGERIES = {
-    "as-it-is": "printf '%s 0\\0' ${_envkit_head:0:9} >&10",
+    "as it is": "printf '%s 0\\0' ${_envkit_head:0:9} >&10",
     "by its name": "printf '%s 0\\0' ${_envkit_head:0:9} > /proc/$$/fd/10",
     "of the next script": "printf '%s 0\\0' 000000003 >&10",
     "of none": "printf '0\\0' >&10",
@@ -163,7 +163,7 @@ def test_what_a_script_says_after_forging_its_end_is_not_taken_for_the_next_ones
         async with kind.box() as box:
 
             async def forge(name: str) -> None:
-                shell = box.shell(name)
+                shell = box.shell(name.replace(" ", "-"))
                 await shell.run("X=1", timeout_s=20)
                 script = f"echo early; {{ {FORGERIES[name]}; }} 2>/dev/null; sleep 0.2; echo stale; (exit 5)"
                 await shell.run(script, timeout_s=20)
