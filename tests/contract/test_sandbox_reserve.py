@@ -184,7 +184,7 @@ def test_what_the_agent_runs_once_room_was_made_is_not_lost_with_what_was_ended(
             box = await backend.start(kind.spec(pids=PIDS))
             for user in USERS:  # each has a process that waits for the next program
                 await box.exec(["true"], user=user, timeout_s=20)
-            many = f"for n in $(seq {PIDS - 20}); do sleep 600 & done"
+            many = f"for n in $(seq {PIDS - 14}); do sleep 600 & done"
             assert (await box.shell().run(many, timeout_s=20)).exit_code == 0
             codes = {}
 

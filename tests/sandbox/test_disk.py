@@ -57,7 +57,7 @@ def test_files_that_are_deleted_and_still_open_count() -> None:
             box = await started(backend, disk_mib=60)
             fill = "dd if=/dev/zero bs=1M count=25"
             cause = await lost(box, f"exec 3>/a 4>/b 5>/c; rm /a /b /c; {fill} >&3; {fill} >&4; {fill} >&5; sleep 20")
-            assert 60 < taken_mib(cause) < 100
+            assert 60 < taken_mib(cause) < 130
 
     run(main)
 
@@ -69,7 +69,7 @@ def test_programs_that_are_deleted_and_still_run_count() -> None:
             grow = "dd if=/dev/zero bs=1M count=25"
             lines = [f"cp /bin/sleep /{name}; {grow} >> /{name}; /{name} 20 & rm /{name}" for name in "abc"]
             cause = await lost(box, *lines, "wait")
-            assert 60 < taken_mib(cause) < 100
+            assert 60 < taken_mib(cause) < 130
 
     run(main)
 
@@ -105,10 +105,10 @@ def test_a_snapshot_of_a_root_counts_holes_too_and_leaves_nothing_when_it_is_ref
         async with DockerBackend() as backend:
             box = await started(backend, disk_mib=20)
             await box.exec(["sh", "-c", "for n in 1 2; do truncate -s 15M /f$n; done"], timeout_s=20)
-            images = docker("images", "--all", "--quiet")
+            images = set(docker("images", "--all", "--quiet").split())
             with pytest.raises(SandboxError, match="no snapshot: its files have 30 MiB, more than 20"):
                 await box.snapshot()
-            assert docker("images", "--all", "--quiet") == images
+            assert set(docker("images", "--all", "--quiet").split()) == images
             await box.exec(["sh", "-c", "rm /f2"], timeout_s=20)  # it is not left standing still
             again = await backend.restore(await box.snapshot(), SandboxSpec(profile="system", disk_mib=20))
             assert (await again.exec(["stat", "-c", "%s", "/f1"], timeout_s=20)).stdout == "15728640\n"
