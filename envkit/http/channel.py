@@ -144,6 +144,7 @@ class Channel:
         finally:
             with anyio.move_on_after(_CLOSING_S, shield=True):
                 await socket.close()
+            socket.transport.abort()  # a server that is silent says no farewell
 
     async def _send(self, socket: ClientConnection) -> None:
         while True:
