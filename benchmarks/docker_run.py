@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ _VALUES = {
 }
 _LISTS = {"CapAdd": "--cap-add", "CapDrop": "--cap-drop", "SecurityOpt": "--security-opt", "Binds": "--volume"}
 _SWITCHES = {"ReadonlyRootfs": "--read-only", "AutoRemove": "--rm", "Init": "--init"}
+_PROFILE = "seccomp="
 _UNLIKE = {"ContainerIDFile", "ConsoleSize", "RestartPolicy"}
 """What docker's program sets by itself, and without effect here."""
 
@@ -39,7 +41,8 @@ class Plain:
         self._docker = docker
         like = self._settings(self._container(box_id))
         host = like["HostConfig"]
-        self._flags = _flags(host)
+        self._profile = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115  (it goes with us)
+        self._flags = _flags({**host, "SecurityOpt": [self._written(option) for option in host["SecurityOpt"]]})
         self._image = like["Config"]["Image"]
         try_out = self.start()
         try:
@@ -61,6 +64,14 @@ class Plain:
     def remove(self, container: str) -> None:
         subprocess.run([self._docker, "rm", "--force", "--volumes", container], check=True, capture_output=True)
 
+    def _written(self, option: str) -> str:
+        """Return an option as docker's program takes it, which reads a filter of system calls from a file."""
+        if not option.startswith(_PROFILE):
+            return option
+        self._profile.write(option.removeprefix(_PROFILE))
+        self._profile.flush()
+        return _PROFILE + self._profile.name
+
     def _container(self, box_id: str) -> str:
         """Return the id of a box's container; other processes may have boxes of the same name."""
         find = [self._docker, "ps", "--filter", f"label=envkit.box={box_id}", "--format"]
@@ -74,6 +85,8 @@ class Plain:
         found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]
         for mount in found["HostConfig"].get("Mounts") or ():
             mount["VolumeOptions"].pop("Labels", None)  # by which others find what is theirs
+        options = found["HostConfig"]["SecurityOpt"]
+        found["HostConfig"]["SecurityOpt"] = [_compact(option) for option in options]
         return found
 
 
@@ -99,6 +112,11 @@ def _mount(mount: Mapping[str, Any]) -> str:
     fields = [f"type={mount['Type']}", f"dst={mount['Target']}", f"volume-driver={driver['Name']}"]
     fields += [f'"volume-opt={name}={value}"' for name, value in driver["Options"].items()]
     return ",".join([*fields, *(["volume-nocopy"] if volume.get("NoCopy") else [])])
+
+
+def _compact(option: str) -> str:
+    profile = option.removeprefix(_PROFILE)
+    return option if profile == option else _PROFILE + json.dumps(json.loads(profile), separators=(",", ":"))
 
 
 def _plain(value: object) -> object:
