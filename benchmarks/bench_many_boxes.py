@@ -25,8 +25,8 @@ from envkit import clock
 from envkit.protocols import Sandbox
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
-from envkit.sandbox.nodes import Node
 from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxSpec
 
 CLAIMS = (

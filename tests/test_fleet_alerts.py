@@ -145,3 +145,9 @@ def test_a_users_program_that_fails_is_logged(command: list[str], said: str, cap
     with caplog.at_level(logging.WARNING):
         clock.run(run_command, command, 2)
     assert [record.message.endswith(said) for record in caplog.records] == [True]
+
+
+def test_a_users_program_that_does_not_end_is_stopped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        clock.run(partial(run_command, within_s=0.2), ["sleep", "60"], 2)
+    assert [record.message for record in caplog.records] == ["sleep did not end within 0.2 s and was stopped"]

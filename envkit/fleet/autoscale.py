@@ -10,7 +10,6 @@ import anyio
 
 _log = logging.getLogger(__name__)
 
-_COMMAND_S = 300.0
 _SAID_BYTES = 500
 
 
@@ -38,16 +37,16 @@ def steadily(before: int, now: int) -> int:
     return max(before, now) if max(before, now) < 0 else 0
 
 
-async def run_command(command: Sequence[str], wanted: int) -> None:
+async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 300.0) -> None:
     """Run a user's program with one more argument, how many more are wanted; what it prints is logged if it fails."""
     words = [*command, str(wanted)]
     try:
-        with anyio.fail_after(_COMMAND_S):
+        with anyio.fail_after(within_s):
             done = await anyio.run_process(words, check=False, stderr=subprocess.STDOUT)
+    except TimeoutError:
+        _log.warning("%s did not end within %g s and was stopped", command[0], within_s)
     except OSError as error:
         _log.warning("%s cannot be run: %s", command[0], error.strerror or error)
-    except TimeoutError:
-        _log.warning("%s did not end within %g s and was stopped", command[0], _COMMAND_S)
     else:
         if done.returncode:
             said = done.stdout[-_SAID_BYTES:].decode(errors="replace").strip()

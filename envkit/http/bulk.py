@@ -160,12 +160,13 @@ class _Exchange:
 
     async def do(self, call: Callable[..., T], *args: object) -> T:
         """Do in a thread what waits for the connection; who is cancelled meanwhile breaks it."""
+        results: list[T] = []
         failure: Exception | None = None
         self._is_waiting = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._break_when_cancelled)
             try:
-                result = await clock.to_thread(call, *args)
+                results.append(await clock.to_thread(call, *args))
             except (OSError, http.client.HTTPException) as error:
                 await checkpoint_if_cancelled()  # then it was we who broke it
                 failure = error
@@ -174,7 +175,7 @@ class _Exchange:
         if failure is not None:
             text = getattr(failure, "strerror", None) or str(failure) or type(failure).__name__
             raise self._bulk.unreachable(text) from None
-        return result
+        return results[0]
 
     async def __aenter__(self) -> _Exchange:
         return self

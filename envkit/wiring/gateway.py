@@ -33,12 +33,12 @@ from envkit.http.tokens import TokenStore
 from envkit.protocols import EnvHost, Sandbox
 from envkit.sandbox import trees
 from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.health import Watch
-from envkit.sandbox.nodes import Holds, Node
 from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.health import Watch
+from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.stocks import Stock
 from envkit.sandbox.process import ProcessBackend
-from envkit.sandbox.ray_nodes import RayNodes
-from envkit.sandbox.stocks import Stock
+from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 from envkit.wiring import envs, fleet_metrics, sandboxes
 from envkit.wiring.tokens import open_tokens, state_folder

@@ -12,6 +12,7 @@ _REACHED_FROM_AFAR = ("test_sandbox_exec", "test_sandbox_files", "test_sandbox_s
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kind" in metafunc.fixturenames:
+        assert metafunc.module is not None
         is_reached = metafunc.module.__name__.rpartition(".")[2] in _REACHED_FROM_AFAR
         metafunc.parametrize("kind", [*PARAMS, REMOTE] if is_reached else PARAMS, indirect=True)
 

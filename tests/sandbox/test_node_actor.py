@@ -15,7 +15,7 @@ from envkit.errors import SandboxStartError, from_problem
 from envkit.sandbox.box import Box
 from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.hold import Hold
-from envkit.sandbox.node_actor import Answer, NodeActor, NodeKind, greeting
+from envkit.sandbox.ray.actor import Answer, NodeActor, NodeKind, greeting
 from envkit.types import SandboxSpec
 from tests.contract.boxes import KINDS, new_marker, run, sleepers, traces, until
 

@@ -19,9 +19,9 @@ from envkit.errors import (
 )
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.sandbox.fake import FakeBackend, FakeBox, Fate
-from envkit.sandbox.nodes import Holds, Node
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.stocks import Stock
+from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.stocks import Stock
 from envkit.types import ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.pools import SPEC, opened, run, states, told
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from envkit import clock
 from envkit.errors import SandboxLostError
-from envkit.sandbox.counts import cause_class
 from envkit.sandbox.fake import FakeBackend, FakeBox, Fate
-from envkit.sandbox.health import Verdict, Watch, forgiven, verdict
-from envkit.sandbox.nodes import Node
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.stocks import Stock
+from envkit.sandbox.pool.counts import cause_class
+from envkit.sandbox.pool.health import Verdict, Watch, forgiven, verdict
+from envkit.sandbox.pool.nodes import Node
+from envkit.sandbox.pool.stocks import Stock
 from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.pools import SPEC, opened, run, states, told
 

@@ -11,10 +11,10 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxStartError
 from envkit.sandbox.fake import FakeBackend
-from envkit.sandbox.history import Ledger, Saver
-from envkit.sandbox.nodes import Node
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.stocks import Stock
+from envkit.sandbox.pool.history import Ledger, Saver
+from envkit.sandbox.pool.nodes import Node
+from envkit.sandbox.pool.stocks import Stock
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.sandbox.pools import SPEC, Book, run, states, told
 

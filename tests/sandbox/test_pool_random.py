@@ -13,9 +13,9 @@ from envkit import clock
 from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, SandboxStartError
 from envkit.restarts import RestartBudget
 from envkit.sandbox.fake import FakeBackend, Fate
-from envkit.sandbox.nodes import Holds, Node
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.stocks import Stock
+from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.stocks import Stock
 from envkit.types import FleetEvent, SandboxSpec, SandboxState
 from tests.sandbox.pools import told
 

@@ -15,11 +15,11 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxLostError
 from envkit.protocols import Sandbox
-from envkit.sandbox.handle import Handle
-from envkit.sandbox.history import Ledger
-from envkit.sandbox.nodes import Holds, Node
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.stocks import Stock
+from envkit.sandbox.pool.handle import Handle
+from envkit.sandbox.pool.history import Ledger
+from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.stocks import Stock
 from envkit.types import SandboxState
 from tests.contract.boxes import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
 from tests.sandbox.containers import containers_of, docker

@@ -10,9 +10,9 @@ from envkit.errors import CapacityError, SandboxError
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.fake import FakeBackend, Fate
-from envkit.sandbox.nodes import Holds, Node
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.stocks import Stock
+from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.stocks import Stock
 from envkit.types import SandboxSpec, SandboxState
 from tests.sandbox.pools import SPEC, opened, run, states, told
 

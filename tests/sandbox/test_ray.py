@@ -19,11 +19,11 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxStartError, UsageError
 from envkit.protocols import Sandbox
-from envkit.sandbox import ray
-from envkit.sandbox.nodes import Node
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.ray_backend import RayNodeBackend
-from envkit.sandbox.ray_nodes import RayNodes
+from envkit.sandbox.pool.nodes import Node
+from envkit.sandbox.ray.backend import RayNodeBackend
+from envkit.sandbox.ray.cluster import connect
+from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec
 from tests.contract.boxes import agent_above, arguments, new_marker, parent, processes, run, sleepers, until
 
@@ -49,7 +49,7 @@ serve(socket.create_server(("127.0.0.1", 8000)))
 DRIVER = """
 import sys, anyio
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.ray_nodes import RayNodes
+from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec
 
 async def main():
@@ -204,9 +204,13 @@ def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_ne
             await pool.create("spared", SandboxSpec(("sleep", spared)))
             node = pool.view("doomed").node
             assert pool.view("spared").node != node
+
+            async def kill() -> None:
+                await clock.to_thread(cluster.kill, node[-8:])
+
             began = clock.now()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(clock.to_thread, cluster.kill, node[-8:])
+                tasks.start_soon(kill)
                 with pytest.raises(SandboxLostError) as lost:
                     await pool.get("doomed").exec(["sleep", "1000"], timeout_s=1000)
             assert clock.now() - began < 5
@@ -328,4 +332,4 @@ def test_a_request_to_end_goes_to_this_program_and_not_to_ray(cluster: Cluster) 
 def test_where_there_is_no_cluster_it_is_said_what_to_do() -> None:
     for address, hint in {"127.0.0.1:1": "ray start --head", "ray://127.0.0.1:1": "run this on a machine"}.items():
         with pytest.raises(UsageError, match=hint):
-            ray.connect(address)
+            connect(address)

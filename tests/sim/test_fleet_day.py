@@ -15,10 +15,10 @@ from envkit import clock
 from envkit.errors import SandboxLostError, SandboxStartError
 from envkit.restarts import RestartBudget
 from envkit.sandbox.fake import FakeBackend, Fate
-from envkit.sandbox.health import Watch
-from envkit.sandbox.nodes import Holds, Node
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.stocks import Stock
+from envkit.sandbox.pool.health import Watch
+from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.stocks import Stock
 from envkit.types import ExecResult, FleetEvent, SandboxSpec, SandboxState
 
 NODES, BOXES_PER_NODE, SPARES, TENANTS = 10, 100, 50, 7
@@ -106,7 +106,8 @@ def live(hours: float, users: int) -> Day:
             await backend.__aexit__(None, None, None)
 
     clock.run(main, virtual=True)
-    day.ends = Counter(event.state for event in seen if event.state in (SandboxState.LOST, SandboxState.STOPPED))
+    states = (event.state for event in seen if event.state is not None)
+    day.ends = Counter(state for state in states if state in (SandboxState.LOST, SandboxState.STOPPED))
     assert [event.number for event in seen] == list(range(1, len(seen) + 1))
     return day
 

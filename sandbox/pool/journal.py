@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from envkit import clock
-from envkit.sandbox.counts import Tally
-from envkit.sandbox.history import Events, Ledger, Past, Saver
-from envkit.sandbox.member import Member, ended
+from envkit.sandbox.pool.counts import Tally
+from envkit.sandbox.pool.history import Events, Ledger, Past, Saver
+from envkit.sandbox.pool.member import Member, ended
 from envkit.types import SandboxState, SandboxView
 
 ALERT_S = 60.0

@@ -1,6 +1,6 @@
 """One node of a Ray cluster as a place for sandboxes.
 
-On the node lives an actor (`envkit.sandbox.node_actor`) that starts boxes there and stops them; that is all that goes
+On the node lives an actor (`envkit.sandbox.ray.actor`) that starts boxes there and stops them; that is all that goes
 by way of Ray. Calls to a box go over a TCP connection between us and the node, as they would over any other channel,
 and break with it: a box whose node is gone is lost at once, whatever Ray knows of it.
 
@@ -22,11 +22,11 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxStartError
-from envkit.sandbox import ray
 from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.hold import Hold
-from envkit.sandbox.node_actor import Answer, NodeKind, greeting, tune
+from envkit.sandbox.ray import cluster
+from envkit.sandbox.ray.actor import Answer, NodeKind, greeting, tune
 from envkit.types import SandboxSpec
 
 _OPEN_S = 60.0
@@ -58,11 +58,11 @@ class RayNodeBackend:
         lonely_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
     """
 
-    def __init__(self, node: ray.ClusterNode, *, kind: NodeKind = "local", lonely_s: float = 30.0) -> None:
+    def __init__(self, node: cluster.ClusterNode, *, kind: NodeKind = "local", lonely_s: float = 30.0) -> None:
         self.node = node
         self._kind: NodeKind = kind
         self._lonely_s = lonely_s
-        self._started: ray.Actor | None = None
+        self._started: cluster.Actor | None = None
         self._opened: Answer = {}
         self._tickets = count(1)
         self._channels: dict[int, Channel | None] = {}
@@ -124,7 +124,7 @@ class RayNodeBackend:
     async def __aenter__(self) -> Self:
         try:
             with anyio.move_on_after(_OPEN_S) as limit:
-                self._started = await clock.to_thread(ray.Actor, self.node, self._kind)
+                self._started = await clock.to_thread(cluster.Actor, self.node, self._kind)
                 self._opened = await self._actor.ask("opened")
             if limit.cancelled_caught:
                 raise SandboxError(f"node {self.node.name}: no worker of Ray was ready within {_OPEN_S:g} s")
@@ -141,13 +141,13 @@ class RayNodeBackend:
             try:
                 await self._boxes.close()
                 if not self._lost:
-                    with anyio.move_on_after(_CLOSE_S), suppress(ray.UnreachedError):
+                    with anyio.move_on_after(_CLOSE_S), suppress(cluster.UnreachedError):
                         await self._actor.ask("close")
             finally:
                 await self._end_actor()
 
     @property
-    def _actor(self) -> ray.Actor:
+    def _actor(self) -> cluster.Actor:
         if self._started is None:
             raise SandboxError("the backend is not open; use 'async with'")
         return self._started
@@ -252,7 +252,7 @@ class RayNodeBackend:
         try:
             if self._lost or (stays and self._is_leaving):
                 return
-            with anyio.move_on_after(_STOP_S) as limit, suppress(ray.UnreachedError):
+            with anyio.move_on_after(_STOP_S) as limit, suppress(cluster.UnreachedError):
                 await self._actor.ask("stop", ticket)  # else it ends because nobody is connected to it
             if limit.cancelled_caught:
                 raise SandboxError(f"node {self.node.name} did not end it within {_STOP_S:g} s")

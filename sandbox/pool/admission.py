@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from envkit.sandbox.nodes import Demand
+from envkit.sandbox.pool.nodes import Demand
 from envkit.types import SandboxSpec
 
 T = TypeVar("T")

@@ -26,17 +26,17 @@ from envkit.errors import (
 )
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
-from envkit.sandbox import recovery
-from envkit.sandbox.admission import Ticket
-from envkit.sandbox.counts import PoolCounts, wanted
-from envkit.sandbox.handle import Handle
-from envkit.sandbox.health import CLOSED, Verdict, Watch, give_up, judge
-from envkit.sandbox.history import Ledger, Saver, is_over, time_to_live
-from envkit.sandbox.journal import Journal
-from envkit.sandbox.member import Member, ended
-from envkit.sandbox.nodes import Demand, Node, why_impossible
-from envkit.sandbox.roster import Roster
-from envkit.sandbox.stocks import Stock
+from envkit.sandbox.pool import recovery
+from envkit.sandbox.pool.admission import Ticket
+from envkit.sandbox.pool.counts import PoolCounts, wanted
+from envkit.sandbox.pool.handle import Handle
+from envkit.sandbox.pool.health import CLOSED, Verdict, Watch, give_up, judge
+from envkit.sandbox.pool.history import Ledger, Saver, is_over, time_to_live
+from envkit.sandbox.pool.journal import Journal
+from envkit.sandbox.pool.member import Member, ended
+from envkit.sandbox.pool.nodes import Demand, Node, why_impossible
+from envkit.sandbox.pool.roster import Roster
+from envkit.sandbox.pool.stocks import Stock
 from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
 
 __all__ = ["Pool"]

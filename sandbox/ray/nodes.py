@@ -12,10 +12,10 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError
-from envkit.sandbox import ray
-from envkit.sandbox.node_actor import NodeKind
-from envkit.sandbox.nodes import Holds, Node
-from envkit.sandbox.ray_backend import RayNodeBackend
+from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.ray import cluster
+from envkit.sandbox.ray.actor import NodeKind
+from envkit.sandbox.ray.backend import RayNodeBackend
 
 BOXES = "envkit_boxes"
 """The resource of a Ray node that says how many boxes it may hold; without it, its processors and memory bound them."""
@@ -42,7 +42,7 @@ class RayNodes:
     Args:
         add: Told of each new node, as `envkit.sandbox.pool.Pool.add_node`.
         remove: Told of each node that is gone, and why, as `Pool.remove_node`.
-        address: Of the cluster, see `envkit.sandbox.ray.connect`.
+        address: Of the cluster, see `envkit.sandbox.cluster.connect`.
         kind: The backend that the nodes use.
         lonely_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
     """
@@ -62,7 +62,7 @@ class RayNodes:
         self._kind: NodeKind = kind
         self._lonely_s = lonely_s
         self._is_connected_by_us = False
-        self._alive: dict[str, ray.ClusterNode] = {}
+        self._alive: dict[str, cluster.ClusterNode] = {}
         self._tended: dict[str, _Tended] = {}
         self._again_at: dict[str, float] = {}
 
@@ -86,11 +86,11 @@ class RayNodes:
                 self._again_at[tended.node.id] = math.inf
                 self._remove(tended.node.name, _NOT_NEEDED)
                 tended.scope.cancel()
-        await clock.to_thread(ray.request, [{BOXES: 1.0} if are_counted else _PER_BOX] * count)
+        await clock.to_thread(cluster.request, [{BOXES: 1.0} if are_counted else _PER_BOX] * count)
 
     async def __aenter__(self) -> Self:
-        self._is_connected_by_us = await clock.to_thread(ray.connect, self._address)
-        ray.take_back_signals()
+        self._is_connected_by_us = await clock.to_thread(cluster.connect, self._address)
+        cluster.take_back_signals()
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
             await self._look()
@@ -114,7 +114,7 @@ class RayNodes:
         finally:
             if self._is_connected_by_us:
                 with anyio.CancelScope(shield=True):
-                    await clock.to_thread(ray.disconnect)
+                    await clock.to_thread(cluster.disconnect)
 
     async def _watch(self) -> None:
         while True:
@@ -126,7 +126,7 @@ class RayNodes:
 
     async def _look(self) -> None:
         """See which nodes there are: begin with the new ones, and lose those that Ray knows to be gone."""
-        self._alive = {node.id: node for node in await clock.to_thread(ray.alive)}
+        self._alive = {node.id: node for node in await clock.to_thread(cluster.alive)}
         self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in self._alive}
         for node_id, tended in self._tended.items():
             if node_id not in self._alive:
@@ -167,14 +167,14 @@ class _Tended:
         settled: Set once the actor runs, or could not be started.
     """
 
-    def __init__(self, node: ray.ClusterNode, kind: NodeKind, lonely_s: float) -> None:
+    def __init__(self, node: cluster.ClusterNode, kind: NodeKind, lonely_s: float) -> None:
         self.node = node
         self.backend = RayNodeBackend(node, kind=kind, lonely_s=lonely_s)
         self.scope = anyio.CancelScope()
         self.settled = anyio.Event()
 
 
-def _fitting(node: ray.ClusterNode) -> int:
+def _fitting(node: cluster.ClusterNode) -> int:
     """Return how many boxes a node holds if nothing else is there, as the autoscaler is to count."""
     if BOXES in node.resources:
         return int(node.resources[BOXES])
@@ -185,7 +185,7 @@ def _has_room(holds: Holds) -> bool:
     return bool(holds.boxes if holds.boxes is not None else holds.cpus)
 
 
-def _holds(node: ray.ClusterNode) -> Holds:
+def _holds(node: cluster.ClusterNode) -> Holds:
     found = node.resources
     if BOXES in found:
         return Holds(boxes=int(found[BOXES]))

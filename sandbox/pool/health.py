@@ -18,7 +18,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
-from envkit.sandbox.member import Member
+from envkit.sandbox.pool.member import Member
 from envkit.types import JSON, SandboxState
 
 _log = logging.getLogger(__name__)

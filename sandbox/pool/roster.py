@@ -15,12 +15,12 @@ from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, ImpossibleSandboxError, SandboxError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
-from envkit.sandbox.admission import Answer, Queue, Ticket
-from envkit.sandbox.health import CLOSED, Watch, attend
-from envkit.sandbox.journal import Journal
-from envkit.sandbox.member import Member
-from envkit.sandbox.nodes import Demand, Node, cheapest_room, place, why_impossible
-from envkit.sandbox.stocks import Shelf, Stock
+from envkit.sandbox.pool.admission import Answer, Queue, Ticket
+from envkit.sandbox.pool.health import CLOSED, Watch, attend
+from envkit.sandbox.pool.journal import Journal
+from envkit.sandbox.pool.member import Member
+from envkit.sandbox.pool.nodes import Demand, Node, cheapest_room, place, why_impossible
+from envkit.sandbox.pool.stocks import Shelf, Stock
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 
 _log = logging.getLogger(__name__)

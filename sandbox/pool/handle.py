@@ -12,7 +12,7 @@ import anyio
 from envkit.errors import UnsupportedError
 from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.box import Box
-from envkit.sandbox.member import Member
+from envkit.sandbox.pool.member import Member
 from envkit.sandbox.program import Program
 from envkit.types import JSON, ExecResult, FileUser, SandboxUser
 

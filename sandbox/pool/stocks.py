@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget, restart_delay
-from envkit.sandbox.member import Member
+from envkit.sandbox.pool.member import Member
 from envkit.types import SandboxSpec, SandboxState
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envkit.errors import SandboxError, UsageError, from_problem
-from envkit.sandbox.node_actor import Answer, NodeActor, NodeKind
+from envkit.sandbox.ray.actor import Answer, NodeActor, NodeKind
 
 _CALLS_AT_ONCE = 10_000
 _REACH_S = 5.0
@@ -120,7 +120,7 @@ def request(bundles: Sequence[Mapping[str, float]]) -> None:
 
 
 class Actor:
-    """An `envkit.sandbox.node_actor.NodeActor` on a node. Made blocking; whether that succeeds is seen by `ask`."""
+    """An `envkit.sandbox.ray.actor.NodeActor` on a node. Made blocking; whether that succeeds is seen by `ask`."""
 
     def __init__(self, node: ClusterNode, kind: NodeKind) -> None:
         scheduling = importlib.import_module("ray.util.scheduling_strategies")

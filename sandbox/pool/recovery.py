@@ -9,8 +9,8 @@ import anyio
 
 from envkit.errors import EnvkitError
 from envkit.protocols import Sandbox
-from envkit.sandbox.history import is_over
-from envkit.sandbox.nodes import Node
+from envkit.sandbox.pool.history import is_over
+from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxState, SandboxView
 
 GONE = "gone while the server was down"

@@ -12,8 +12,8 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError
 from envkit.protocols import Sandbox
-from envkit.sandbox import history
-from envkit.sandbox.nodes import Demand, Node
+from envkit.sandbox.pool import history
+from envkit.sandbox.pool.nodes import Demand, Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 
 T = TypeVar("T")
