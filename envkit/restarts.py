@@ -1,9 +1,10 @@
-"""When what was lost is replaced: a pure function of what happened before."""
+"""When what was lost is replaced: a function of what happened before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,31 @@ def restart_delay(history: Sequence[float], budget: RestartBudget, *, now: float
     if recent >= budget.restarts:
         return None
     return float(min(budget.first_delay_s * 2**recent, budget.longest_delay_s))
+
+
+class Replacement(NamedTuple):
+    """When something is replaced.
+
+    Attributes:
+        at: The moment.
+        is_late: Whether the budget was spent, so that this is when the oldest failure leaves the window.
+    """
+
+    at: float
+    is_late: bool
+
+
+class Failures:
+    """What failed, as far as it still counts."""
+
+    def __init__(self) -> None:
+        self._moments: list[float] = []
+
+    def add(self, budget: RestartBudget, *, now: float) -> Replacement:
+        """Something failed: say when it is to be replaced."""
+        self._moments = [moment for moment in self._moments if now - moment < budget.window_s]
+        delay_s = restart_delay(self._moments, budget, now=now)
+        if delay_s is None:
+            return Replacement(min(self._moments, default=now) + budget.window_s, is_late=True)
+        self._moments.append(now)
+        return Replacement(now + delay_s, is_late=False)

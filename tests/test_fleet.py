@@ -27,6 +27,7 @@ class Box:
 
     id: str
     answers: bool = True
+    computes: bool = False
     knows_its_cause: bool = True
     step_s: float = 1.0
     died: anyio.Event = field(default_factory=anyio.Event)
@@ -60,6 +61,10 @@ class Box:
     async def health(self) -> None:
         await self._talk()
 
+    async def pulse(self) -> None:
+        if not self.computes:
+            await self._talk()
+
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
         await self._talk()
@@ -87,8 +92,8 @@ class Box:
     async def _talk(self) -> None:
         if self.died.is_set():
             raise UnreachableError("connection refused")
-        if not self.answers:
-            await anyio.sleep_forever()
+        while not self.answers:  # noqa: ASYNC110 - late
+            await anyio.sleep(0.01)
         await anyio.lowlevel.checkpoint()
 
 
@@ -114,7 +119,14 @@ class Yard:
         return self.boxes[-1]
 
     def fleet(
-        self, boxes: int, slots_per_box: int, restarts: RestartBudget | None = None, probing: Probing | None = None
+        self,
+        boxes: int,
+        slots_per_box: int,
+        restarts: RestartBudget | None = None,
+        probing: Probing | None = None,
+        *,
+        gives_up: bool = False,
+        alert: Callable[[str], None] | None = None,
     ) -> FleetHost:
         @asynccontextmanager
         async def connect(box: object) -> AsyncIterator[Box]:
@@ -127,6 +139,8 @@ class Yard:
             boxes=boxes,
             slots_per_box=slots_per_box,
             restarts=restarts or RestartBudget(),
+            gives_up=gives_up,
+            alert=alert,
             probing=probing,
             start_timeout_s=10,
             wait_timeout_s=30,
@@ -248,7 +262,7 @@ def test_a_box_that_is_stopped_is_noticed_after_its_probes_and_replaced() -> Non
                 tasks.start_soon(play, host, 100, ends)
                 await anyio.sleep(5.1)  # just after a probe, the worst moment
                 yard.boxes[0].answers = False
-            assert ends == ["22.5 sandbox box-0 lost: missed 3 probes"]
+            assert ends == ["22.5 sandbox box-0 lost: its env server was silent for 17 s"]
             await play(host, 1, ends)
             assert ends[1:] == ["box-1"]
             assert (host.lost, host.restarts) == (1, 1)
@@ -256,7 +270,7 @@ def test_a_box_that_is_stopped_is_noticed_after_its_probes_and_replaced() -> Non
     run(main)
 
 
-def test_one_missed_probe_is_forgiven() -> None:
+def test_a_late_answer_is_an_answer() -> None:
     async def main() -> None:
         yard = Yard()
         async with yard.fleet(boxes=1, slots_per_box=1, probing=Probing(interval_s=5, timeout_s=2, misses=2)) as host:
@@ -290,7 +304,7 @@ def test_replacements_wait_longer_each_time_until_the_budget_is_spent() -> None:
     async def main() -> None:
         yard = Yard(start_s=0)
         budget = RestartBudget(restarts=4, window_s=100, first_delay_s=1, longest_delay_s=3)
-        async with yard.fleet(boxes=1, slots_per_box=2, restarts=budget) as host:
+        async with yard.fleet(boxes=1, slots_per_box=2, restarts=budget, gives_up=True) as host:
             for _ in range(5):
                 yard.boxes[-1].die("killed by signal 9")
                 await anyio.sleep(10)
@@ -308,7 +322,7 @@ def test_who_waits_is_told_when_the_last_box_is_gone_for_good() -> None:
         yard = Yard()
         ends: list[str] = []
         budget = RestartBudget(restarts=1)
-        async with yard.fleet(1, 1, restarts=budget) as host, anyio.create_task_group() as tasks:
+        async with yard.fleet(1, 1, budget, gives_up=True) as host, anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(play, host, 1000, ends)
             await anyio.sleep(5)
@@ -326,7 +340,7 @@ def test_a_fleet_goes_on_with_the_boxes_that_are_left() -> None:
     async def main() -> None:
         yard = Yard()
         ends: list[str] = []
-        async with yard.fleet(boxes=2, slots_per_box=1, restarts=RestartBudget(restarts=1)) as host:
+        async with yard.fleet(2, 1, RestartBudget(restarts=1), gives_up=True) as host:
             for box in (0, 1):
                 yard.boxes[box].die("killed")
             await anyio.sleep(5)

@@ -51,6 +51,9 @@ class Box:
     async def health(self) -> None:
         self._check()
 
+    async def pulse(self) -> None:
+        self._check()
+
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
         if self.is_dying:

@@ -1,13 +1,14 @@
 """Episodes in sandboxes: a fixed number of boxes, an env server in each, lost ones replaced while the budget lasts.
 
-Every box has its watchers. They learn of a loss from the sandbox itself, from missed probes, or from a call that did
+Every box has its watchers. They learn of a loss from the sandbox itself, from its silence, or from a call that did
 not get through, and then end all calls that are under way in the box: none of them hangs, each raises
 `SandboxLostError`. What a box is and how one talks to its server is handed in.
 """
 
 from envkit.fleet.box import BoxClient, Home
 from envkit.fleet.homes import Homes
-from envkit.fleet.host import FleetHost, Probing
+from envkit.fleet.host import FleetHost
+from envkit.fleet.watch import Probing
 from envkit.restarts import RestartBudget, restart_delay
 
 __all__ = ["BoxClient", "FleetHost", "Home", "Homes", "Probing", "RestartBudget", "restart_delay"]

@@ -50,6 +50,18 @@ class BoxClient(Protocol):
         """
         ...
 
+    async def pulse(self) -> None:
+        """Return once the server's process has shown that it runs, be it that its event loop is busy.
+
+        Raises:
+            UnreachableError: It does not.
+        """
+        ...
+
+
+class FellSilentError(SandboxLostError):
+    """The box fell silent while the call was under way, and perhaps of it. Who plays is told the plain loss."""
+
 
 class BoxEvent(StrEnum):
     """What happens to a box."""
@@ -58,6 +70,8 @@ class BoxEvent(StrEnum):
     """Its server answered for the first time."""
     GONE = "gone"
     """It ended, or cannot be reached any more."""
+    SILENT = "silent"
+    """It says nothing any more."""
     CLOSED = "closed"
     """The fleet needs it no longer."""
 
@@ -67,11 +81,14 @@ _NEXT: Mapping[tuple[SandboxState, BoxEvent], SandboxState] = {
     (SandboxState.STARTING, BoxEvent.GONE): SandboxState.STOPPED,
     (SandboxState.STARTING, BoxEvent.CLOSED): SandboxState.STOPPED,
     (SandboxState.READY, BoxEvent.GONE): SandboxState.LOST,
+    (SandboxState.READY, BoxEvent.SILENT): SandboxState.LOST,
     (SandboxState.READY, BoxEvent.CLOSED): SandboxState.STOPPED,
     # Several watchers may see the same end.
     (SandboxState.LOST, BoxEvent.GONE): SandboxState.LOST,
+    (SandboxState.LOST, BoxEvent.SILENT): SandboxState.LOST,
     (SandboxState.LOST, BoxEvent.CLOSED): SandboxState.LOST,
     (SandboxState.STOPPED, BoxEvent.GONE): SandboxState.STOPPED,
+    (SandboxState.STOPPED, BoxEvent.SILENT): SandboxState.STOPPED,
     (SandboxState.STOPPED, BoxEvent.CLOSED): SandboxState.STOPPED,
 }
 
@@ -98,6 +115,8 @@ class Box:
         gone: Set when it has ended.
         load: Number of episodes that have a place in it.
         served: Number of episodes that were ever given one.
+        answered_at: When its server's event loop was last heard, on the clock of the loop.
+        felt_at: When its server's process was last felt otherwise.
     """
 
     def __init__(self, sandbox: Home) -> None:
@@ -107,8 +126,10 @@ class Box:
         self.gone = anyio.Event()
         self.load = 0
         self.served = 0
+        self.answered_at = self.felt_at = 0.0
         self._client: BoxClient | None = None
         self._calls: set[anyio.CancelScope] = set()
+        self._fell_silent = False
         self._silence = anyio.Event()
         self._silence_cause = ""
 
@@ -127,6 +148,7 @@ class Box:
         self.state = after(self.state, event)
         if not self.gone.is_set():
             self.cause = cause
+            self._fell_silent = event is BoxEvent.SILENT
             self.gone.set()
             for call in self._calls:
                 call.cancel()
@@ -135,7 +157,8 @@ class Box:
         """Call something that talks to the box.
 
         Raises:
-            SandboxLostError: The box is gone, or goes while the call is under way.
+            FellSilentError: The box falls silent while the call is under way.
+            SandboxLostError: The box is gone, or goes otherwise.
         """
         if self.gone.is_set():
             raise SandboxLostError(self.sandbox.id, self.cause)
@@ -146,7 +169,8 @@ class Box:
                 self._silence_cause = f"cannot be reached: {error}"
                 self._silence.set()
                 await self.gone.wait()  # its watchers find out why, and end this call
-        raise SandboxLostError(self.sandbox.id, self.cause)
+        kind = FellSilentError if self._fell_silent else SandboxLostError
+        raise kind(self.sandbox.id, self.cause)
 
     @contextmanager
     def within_reach(self) -> Iterator[None]:

@@ -9,7 +9,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from envkit.errors import SandboxError, SandboxLostError
+from envkit.errors import EnvkitError, SandboxLostError
+from envkit.fleet.box import FellSilentError
 from envkit.protocols import LastingEpisode
 from envkit.types import JSON, Observation, Reset, Step
 
@@ -18,6 +19,9 @@ Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[LastingEpisode]]
 
 REBUILDS = 3
 """How often one episode may lose its box and be rebuilt, unless the caller says otherwise."""
+
+_SILENCES = 1
+"""How often of these its box may have fallen silent during a call of this very episode, which may be why it did."""
 
 
 class EpisodeState(StrEnum):
@@ -65,6 +69,7 @@ class FleetEpisode:
         self._seat = seat
         self._keeps_log = rebuilds > 0
         self._rebuilds_left = rebuilds
+        self._silences_left = _SILENCES
         self._tally = tally
         self._goes_on = goes_on
         self._seated = AsyncExitStack()
@@ -107,7 +112,10 @@ class FleetEpisode:
 
     async def again(self, action: str) -> Step:
         """Ask for the answer to the last step once more; see `envkit.protocols.LastingEpisode.again`."""
-        return await self._played().again(action)
+        try:
+            return await self._played().again(action)
+        except FellSilentError as loss:
+            raise SandboxLostError(loss.sandbox_id, loss.cause) from None
 
     async def __aenter__(self) -> Self:
         try:
@@ -140,7 +148,19 @@ class FleetEpisode:
             SandboxLostError: It is void.
         """
         self.state = EpisodeState.REBUILDING
-        while self._rebuilds_left:
+        try:
+            await self._come_back(loss)
+        except SandboxLostError as lost:
+            self._end(lost)
+            raise
+        except BaseException:  # nobody knows how far it came
+            self._end(SandboxLostError(loss.sandbox_id, f"{loss.cause}; and its rebuild was interrupted"))
+            raise
+        self.state = EpisodeState.PLAYING
+        self._tally.rebuilt += 1
+
+    async def _come_back(self, loss: SandboxLostError) -> None:
+        while self._may_try(loss):
             self._rebuilds_left -= 1
             try:
                 await self._move()
@@ -148,21 +168,26 @@ class FleetEpisode:
             except SandboxLostError as again:
                 loss = again
                 continue
-            except SandboxError as error:
-                loss = SandboxLostError(loss.sandbox_id, f"{loss.cause}; and {error}")
-                break
+            except EnvkitError as error:
+                raise SandboxLostError(loss.sandbox_id, f"{loss.cause}; and {error}") from None
             if turn is not None:
                 difference = f"when it was rebuilt, its world answered otherwise in turn {turn}"
-                loss = SandboxLostError(loss.sandbox_id, f"{loss.cause}; {difference}")
-                break
-            self.state = EpisodeState.PLAYING
+                raise SandboxLostError(loss.sandbox_id, f"{loss.cause}; {difference}")
             self._news = loss.cause
-            self._tally.rebuilt += 1
             return
+        raise SandboxLostError(loss.sandbox_id, loss.cause)
+
+    def _may_try(self, loss: SandboxLostError) -> bool:
+        if isinstance(loss, FellSilentError):
+            if not self._silences_left:
+                return False
+            self._silences_left -= 1
+        return self._rebuilds_left > 0
+
+    def _end(self, loss: SandboxLostError) -> None:
         self.state, self._loss = EpisodeState.VOID, loss
         self._log.clear()
         self._tally.void += 1
-        raise loss
 
     async def _move(self) -> None:
         """Leave the box that is gone for another one."""

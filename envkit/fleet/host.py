@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -15,12 +16,13 @@ from typing import Self, TypeAlias
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxError, SandboxLostError, SandboxStartError
+from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxLostError, SandboxStartError
 from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.seats import SeatRecord, Seats
+from envkit.fleet.watch import Probing, watch_server
 from envkit.protocols import LastingEpisode
-from envkit.restarts import RestartBudget, restart_delay
+from envkit.restarts import Failures, RestartBudget
 from envkit.types import SandboxState, Task
 
 StartBox: TypeAlias = Callable[[], Awaitable[Home]]
@@ -28,23 +30,12 @@ ConnectBox: TypeAlias = Callable[[Home], AbstractAsyncContextManager[BoxClient]]
 
 _RETRY_S = 0.02
 """Seconds between two attempts to reach a server that does not listen yet."""
+_ROOM_S = 1.0
+"""Seconds until room is asked for again where there was none."""
 _STOP_S = 15.0
 """Seconds until a sandbox that does not stop is left alone."""
 
-
-@dataclass(frozen=True, slots=True)
-class Probing:
-    """When a box that does not answer counts as lost: `interval_s` * `misses` + `timeout_s` after it fell silent.
-
-    Attributes:
-        interval_s: Seconds from one probe to the next.
-        timeout_s: Seconds until a probe counts as missed.
-        misses: Missed probes in a row until the box is lost.
-    """
-
-    interval_s: float = 5.0
-    timeout_s: float = 2.0
-    misses: int = 3
+_log = logging.getLogger(__name__)
 
 
 class FleetHost:
@@ -57,7 +48,11 @@ class FleetHost:
         connect: Opens a client of the server in a sandbox; may raise `UnreachableError` while that does not listen yet.
         boxes: Number of boxes.
         slots_per_box: Episodes that one box plays at once.
-        restarts: How often boxes may be replaced. When the budget is spent, a box that is lost stays lost.
+        restarts: How often a box may be replaced: each of them, or with `gives_up` all of them together. A box that
+            did not start for want of room waits until there is some, which does not count.
+        gives_up: Whether a box that is lost stays lost when the budget is spent, so that a run ends; otherwise it is
+            replaced when the budget allows it again.
+        alert: Told, in one line, of each box that has to wait for that.
         probing: When a box that does not answer counts as lost.
         start_timeout_s: Seconds until a server that has not answered since its box was started counts as failed.
         wait_timeout_s: Seconds that a lease waits while no box is healthy. It waits without bound while all are busy.
@@ -68,6 +63,7 @@ class FleetHost:
 
     Attributes:
         lost: Number of boxes that were healthy and are gone.
+        waiting: Number of boxes that are not there because the budget of replacements is spent.
         restarts: Number of replacements that were started.
         episodes: What became of the episodes that lost their box.
     """
@@ -80,6 +76,8 @@ class FleetHost:
         boxes: int,
         slots_per_box: int,
         restarts: RestartBudget | None = None,
+        gives_up: bool = False,
+        alert: Callable[[str], None] | None = None,
         probing: Probing | None = None,
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
@@ -94,6 +92,8 @@ class FleetHost:
         self._connect = connect
         self._slots_per_box = slots_per_box
         self._budget = restarts or RestartBudget()
+        self._gives_up = gives_up
+        self._alert = alert or (lambda text: None)
         self._probing = probing or Probing()
         self._start_timeout_s = start_timeout_s
         self._wait_timeout_s = wait_timeout_s
@@ -105,12 +105,13 @@ class FleetHost:
         self._places = 0
         self._untried: set[int] = set()
         self._all_tried = anyio.Event()
-        self._history: list[float] = []
+        self._failures = Failures()
         self._ready: list[Box] = []
         self._waiting: deque[_Waiter] = deque()
         self._dark_since = 0.0
         self._failure: SandboxError = SandboxStartError("fleet", "it is not open")
         self.lost = 0
+        self.waiting = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
 
@@ -169,12 +170,14 @@ class FleetHost:
             async with Held(box, task, id) as episode:
                 yield episode
         finally:
-            if self._seats is not None and key:
-                await self._seats.leave(key)
-            box.load -= 1
-            if box.load == 0 and box.served == self._episodes_per_box:
-                box.end(BoxEvent.CLOSED, "it has served its episodes")
-            self._assign()
+            try:
+                if self._seats is not None and key:
+                    await self._seats.leave(key)
+            finally:
+                box.load -= 1
+                if box.load == 0 and self._has_served(box):
+                    box.end(BoxEvent.CLOSED, "it has served its episodes")
+                self._assign()
 
     async def __aenter__(self) -> Self:
         """Start the boxes.
@@ -212,34 +215,41 @@ class FleetHost:
             self._wake()
 
     async def _keep(self, place: int) -> None:
-        """Keep one place filled, with one box after another, while the budget lasts."""
+        """Keep one place filled, with one box after another, or while the budget lasts."""
+        failures = self._failures if self._gives_up else Failures()
         while True:
             failure = await self._live(place)
             if failure is None:
                 continue
-            self._failure = failure
+            if isinstance(failure, SandboxError):
+                self._failure = failure
+            else:
+                self._failure = SandboxStartError("of the fleet", str(failure))
             self._tried(place)
+            if isinstance(failure, CapacityError):
+                await anyio.sleep(_ROOM_S)
+                continue
             now = clock.now()
-            self._history = [moment for moment in self._history if now - moment < self._budget.window_s]
-            delay = restart_delay(self._history, self._budget, now=now)
-            if delay is None:
-                break
-            self._history.append(now)
-            await anyio.sleep(delay)
+            due, is_late = failures.add(self._budget, now=now)
+            if is_late:
+                spent = f"{self._budget.restarts} replacements within {self._budget.window_s:g} s are used up"
+                if self._gives_up:
+                    self._failure = SandboxStartError("fleet", f"no box is left, and {spent}; last: {failure}")
+                    break
+                self._alert(f"boxes of environments: {spent}; one is missing for {due - now:.0f} s; last: {failure}")
+            self.waiting += is_late
+            await anyio.sleep(due - now)
+            self.waiting -= is_late
             self.restarts += 1
-        spent = f"{self._budget.restarts} replacements within {self._budget.window_s:g} s are used up"
-        self._failure = SandboxStartError("fleet", f"no box is left, and {spent}; last: {failure}")
         self._places -= 1
         self._wake()
 
-    async def _live(self, place: int) -> SandboxError | None:
+    async def _live(self, place: int) -> EnvkitError | None:
         """Fill a place with a new box, and return why that is over; None if it has served its episodes."""
         try:
             sandbox = await self._start_box()
-        except SandboxError as error:
-            return error
         except EnvkitError as error:
-            return SandboxStartError("of the fleet", str(error))
+            return error
         box = Box(sandbox)
         try:
             async with anyio.create_task_group() as tasks:
@@ -274,26 +284,13 @@ class FleetHost:
                         self._ready.append(box)
                         self._tried(place)
                         self._wake()
-                        await self._probe(box, client)
+                        box.end(BoxEvent.SILENT, await watch_server(box, client, self._probing))
                 except EnvkitError as error:
                     if not error.retry:
                         return box.end(BoxEvent.GONE, f"its env server says: {error}")
                     said = f" ({error})"
                     await anyio.sleep(_RETRY_S)
         return box.end(BoxEvent.GONE, f"its env server did not answer within {self._start_timeout_s:g} s{said}")
-
-    async def _probe(self, box: Box, client: BoxClient) -> None:
-        """Ask the server for its health at a fixed rate, and return once it was silent too often."""
-        missed = 0
-        due = clock.now()
-        while missed < self._probing.misses:
-            due = max(due + self._probing.interval_s, clock.now())
-            await anyio.sleep(due - clock.now())
-            missed += 1
-            with anyio.move_on_after(self._probing.timeout_s), suppress(EnvkitError):
-                await client.health()
-                missed = 0
-        box.end(BoxEvent.GONE, f"missed {missed} probes")
 
     async def _place(self) -> Box:
         """Take a place in a healthy box."""
@@ -330,15 +327,25 @@ class FleetHost:
     def _assign(self) -> None:
         """Give free places to who waits longest."""
         while self._waiting:
-            alive = (box for box in self._ready if not box.gone.is_set() and box.served != self._episodes_per_box)
-            box = min(alive, key=lambda box: box.load, default=None)
-            if box is None or box.load >= self._slots_per_box:
+            box = min(filter(self._is_free, self._ready), key=self._rank, default=None)
+            if box is None:
                 return
             box.load += 1
             box.served += 1
             waiter = self._waiting.popleft()
             waiter.box = box
             waiter.woken.set()
+
+    def _is_free(self, box: Box) -> bool:
+        return not box.gone.is_set() and box.load < self._slots_per_box and not self._has_served(box)
+
+    def _has_served(self, box: Box) -> bool:
+        # More than its number, where others were given it before an episode of an earlier server was recalled.
+        return self._episodes_per_box is not None and box.served >= self._episodes_per_box
+
+    def _rank(self, box: Box) -> tuple[bool, int]:
+        """Those that answer first, and of these those that play the fewest."""
+        return clock.now() - box.answered_at >= self._probing.quiet_s, box.load
 
     def _leave(self, box: Box) -> None:
         if box in self._ready:
@@ -368,5 +375,13 @@ class _Waiter:
 
 
 async def _stop(sandbox: Home) -> None:
+    """Stop a sandbox; one that cannot be stopped is logged, and is the business of who started it."""
+    why = f"it did not stop within {_STOP_S:g} s"
     with anyio.move_on_after(_STOP_S, shield=True):
-        await sandbox.stop()
+        try:
+            await sandbox.stop()
+            why = ""
+        except (EnvkitError, OSError) as error:
+            why = str(error)
+    if why:
+        _log.warning("sandbox %s may be left behind: %s", sandbox.id, why)

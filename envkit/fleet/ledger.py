@@ -7,9 +7,9 @@ loses its power loses its sandboxes too.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import UsageError
+from envkit.errors import EnvkitError, UsageError
 from envkit.fleet.seats import SeatRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
@@ -37,6 +37,17 @@ create table if not exists sandboxes (
 """
 
 
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """What is written at once, and what becomes of it."""
+
+    views: dict[str, SandboxView] = field(default_factory=dict)
+    seats: dict[str, SeatRecord | None] = field(default_factory=dict)
+    is_begun: bool = False
+    done: anyio.Event = field(default_factory=anyio.Event)
+    failure: str | None = "it was interrupted"
+
+
 class Ledger:
     """The records of one fleet. Used as ``async with``, by one server at a time.
 
@@ -50,15 +61,19 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection
-        self._pending: dict[str, SandboxView] = {}
-        self._pending_seats: dict[str, SeatRecord | None] = {}
         self._seats: dict[str, SeatRecord] = {}
-        self._written = anyio.Event()
-        self._is_writing = False
+        self._next = _Batch()
+        self._last = _Batch()
+        """The one that is being written, or was."""
+        self._last.done.set()
 
     async def save(self, view: SandboxView) -> None:
-        """Record a sandbox as it is; one that is over is forgotten. The newest of several records counts."""
-        self._pending[view.id] = view
+        """Record a sandbox as it is; one that is over is forgotten. The newest of several records counts.
+
+        Raises:
+            EnvkitError: It could not be written, and says why; also by `sit`, `leave` and `forget`.
+        """
+        self._next.views[view.id] = view
         await self._flush()
 
     def seated(self) -> Sequence[str]:
@@ -71,27 +86,40 @@ class Ledger:
 
     async def sit(self, key: str, seat: SeatRecord) -> None:
         """Record where an episode is."""
-        self._seats[key] = self._pending_seats[key] = seat
+        self._seats[key] = self._next.seats[key] = seat
         await self._flush()
 
     async def leave(self, key: str) -> None:
         """Forget an episode; not cancelled."""
-        self._seats.pop(key, None)
-        self._pending_seats[key] = None
+        await self.forget([key])
+
+    async def forget(self, keys: Iterable[str]) -> None:
+        """Forget episodes; not cancelled."""
+        for key in keys:
+            self._seats.pop(key, None)
+            self._next.seats[key] = None
         with anyio.CancelScope(shield=True):
             await self._flush()
 
     async def _flush(self) -> None:
-        written = self._written
-        if not self._is_writing:
-            self._is_writing = True
-            with anyio.CancelScope(shield=True):
-                try:
-                    await self._write()
-                finally:
-                    self._is_writing = False
+        """Return once the next batch is written: by its first who waits, after the batch before it."""
+        batch = self._next
+        if batch.is_begun:
+            await batch.done.wait()
         else:
-            await written.wait()
+            batch.is_begun = True
+            with anyio.CancelScope(shield=True):
+                await self._last.done.wait()
+                self._last, self._next = batch, _Batch()
+                try:
+                    await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.seats)
+                    batch.failure = None
+                except sqlite3.Error as error:
+                    batch.failure = str(error)
+                finally:
+                    batch.done.set()
+        if batch.failure is not None:
+            raise EnvkitError(f"{self._path} cannot be written: {batch.failure}")
 
     def load(self) -> Sequence[SandboxView]:
         """Return the sandboxes that were not over when they were last recorded, oldest first."""
@@ -123,21 +151,9 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with anyio.CancelScope(shield=True):
-            while self._is_writing:
-                await self._written.wait()
-            await self._write()
+            last = self._next if self._next.is_begun else self._last
+            await last.done.wait()
             await clock.to_thread(self._connection.close)
-
-    async def _write(self) -> None:
-        """Write what is pending, and what comes meanwhile."""
-        while self._pending or self._pending_seats:
-            pending, self._pending = self._pending, {}
-            seats, self._pending_seats = self._pending_seats, {}
-            written, self._written = self._written, anyio.Event()
-            try:
-                await clock.to_thread(_put, self._connection, list(pending.values()), seats)
-            finally:
-                written.set()
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -173,14 +189,20 @@ def _put(connection: sqlite3.Connection, views: Sequence[SandboxView], seats: Ma
     rows = [_row(view) for view in views if view.state not in _OVER]
     with closing(connection.cursor()) as cursor:
         cursor.execute("begin")
-        cursor.executemany("delete from sandboxes where id = ?", over)
-        cursor.executemany("insert or replace into sandboxes values (?, ?, ?, ?, ?, ?, ?)", rows)
-        cursor.executemany("delete from seats where key = ?", [(key,) for key, seat in seats.items() if seat is None])
-        cursor.executemany(
-            "insert or replace into seats values (?, ?, ?, ?, ?, ?)",
-            [(key, *_columns(seat)) for key, seat in seats.items() if seat is not None],
-        )
-        cursor.execute("commit")
+        try:
+            cursor.executemany("delete from sandboxes where id = ?", over)
+            cursor.executemany("insert or replace into sandboxes values (?, ?, ?, ?, ?, ?, ?)", rows)
+            gone = [(key,) for key, seat in seats.items() if seat is None]
+            cursor.executemany("delete from seats where key = ?", gone)
+            cursor.executemany(
+                "insert or replace into seats values (?, ?, ?, ?, ?, ?)",
+                [(key, *_columns(seat)) for key, seat in seats.items() if seat is not None],
+            )
+            cursor.execute("commit")
+        except BaseException:
+            with suppress(sqlite3.Error):  # after some failures SQLite has done so itself
+                cursor.execute("rollback")
+            raise
 
 
 def _row(view: SandboxView) -> tuple[Any, ...]:

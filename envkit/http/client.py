@@ -173,13 +173,16 @@ class EnvClient:
         async def step(body: wire.SessionStepBody) -> wire.StepReply:
             return await self._call("step", body, wire.StepReply)
 
+        has_places = True
         if self._door.locked():  # others were here before
-            await self._room()
+            has_places = await self._room()
         while True:
             try:
                 reply = await self._call("create", body, wire.ResetReply)
             except CapacityError:
-                await self._room()
+                if not has_places:
+                    raise
+                has_places = await self._room()
             except (OptionError, EnvError, SandboxError) as error:
                 return _Episode(id, error, 0, step)
             else:
@@ -190,15 +193,18 @@ class EnvClient:
         with anyio.CancelScope(shield=True), suppress(EnvkitError):
             await self._call("delete", wire.SessionBody(id), wire.DoneReply, timeout_s=_DELETE_TIMEOUT_S)
 
-    async def _room(self) -> None:
-        """Wait until the server has room; one asks at a time, however many wait."""
+    async def _room(self) -> bool:
+        """Wait until the server has room; one asks at a time, however many wait. False if it has no place at all."""
         first_s, most_s = _FULL_DELAYS_S
         delay_s = first_s
         async with self._door:
             while not (await self.ready()).ready:
+                if not self._capacity:
+                    return False
                 with anyio.move_on_after(delay_s * self._rng.uniform(0.5, 1.0)):  # not all clients in step
                     await self._left.wait()
                 delay_s = min(2 * delay_s, most_s)
+        return True
 
     async def _call(self, method: str, body: msgspec.Struct, reply: type[T], *, timeout_s: float | None = None) -> T:
         result = await self._channel.call(method, body, self._timeout_s if timeout_s is None else timeout_s)

@@ -250,7 +250,7 @@ class SessionTable:
         await self._tasks.__aexit__(None, None, None)
 
     def _open(self, id: str, task: Task) -> Session:
-        if self._leased >= self._host.capacity:
+        if self._leased >= self._host.capacity > 0:  # of one without any place the lease says why
             raise CapacityError(f"all {self._host.capacity} places are taken")
         self._leased += 1
         self.tally.sessions += 1

@@ -41,3 +41,5 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     yield CounterMetricFamily("envkit_env_boxes_lost", "Boxes that served environments and were lost.", lost)
     yield CounterMetricFamily("envkit_episodes_rebuilt", "Times that an episode was rebuilt in another box.", rebuilt)
     yield CounterMetricFamily("envkit_episodes_void", "Episodes that were lost with their box.", void)
+    waits = sum(host.waiting for host in hosts)
+    yield GaugeMetricFamily("envkit_env_boxes_waiting", "Boxes that are missing until they may be replaced.", waits)

@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 
 from envkit.config.serving import ServeConfig, StockSection
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import CapacityError, EnvkitError, UsageError
 from envkit.fleet import FleetHost, Home, Homes, Probing, RestartBudget
 from envkit.fleet.alerts import send_alerts
 from envkit.fleet.autoscale import autoscale, run_command
@@ -46,7 +46,8 @@ from envkit.wiring.tokens import open_tokens, state_folder
 _HERE = "here"
 _ENV_BOX = ":envs-"
 """How the boxes that serve environments are called; the names that callers give have no colon."""
-_CALL_S = 60.0
+_DARK_S = 45.0
+"""Seconds that episodes wait while no box is there: less than the 60 s that a client waits for an answer."""
 _BOOT_CALL_S = 5.0
 _BOOT_RETRY_S = 0.02
 
@@ -207,10 +208,12 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
         alone = {spec.id for spec in envs.registered() if not spec.shares}
         if not config.envs.own_boxes or not alone:
+            await _forget_seats(places.ledger, shared)
             yield Fleet(shared, pool, (shared,), scale, places.isolates)
             return
         own_box = _env_box(config, places, 1)
         own = await stack.enter_async_context(_host(config, pool, places, own_box, "own", boxes=config.envs.own_boxes))
+        await _forget_seats(places.ledger, shared, own)
         yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own), scale, places.isolates)
 
 
@@ -267,6 +270,7 @@ class _EnvBoxes:
         self._kind = f"{_ENV_BOX}{kind}-"
         self._most = most
         self._left: list[str] | None = None
+        self._was_full = False
 
     async def start(self) -> Home:
         if self._left is None:
@@ -280,24 +284,38 @@ class _EnvBoxes:
                 return self._pool.get(name)
             await self._pool.stop(name)  # it was started with other settings
         name = f"{self._kind}{uuid.uuid4().hex[:8]}"
-        await self._pool.create(name, self._spec)
+        try:
+            # At first nobody waits, so that a server starts that has less room than it was told; then in turn.
+            await self._pool.create(name, self._spec, wait_s=math.inf if self._was_full else None)
+        except CapacityError:
+            self._was_full = True
+            raise
         return self._pool.get(name)
 
 
 def _host(config: ServeConfig, pool: Pool, places: _Places, box: SandboxSpec, kind: str, *, boxes: int) -> FleetHost:
     """Return the host that plays in boxes of one kind; in ``"own"`` ones a single episode each."""
-    silence = config.silence
+    silence, longest_s = config.silence, config.limits.step_timeout_s
     return FleetHost(
         _EnvBoxes(pool, box, kind, boxes).start,
-        partial(sandboxes.connect, _CALL_S),
+        partial(sandboxes.connect, longest_s),
         boxes=boxes,
         slots_per_box=1 if kind == "own" else math.ceil(config.envs.capacity / boxes),
         episodes_per_box=1 if kind == "own" else None,
         restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
-        probing=Probing(silence.interval_s, silence.lost_s - silence.interval_s, misses=1),
+        alert=partial(pool.alert, "restarts"),
+        probing=Probing(silence.interval_s, silence.lost_s - silence.interval_s, misses=1, longest_step_s=longest_s),
+        wait_timeout_s=_DARK_S,
         seats=places.ledger,
         replayable={spec.id for spec in envs.registered() if spec.replayable}.__contains__,
     )
+
+
+async def _forget_seats(ledger: Ledger | None, *hosts: FleetHost) -> None:
+    """Forget the episodes whose boxes did not outlive the server before us."""
+    if ledger is not None:
+        alive = {key for host in hosts for key in host.recallable()}
+        await ledger.forget([key for key in ledger.seated() if key not in alive])
 
 
 def _env_box(config: ServeConfig, places: _Places, capacity: int) -> SandboxSpec:

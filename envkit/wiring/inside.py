@@ -1,16 +1,23 @@
 """The server that runs in a sandbox: ``python -m envkit.wiring.inside --socket PATH [--capacity N]``.
 
 The same application as everywhere, on a Unix socket. It ends on SIGTERM, and when its standard input does, which is a
-pipe or a socket that its parent holds.
+pipe or a socket that its parent holds. On a second socket beside the first one (``env.pulse`` beside ``env.sock``) a
+thread answers whoever connects with one byte, also while a world computes in the event loop: by that its process is
+known to run. How long a step may take is the business of who asks for it, outside.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import socket
 import stat
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import anyio
 
@@ -29,7 +36,13 @@ async def serve_inside(path: str, capacity: int) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_without_parent, tasks.cancel_scope)
         try:
-            await serve_envs(uds=path, capacity=capacity, lazy=True)
+            await serve_envs(
+                uds=path,
+                capacity=capacity,
+                step_timeout_s=math.inf,
+                on_ready=lambda address: _beat(Path(path).with_suffix(".pulse")),
+                lazy=True,
+            )
         except UsageError as error:  # raised below, since the group would wrap it
             failure = error
         tasks.cancel_scope.cancel()
@@ -47,6 +60,22 @@ async def _stop_without_parent(scope: anyio.CancelScope) -> None:
         if not os.read(stdin, 1 << 16):
             scope.cancel()
             return
+
+
+def _beat(path: Path) -> None:
+    """Let a thread answer at the socket `path` for as long as this process runs."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+
+    def answer() -> None:
+        while True:
+            caller, _ = listener.accept()
+            with caller, suppress(OSError):  # who asked may be gone
+                caller.send(b"1")
+
+    threading.Thread(target=answer, name="pulse", daemon=True).start()  # noqa: TID251 - no loop waits for it
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

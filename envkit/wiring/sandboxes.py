@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Literal, TypeAlias
 
+import anyio
+
 from envkit import clock
 from envkit.config import HealthSection, RestartSection
-from envkit.errors import UnknownEnvError, UsageError
+from envkit.errors import UnknownEnvError, UnreachableError, UsageError
 from envkit.fleet import BoxClient, FleetHost, Home, Probing, RestartBudget
 from envkit.http.client import EnvClient
 from envkit.protocols import EnvHost, LastingEpisode
@@ -26,6 +28,7 @@ SandboxKind: TypeAlias = Literal["auto", "local", "docker", "process", "none"]
 Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 
 _SOCKET = "env.sock"
+_PULSE = "env.pulse"
 _SERVE = f'exec "$0" -m envkit.wiring.inside --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$1"'
 _HINT = (
     "it is registered in this process alone, which a sandbox does not see; register it through the entry point group "
@@ -77,7 +80,8 @@ async def sandbox_host(
             boxes=boxes,
             slots_per_box=slots_per_box,
             restarts=RestartBudget(restarts.budget, restarts.window_s),
-            probing=Probing(health.interval_s, health.timeout_s, health.misses),
+            gives_up=True,
+            probing=Probing(health.interval_s, health.timeout_s, health.misses, longest_step_s=call_timeout_s),
         ) as fleet,
     ):
         yield fleet
@@ -132,14 +136,15 @@ async def connect(call_timeout_s: float, sandbox: Home) -> AsyncIterator[BoxClie
     """
     connect = partial(sandbox.connect, _SOCKET)
     async with EnvClient(connect=connect, name=f"sandbox {sandbox.id}", timeout_s=call_timeout_s) as client:
-        yield _Inside(client)
+        yield _Inside(client, sandbox)
 
 
 class _Inside:
     """The client of the server in a box, which says more about an environment that only this process knows."""
 
-    def __init__(self, client: EnvClient) -> None:
+    def __init__(self, client: EnvClient, sandbox: Home) -> None:
         self._client = client
+        self._sandbox = sandbox
 
     @property
     def capacity(self) -> int:
@@ -147,6 +152,12 @@ class _Inside:
 
     async def health(self) -> object:
         return await self._client.health()
+
+    async def pulse(self) -> None:
+        with await self._sandbox.connect(_PULSE) as stream:
+            await anyio.wait_readable(stream)
+            if not stream.recv(1):
+                raise UnreachableError(f"the env server of sandbox {self._sandbox.id} does not answer")
 
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:

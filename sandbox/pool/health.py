@@ -19,13 +19,12 @@ import anyio
 from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
 from envkit.sandbox.pool.member import Member
+from envkit.silence import forgiven
 from envkit.types import JSON, SandboxState
 
 _log = logging.getLogger(__name__)
 
 CLOSED = "the pool was closed"
-OWN_LATENESS_S = 0.25
-"""How late a timer of ours may be before that counts as our own lateness."""
 SLOW_PROBE_S = 1.0
 MEMORY_SHARE = 0.9
 
@@ -76,17 +75,6 @@ def verdict(silent_s: float, watch: Watch) -> Verdict:
     if silent_s >= watch.lost_s:
         return Verdict.LOST
     return Verdict.SUSPECT if silent_s >= watch.suspect_s else Verdict.WELL
-
-
-def forgiven(heard_at: float, late_s: float, *, now: float) -> float:
-    """Return the moment from which a silence counts, when a timer of ours was `late_s` seconds late just now.
-
-    Args:
-        heard_at: From when it counted until now: the last answer, unless we were late since.
-        late_s: How late it was; less than `OWN_LATENESS_S` is nothing.
-        now: The time, on the clock of `heard_at`.
-    """
-    return min(heard_at + late_s, now) if late_s > OWN_LATENESS_S else heard_at
 
 
 @runtime_checkable

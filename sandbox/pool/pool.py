@@ -113,8 +113,12 @@ class Pool:
         tenant: str = "",
         ttl_s: float | None = None,
         snapshot: str | None = None,
+        wait_s: float | None = None,
     ) -> SandboxView:
-        """Lend a sandbox under a name; see `envkit.protocols.SandboxPool.create`."""
+        """Lend a sandbox under a name; see `envkit.protocols.SandboxPool.create`.
+
+        Who gives a `wait_s` waits so long for room, in turn with all others; with None, only for what is being made.
+        """
         if not id or _OWN_NAME.fullmatch(id):
             raise SandboxConflictError(f"{id!r} is not a name that can be given")
         while (coming := self._coming(id)) is not None:
@@ -128,7 +132,7 @@ class Pool:
         try:
             node, _, name = (snapshot or "").partition("/")
             files = (node, name) if snapshot else None
-            member = await self._roster.take(Ticket(spec, Demand.of(spec), tenant, id, ttl_s, files), None)
+            member = await self._roster.take(Ticket(spec, Demand.of(spec), tenant, id, ttl_s, files), wait_s)
             if self._journal.saver is not None:
                 await self._write_down(member, self._journal.saver)
             return member.view()
@@ -180,6 +184,10 @@ class Pool:
         minute for one sandbox, ``"stock"`` and ``"ledger"``. It ends when the pool does.
         """
         return self._journal.events.since(after)
+
+    def alert(self, kind: str, text: str) -> None:
+        """Tell who listens to `events` that something is to be looked at; of one kind at most once a minute."""
+        self._journal.alert(kind, None, text)
 
     def add_node(self, node: Node) -> None:
         """Use a further node from now on.
@@ -271,7 +279,7 @@ class Pool:
         watch = self._watch
         due = clock.now() + watch.tick_s
         while True:
-            await anyio.sleep(due - clock.now())
+            await anyio.sleep(max(0.0, due - clock.now()))
             now = clock.now()
             late_s, due = now - due, now + watch.tick_s
             for member in list(self._roster.members.values()):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from envkit.protocols import Sandbox
-from envkit.restarts import RestartBudget, restart_delay
+from envkit.restarts import Failures, RestartBudget
 from envkit.sandbox.pool.member import Member
 from envkit.types import SandboxSpec, SandboxState
 
@@ -45,7 +45,7 @@ class Shelf:
         self.stock = stock
         self.spares: dict[Member, None] = {}
         self.resumes_at = 0.0
-        self._failures: list[float] = []
+        self._failures = Failures()
 
     @property
     def missing(self) -> int:
@@ -65,11 +65,6 @@ class Shelf:
         Returns:
             Whether the budget allows one; if not, the next one comes when the window of the oldest failure has passed.
         """
-        self._failures = [moment for moment in self._failures if now - moment < budget.window_s]
-        delay_s = restart_delay(self._failures, budget, now=now)
-        if delay_s is None:
-            self.resumes_at = max(self.resumes_at, self._failures[0] + budget.window_s)
-            return False
-        self._failures.append(now)
-        self.resumes_at = max(self.resumes_at, now + delay_s)
-        return True
+        replacement = self._failures.add(budget, now=now)
+        self.resumes_at = max(self.resumes_at, replacement.at)
+        return not replacement.is_late

@@ -15,9 +15,10 @@ from envkit.errors import SandboxLostError
 from envkit.sandbox.fake import FakeBackend, FakeBox, Fate
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.counts import cause_class
-from envkit.sandbox.pool.health import Verdict, Watch, forgiven, verdict
+from envkit.sandbox.pool.health import Verdict, Watch, verdict
 from envkit.sandbox.pool.nodes import Node
 from envkit.sandbox.pool.stocks import Stock
+from envkit.silence import forgiven
 from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.pools import SPEC, opened, run, states, told
 
