@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.errors import UsageError
+from envkit.errors import EnvkitError, UsageError
 from envkit.fleet.ledger import Ledger
 from envkit.fleet.seats import SeatRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
@@ -33,6 +36,9 @@ async def main():
 
 clock.run(main)
 """
+
+
+SEAT = SeatRecord("box", "session", Task("Game-v0", 1))
 
 
 def leased(id: str, state: SandboxState = SandboxState.LEASED, at_s: float = 2.0) -> SandboxView:
@@ -93,6 +99,64 @@ def test_who_sits_where_is_remembered_until_they_leave(tmp_path: Path) -> None:
             await ledger.sit("c", seats["a"])
         async with Ledger(path) as ledger:
             assert [ledger.seat(key) for key in "abcd"] == [seats["a"], None, seats["a"], None]
+
+    clock.run(main)
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Path:
+    """A ledger that cannot write down what is called "bad"."""
+    path = tmp_path / "fleet.sqlite"
+    save(path)
+    with closing(sqlite3.connect(path)) as connection:
+        for table, key in (("seats", "key"), ("sandboxes", "id")):
+            fault = f"when new.{key} = 'bad' begin select raise(abort, 'database or disk is full'); end"
+            connection.execute(f"create trigger fault_of_{table} before insert on {table} {fault}")
+    return path
+
+
+def test_who_waits_for_a_write_that_fails_is_told_and_later_ones_are_written(faulty: Path) -> None:
+    said: dict[str, str] = {}
+
+    async def main() -> None:
+        async with Ledger(faulty) as ledger:
+
+            async def sit(key: str) -> None:
+                try:
+                    await ledger.sit(key, SEAT)
+                    said[key] = "written"
+                except EnvkitError as error:
+                    said[key] = str(error)
+
+            with anyio.fail_after(30):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(sit, "first")
+                    await anyio.lowlevel.checkpoint()  # it is being written
+                    for key in ("bad", "with it"):
+                        tasks.start_soon(sit, key)
+                await sit("later")
+                with pytest.raises(EnvkitError, match="database or disk is full"):
+                    await ledger.save(leased("bad"))
+                await ledger.save(leased("good"))
+        async with Ledger(faulty) as ledger:
+            assert set(ledger.seated()) == {"first", "later"}
+
+    clock.run(main)
+    failure = f"{faulty} cannot be written: database or disk is full"
+    assert said == {"first": "written", "bad": failure, "with it": failure, "later": "written"}
+    assert kept_in(faulty) == [leased("good")]
+
+
+def test_leaving_it_during_a_write_waits_for_that_and_returns(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks, Ledger(path) as ledger:
+            for key in "abc":
+                tasks.start_soon(ledger.sit, key, SEAT)
+                await anyio.lowlevel.checkpoint()
+        async with Ledger(path) as ledger:
+            assert set(ledger.seated()) == {*"abc"}
 
     clock.run(main)
 

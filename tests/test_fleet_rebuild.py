@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxLostError, UnreachableError
+from envkit.errors import DeadlineError, EnvError, EnvkitError, SandboxLostError, UnreachableError
 from envkit.fleet import FleetHost, Homes, RestartBudget
 from envkit.protocols import LastingEpisode
 from envkit.types import Observation, Reset, Step, Task
@@ -240,6 +240,43 @@ def test_who_gives_up_while_an_episode_is_rebuilt_leaves_no_place_taken() -> Non
             async with fleet.lease(TASK) as episode:
                 await episode.reset()
                 assert (await episode.step("two")).info == {"box": "b"}
+
+    run(main)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.115, 0.125])
+def test_a_rebuild_that_is_interrupted_makes_the_episode_void(seconds: float) -> None:
+    async def main() -> None:
+        first = Box("a")
+        async with fleet_of(first, Box("b")) as fleet, fleet.lease(TASK) as episode:
+            for call in (episode.reset(), episode.step("one"), episode.step("two")):
+                await call
+            first.die("killed by signal 9")
+            with anyio.move_on_after(seconds):
+                await episode.step("three")
+            with pytest.raises(SandboxLostError, match="killed by signal 9; and its rebuild was interrupted"):
+                await episode.step("three")
+            assert (fleet.episodes.rebuilt, fleet.episodes.void) == (0, 1)
+
+    run(main)
+
+
+@pytest.mark.parametrize("error", [EnvError("Echo-v0", "boom"), DeadlineError("no answer within 60 s")])
+def test_an_error_of_the_world_while_it_is_rebuilt_makes_the_episode_void(error: EnvkitError) -> None:
+    class Bad(Box):
+        async def answer(self) -> None:
+            if self.calls:
+                raise error
+            await super().answer()
+
+    async def main() -> None:
+        async with fleet_of(Box("a", dies_after=2), Bad("b")) as fleet, fleet.lease(TASK) as episode:
+            await episode.reset()
+            await episode.step("one")
+            for _ in range(2):
+                with pytest.raises(SandboxLostError, match=f"a lost: killed by signal 9; and {error}"):
+                    await episode.step("two")
+            assert (fleet.episodes.rebuilt, fleet.episodes.void) == (0, 1)
 
     run(main)
 

@@ -208,12 +208,12 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
         alone = {spec.id for spec in envs.registered() if not spec.shares}
         if not config.envs.own_boxes or not alone:
-            await _forget_seats(places.ledger, shared)
+            await _forget_seats(places.ledger, pool, shared)
             yield Fleet(shared, pool, (shared,), scale, places.isolates)
             return
         own_box = _env_box(config, places, 1)
         own = await stack.enter_async_context(_host(config, pool, places, own_box, "own", boxes=config.envs.own_boxes))
-        await _forget_seats(places.ledger, shared, own)
+        await _forget_seats(places.ledger, pool, shared, own)
         yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own), scale, places.isolates)
 
 
@@ -311,11 +311,15 @@ def _host(config: ServeConfig, pool: Pool, places: _Places, box: SandboxSpec, ki
     )
 
 
-async def _forget_seats(ledger: Ledger | None, *hosts: FleetHost) -> None:
+async def _forget_seats(ledger: Ledger | None, pool: Pool, *hosts: FleetHost) -> None:
     """Forget the episodes whose boxes did not outlive the server before us."""
-    if ledger is not None:
-        alive = {key for host in hosts for key in host.recallable()}
+    if ledger is None:
+        return
+    alive = {key for host in hosts for key in host.recallable()}
+    try:
         await ledger.forget([key for key in ledger.seated() if key not in alive])
+    except EnvkitError as error:
+        pool.alert("ledger", str(error))
 
 
 def _env_box(config: ServeConfig, places: _Places, capacity: int) -> SandboxSpec:
