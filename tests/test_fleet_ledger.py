@@ -16,10 +16,14 @@ import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import EnvkitError, SandboxStartError, UsageError
 from envkit.fleet.ledger import Ledger
 from envkit.fleet.seats import SeatRecord
+from envkit.sandbox.fake import FakeBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.nodes import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
+from tests.sandbox.pools import told
 
 _KILLED = """
 import os, signal, sys
@@ -145,6 +149,23 @@ def test_who_waits_for_a_write_that_fails_is_told_and_later_ones_are_written(fau
     failure = f"{faulty} cannot be written: database or disk is full"
     assert said == {"first": "written", "bad": failure, "with it": failure, "later": "written"}
     assert kept_in(faulty) == [leased("good")]
+
+
+def test_a_pool_lives_on_when_its_ledger_cannot_write(faulty: Path) -> None:
+    async def main() -> None:
+        async with (
+            Ledger(faulty) as ledger,
+            FakeBackend() as backend,
+            Pool([Node("n", backend)], ledger=ledger) as pool,
+        ):
+            with pytest.raises(SandboxStartError, match="it could not be written down"):
+                await pool.create("bad", SandboxSpec())
+            await pool.create("good", SandboxSpec())
+            assert pool.view("good").state is SandboxState.LEASED
+            alerts = [event.text for event in await told(pool) if event.kind == "ledger"]
+            assert alerts[0] == f"it was not written down: {faulty} cannot be written: database or disk is full"
+
+    clock.run(main)
 
 
 def test_leaving_it_during_a_write_waits_for_that_and_returns(tmp_path: Path) -> None:

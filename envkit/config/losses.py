@@ -1,4 +1,4 @@
-"""When a sandbox counts as lost and how often lost ones are replaced: in every file that has sandboxes."""
+"""When a sandbox counts as lost and how often lost ones are replaced, in the file of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class HealthSection(Section):
     interval_s: Seconds = 5.0
     """Seconds between two probes."""
     timeout_s: Seconds = 2.0
-    """Seconds until a probe counts as missed."""
+    """Seconds that the last of them may take."""
     misses: Count = 3
-    """Missed probes in a row until the sandbox is lost."""
+    """Probes in a row without an answer until the sandbox is lost."""
 
 
 class RestartSection(Section):

@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from envkit.config import grammar
 from envkit.config.grammar import Count, Exponent, Seconds, Section
-from envkit.config.losses import RestartSection
 
 BackendKind = Literal["auto", "local", "docker", "process", "ray", "none"]
 """What sandboxes are made of."""
@@ -111,13 +110,22 @@ class SilenceSection(Section):
     suspect_s: Seconds = 1.5
     """Seconds of silence after which it is suspected."""
     lost_s: Seconds = 4.0
-    """Seconds of silence after which it is lost; longer than any step of a world that only computes."""
+    """Seconds of silence after which it is lost. A box whose worlds compute for longer is not silent."""
 
     @model_validator(mode="after")
     def _ordered(self) -> SilenceSection:
         if not self.interval_s < self.suspect_s < self.lost_s:
             raise ValueError("interval_s is less than suspect_s, and that less than lost_s")
         return self
+
+
+class ReplacementSection(Section):
+    """How often what is lost is replaced: each box that serves environments, and the spares of one kind together."""
+
+    budget: Count = 5
+    """Replacements within one window; the next one waits until the first of them is out of it."""
+    window_s: Seconds = 600.0
+    """Length of the window in seconds."""
 
 
 class LimitsSection(Section):
@@ -183,7 +191,7 @@ class ServeConfig(Section):
     spares: list[StockSection] = Field(default_factory=list)
     """Sandboxes kept ready, by kind."""
     silence: SilenceSection = SilenceSection()
-    restarts: RestartSection = RestartSection()
+    restarts: ReplacementSection = ReplacementSection()
     limits: LimitsSection = LimitsSection()
     alerts: AlertsSection = AlertsSection()
     autoscale: AutoscaleSection = AutoscaleSection()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,14 @@ from envkit.errors import (
     OptionError,
     RequestError,
     SandboxLostError,
+    SandboxStartError,
     StepOrderError,
     UnknownEnvError,
     UnreachableError,
     UsageError,
 )
 from envkit.http.client import EnvClient
-from envkit.protocols import EnvHost
+from envkit.protocols import EnvHost, Episode
 from envkit.types import Reset, Step, Task
 from tests.http.stage import by_client
 from tests.http.worlds import Lender, Line, serving, slots
@@ -168,6 +171,44 @@ def test_leases_wait_while_the_server_is_full_also_for_those_of_other_clients() 
         assert (most, played) == (3, 24)
 
     by_client(main, capacity=3)
+
+
+def test_who_waits_for_a_full_server_is_told_when_it_has_no_place_any_more() -> None:
+    class Shrinking(Lender):
+        is_gone = False
+
+        @property
+        def capacity(self) -> int:
+            return 0 if self.is_gone else super().capacity
+
+        @asynccontextmanager
+        async def lease(self, task: Task) -> AsyncIterator[Episode]:
+            if self.is_gone:
+                raise SandboxStartError("fleet", "no box is left")
+            async with super().lease(task) as episode:
+                yield episode
+
+    async def run() -> None:
+        lender = Shrinking(slots(1))
+        told: list[str] = []
+
+        async def wait(client: EnvClient) -> None:
+            async with client.lease(SLEEPER) as episode:
+                with pytest.raises(SandboxStartError, match="no box is left"):
+                    await episode.reset()
+                told.append("why")
+
+        async with serving(lender) as address, EnvClient(address) as client:
+            with anyio.fail_after(30):
+                async with client.lease(SLEEPER) as episode, anyio.create_task_group() as tasks:
+                    await episode.reset()
+                    for _ in range(3):
+                        tasks.start_soon(wait, client)
+                    await anyio.sleep(0.1)
+                    lender.is_gone = True
+        assert told == ["why"] * 3
+
+    clock.run(run)
 
 
 def test_a_socket_that_breaks_during_a_call_is_made_again_and_the_world_moves_once(tmp_path: Path) -> None:

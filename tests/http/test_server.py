@@ -260,6 +260,23 @@ def test_the_server_in_a_box_stays_when_nobody_holds_its_standard_input(tmp_path
         assert running.wait(PATIENCE_S) == 0
 
 
+def test_the_process_of_a_server_in_a_box_is_felt_until_it_is_stopped(tmp_path: Path) -> None:
+    def felt() -> bytes:
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.settimeout(1)
+            stream.connect(str(tmp_path / "env.pulse"))
+            return stream.recv(1)
+
+    path = tmp_path / "env.sock"
+    with inside(path) as running:
+        clock.run(play, f"unix:{path}")
+        assert [felt(), felt()] == [b"1", b"1"]
+        running.send_signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            felt()
+        running.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -11,12 +14,14 @@ from envkit.errors import (
     CapacityError,
     DeadlineError,
     EnvError,
+    SandboxStartError,
     SessionBrokenError,
     SessionConflictError,
     StepOrderError,
 )
 from envkit.http.session import Opened, Played, SessionState
 from envkit.http.sessions import SessionTable
+from envkit.protocols import Episode
 from envkit.types import Observation, Step, Task
 from tests.http.stage import on_table, settle
 from tests.http.worlds import Lender
@@ -35,6 +40,24 @@ def test_a_session_starts_and_each_answer_names_its_turn() -> None:
         ]
 
     on_table(main)
+
+
+def test_a_host_without_any_place_is_asked_and_says_why_itself() -> None:
+    class Gone:
+        capacity = 0
+
+        @asynccontextmanager
+        async def lease(self, task: Task) -> AsyncIterator[Episode]:
+            await anyio.sleep(3)
+            raise SandboxStartError("fleet", "no box is healthy")
+            yield
+
+    async def main() -> None:
+        async with SessionTable(Gone()) as table:
+            with pytest.raises(SandboxStartError, match="no box is healthy"):
+                await table.create("a", COUNT)
+
+    clock.run(main, virtual=True)
 
 
 def test_creating_again_gives_the_same_start_and_the_turn_of_now() -> None:

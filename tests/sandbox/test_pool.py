@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import anyio
@@ -444,6 +445,39 @@ def test_a_lease_that_is_cancelled_at_any_moment_leaves_nothing_behind(turns: in
             assert (pool.counts().states, pool.counts().waiting) == ({}, {})
             async with pool.lease(SPEC, wait_s=0):
                 pass
+
+    run(main)
+
+
+def test_a_create_with_a_wait_gets_its_turn_among_leases() -> None:
+    async def main() -> None:
+        async with opened(boxes=1) as (pool, _):
+
+            async def use() -> None:
+                async with pool.lease(SPEC, tenant="ann", wait_s=1000):
+                    await anyio.sleep(60)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(4):
+                    tasks.start_soon(use)
+                await anyio.sleep(1)
+                with pytest.raises(CapacityError):
+                    await pool.create("a", SPEC)
+                await pool.create("a", SPEC, wait_s=math.inf)
+                assert clock.now() < 2 * 60 + 10
+                await pool.stop("a")
+
+    run(main)
+
+
+def test_what_others_find_is_told_as_an_alert_once_a_minute() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            for text in ("first", "second"):
+                pool.alert("restarts", text)
+            await anyio.sleep(61)
+            pool.alert("restarts", "third")
+            assert [event.text for event in await told(pool) if event.kind == "restarts"] == ["first", "third"]
 
     run(main)
 
