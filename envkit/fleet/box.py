@@ -11,6 +11,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import anyio
 
+from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.protocols import LastingEpisode
 from envkit.types import Reset, SandboxState, Step, Task
@@ -137,6 +138,7 @@ class Box:
         """Take episodes from now on."""
         self.state = after(self.state, BoxEvent.ANSWERED)
         self._client = client
+        self.answered_at = self.felt_at = clock.now()
 
     def lease(self, task: Task, id: str) -> AbstractAsyncContextManager[LastingEpisode]:
         if self._client is None:

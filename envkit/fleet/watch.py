@@ -47,7 +47,6 @@ class Probing:
 
 async def watch_server(box: Box, client: BoxClient, probing: Probing) -> str:
     """Listen to the server in a box, and return how long it was silent once that was too long."""
-    box.answered_at = box.felt_at = clock.now()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_ask, box, client, probing)
         tasks.start_soon(_feel, box, client, probing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -272,6 +273,7 @@ def test_the_process_of_a_server_in_a_box_is_felt_until_it_is_stopped(tmp_path: 
         clock.run(play, f"unix:{path}")
         assert [felt(), felt()] == [b"1", b"1"]
         running.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, running.pid, os.WSTOPPED)
         with pytest.raises(TimeoutError):
             felt()
         running.send_signal(signal.SIGCONT)

@@ -24,7 +24,7 @@ from envkit.http.sessions import SessionTable
 from envkit.protocols import Episode
 from envkit.types import Observation, Step, Task
 from tests.http.stage import on_table, settle
-from tests.http.worlds import Lender
+from tests.http.worlds import Lender, slots
 
 COUNT = Task("Count-v0", 7)
 SLEEPER = Task("Sleeper-v0", 0)
@@ -43,17 +43,19 @@ def test_a_session_starts_and_each_answer_names_its_turn() -> None:
 
 
 def test_a_host_without_any_place_is_asked_and_says_why_itself() -> None:
-    class Gone:
+    class Gone(Lender):
         capacity = 0
 
         @asynccontextmanager
         async def lease(self, task: Task) -> AsyncIterator[Episode]:
             await anyio.sleep(3)
-            raise SandboxStartError("fleet", "no box is healthy")
-            yield
+            if self.capacity == 0:
+                raise SandboxStartError("fleet", "no box is healthy")
+            async with super().lease(task) as episode:
+                yield episode
 
     async def main() -> None:
-        async with SessionTable(Gone()) as table:
+        async with SessionTable(Gone(slots())) as table:
             with pytest.raises(SandboxStartError, match="no box is healthy"):
                 await table.create("a", COUNT)
 
