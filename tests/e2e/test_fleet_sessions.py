@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import httpx
 import pytest
 
 import envkit
+from envkit import clock
+from envkit.fleet.ledger import Ledger
 from envkit.types import JSON
 
 pytestmark = pytest.mark.bwrap
@@ -57,6 +59,16 @@ def answers(moves: list[str]) -> list[str]:
     return said
 
 
+def seated(path: Path) -> Sequence[str]:
+    """Who still has a seat in the ledger of a server that has ended."""
+
+    async def main() -> Sequence[str]:
+        async with Ledger(path) as ledger:
+            return ledger.seated()
+
+    return clock.run(main)
+
+
 def ask(client: httpx.Client, verb: str, path: str, body: JSON = None) -> tuple[int, Any]:
     response = client.request(verb, path, json=body)
     return response.status_code, response.json()
@@ -92,7 +104,8 @@ def test_a_session_goes_on_after_the_server_was_killed(port: int, tmp_path: Path
 def test_a_session_whose_box_is_gone_too_is_not_found_rather_than_begun_anew(port: int, tmp_path: Path) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         with server(port, tmp_path) as process:
-            assert ask(client, "PUT", "/v1/sessions/a", TASK)[0] == 200
+            for id in ("a", "unused"):
+                assert ask(client, "PUT", f"/v1/sessions/{id}", TASK)[0] == 200
             assert step(client, 0, "up")[0] == 200
             box = next(one for one in ask(client, "GET", "/v1/sandboxes")[1]["sandboxes"] if one["state"] == "leased")
             process.kill()
@@ -100,6 +113,7 @@ def test_a_session_whose_box_is_gone_too_is_not_found_rather_than_begun_anew(por
         with server(port, tmp_path):
             assert step(client, 1, "left")[0] == 404
             assert ask(client, "PUT", "/v1/sessions/a", TASK)[1]["turn"] == 0
+    assert seated(tmp_path / f"fleet-127.0.0.1-{port}.sqlite") == []
 
 
 def test_sessions_of_a_killed_server_keep_their_places_and_no_others(port: int, tmp_path: Path) -> None:
