@@ -104,8 +104,8 @@ async def reap(daemon: Daemon) -> list[Leftover]:
 
 
 async def clear(daemon: Daemon, run: str) -> None:
-    """Remove what a run of this process has left: snapshots, containers that no box knows of any more, and volumes that a
-    daemon which was restarted lost sight of.
+    """Remove what a run of this process has left: snapshots, containers that no box knows of any more, and volumes of
+    which a daemon that was restarted lost sight.
 
     Raises:
         DaemonError: The daemon does not answer.

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import anyio
 import pytest
 
-from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.http.client import EnvClient
 from envkit.http.sandbox_client import SandboxClient
@@ -38,25 +35,18 @@ EPISODES_AFTER = 40
 RESTART_S = 60
 
 
-@contextmanager
-def restarting(number: signal.Signals) -> Iterator[None]:
-    """End the daemon for the length of the block, and start it again with the same words."""
+async def restart(number: signal.Signals) -> None:
+    """End the daemon, and start it again with the same words."""
     assert PIDFILE is not None
     pid = int(Path(PIDFILE).read_text())
     command = [os.fsdecode(word) for word in arguments(pid)[:-1]]
     os.kill(pid, number)
-    deadline = clock.stopwatch() + RESTART_S
-    while arguments(pid):
-        assert clock.stopwatch() < deadline
-        time.sleep(0.05)
-    try:
-        yield
-    finally:
-        Path(PIDFILE).unlink(missing_ok=True)
-        subprocess.run(["sh", "-c", '"$@" >/dev/null 2>&1 &', "sh", *command], check=True)
-        while subprocess.run(["docker", "version"], capture_output=True, check=False).returncode:
-            assert clock.stopwatch() < deadline
-            time.sleep(0.1)
+    await until(lambda: not arguments(pid), RESTART_S)
+    Path(PIDFILE).unlink(missing_ok=True)
+    await anyio.run_process(["sh", "-c", '"$@" >/dev/null 2>&1 &', "sh", *command])
+    with anyio.fail_after(RESTART_S):
+        while (await anyio.run_process(["docker", "version"], check=False)).returncode:
+            await anyio.sleep(0.1)
 
 
 async def work(client: SandboxClient, id: str, worked: Counter[str], causes: dict[str, str]) -> None:
@@ -95,10 +85,6 @@ def test_a_server_under_load_outlives_a_restart_of_its_docker_daemon(number: sig
         seeds = count()
         ids = [f"before-{worker}" for worker in range(WORKERS)]
 
-        def end_for_a_moment() -> None:
-            with restarting(number):
-                pass
-
         async with (
             SandboxClient(gateway.url) as client,
             EnvClient(gateway.url) as host,
@@ -110,7 +96,7 @@ def test_a_server_under_load_outlives_a_restart_of_its_docker_daemon(number: sig
             for _ in range(PLAYERS):
                 tasks.start_soon(play, host, seeds, ends, enough)
             await until(lambda: len(worked) == WORKERS and ends["finished"] > PLAYERS, 30)
-            await clock.to_thread(end_for_a_moment)
+            await restart(number)
             await until(lambda: len(causes) == WORKERS, 10)
             for id in ids:
                 assert await gateway.becomes(id, "lost") == causes[id] != ""
