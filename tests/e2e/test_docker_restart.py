@@ -38,14 +38,15 @@ RESTART_S = 60
 async def restart(number: signal.Signals) -> None:
     """End the daemon, and start it again with the same words."""
     assert PIDFILE is not None
-    pid = int(Path(PIDFILE).read_text())
+    pidfile = anyio.Path(PIDFILE)
+    pid = int(await pidfile.read_text())
     command = [os.fsdecode(word) for word in arguments(pid)[:-1]]
     os.kill(pid, number)
     await until(lambda: not arguments(pid), RESTART_S)
-    Path(PIDFILE).unlink(missing_ok=True)
+    await pidfile.unlink(missing_ok=True)
     await anyio.run_process(["sh", "-c", '"$@" >/dev/null 2>&1 &', "sh", *command])
     with anyio.fail_after(RESTART_S):
-        while (await anyio.run_process(["docker", "version"], check=False)).returncode:
+        while (await anyio.run_process(["docker", "version"], check=False)).returncode:  # noqa: ASYNC110
             await anyio.sleep(0.1)
 
 
