@@ -33,6 +33,10 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="File with the token for that server; $ENVKIT_TOKEN unless given."),
 ]
+Ca = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="PEM file of the certificates to trust that server by, not the system's."),
+]
 
 
 @app.command("run", context_settings=_PROGRAM_LAST)
@@ -68,6 +72,7 @@ def run(
     ] = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Run a program in a new box, and end the box with it; without a program, a shell.
 
@@ -91,7 +96,7 @@ def run(
     uploads = [_upload(one) for one in upload or ()]
     if detach and (tty or timeout_s is not None):
         raise UsageError("--detach goes with neither --tty nor --timeout-s: nobody waits for the program")
-    if (server := _server(url, token_file, tty)) is not None:
+    if (server := _server(url, token_file, ca, tty)) is not None:
         if backend != "auto":
             raise UsageError("--backend: which one a server uses is its own choice")
         from envkit import clock
@@ -118,12 +123,15 @@ def exec_(
     tty: Tty = False,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Run a program in a box that was left running; without one, a shell."""
     program = program or []
     if program[:1] == ["--"]:  # behind the id it is a word like any other
         program = program[1:]
-    server = _server(url, token_file, tty)
+    elif program and program[0].startswith("-"):
+        raise UsageError(f"{program[0]}: options go before the id: envkit sandbox exec [OPTIONS] {box_id} -- PROGRAM")
+    server = _server(url, token_file, ca, tty)
     from envkit import clock
 
     if server is not None:
@@ -140,9 +148,10 @@ def logs(
     box_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Print the end of what the program of a detached box wrote to standard error."""
-    server = _server(url, token_file)
+    server = _server(url, token_file, ca)
     from envkit import clock
 
     if server is not None:
@@ -160,9 +169,10 @@ def remove(
     box_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="What run --detach printed.")],
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """End boxes that were left running, with everything in them."""
-    server = _server(url, token_file)
+    server = _server(url, token_file, ca)
     from envkit import clock
 
     if server is not None:
@@ -176,12 +186,12 @@ def remove(
 
 
 @app.command("ls")
-def list_boxes(url: Url = None, token_file: TokenFile = None) -> None:
+def list_boxes(url: Url = None, token_file: TokenFile = None, ca: Ca = None) -> None:
     """List the boxes that were left running: id, seconds since its start, processes, MiB of memory.
 
     Of a server, all its sandboxes: id, state, seconds since its start, node, and why it is in that state.
     """
-    server = _server(url, token_file)
+    server = _server(url, token_file, ca)
     from envkit import clock
 
     if server is not None:
@@ -213,17 +223,17 @@ def prune(
         print(line)
 
 
-def _server(url: str | None, token_file: Path | None, tty: bool = False) -> Server | None:
+def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool = False) -> Server | None:
     """Return the server that is meant; None for this machine."""
     if url is None:
-        if token_file is not None:
-            raise UsageError("--token-file goes with --url")
+        if token_file is not None or ca is not None:
+            raise UsageError("--token-file and --ca go with --url")
         return None
     if tty:
         raise UsageError("--tty does not go with --url: a remote program has no terminal")
     from envkit.wiring.remote_commands import Server
 
-    return Server(url, token_file)
+    return Server(url, token_file, ca)
 
 
 def _figures(stats: Mapping[str, JSON]) -> str:

@@ -26,15 +26,17 @@ class Server:
     Attributes:
         url: Its address.
         token_file: File that holds a token; None for the variable ``ENVKIT_TOKEN``, if there is one.
+        ca: PEM file of the certificates to trust it by; None for the system's.
     """
 
     url: str
     token_file: Path | None = None
+    ca: Path | None = None
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[SandboxClient]:
         """Give a client for the length of the block."""
-        async with SandboxClient(self.url, self._token(), trees=trees) as client:
+        async with SandboxClient(self.url, self._token(), ca=self.ca, trees=trees) as client:
             yield client
 
     def _token(self) -> str | None:
