@@ -101,6 +101,12 @@ class DockerBackend:
             "seccomp": self._filter is not None,
         }
 
+    @property
+    def machine_memory_mib(self) -> int | None:
+        """MiB of memory that the machine of the daemon has; None where it does not say."""
+        total = self._daemon.info.get("MemTotal")
+        return total >> 20 if isinstance(total, int) and total else None
+
     async def start(self, spec: SandboxSpec) -> Box | FallbackBox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
 

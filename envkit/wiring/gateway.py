@@ -17,6 +17,7 @@ from pathlib import Path
 
 import anyio
 
+from envkit import clock
 from envkit.config.serving import ServeConfig, StockSection
 from envkit.errors import EnvkitError, UsageError
 from envkit.fleet import FleetHost, Home, Homes, Probing, RestartBudget
@@ -35,12 +36,12 @@ from envkit.sandbox import trees
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Watch
-from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.nodes import Demand, Holds, Node
 from envkit.sandbox.pool.stocks import Stock
 from envkit.sandbox.process import ProcessBackend
 from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec, SandboxState, SandboxView
-from envkit.wiring import envs, fleet_metrics, sandboxes
+from envkit.wiring import envs, fleet_metrics, machine, sandboxes
 from envkit.wiring.tokens import open_tokens, state_folder
 
 _HERE = "here"
@@ -186,14 +187,15 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         async with envs.slots(config.envs.capacity) as slots:
             yield Fleet(slots)
         return
-    count = config.envs.boxes or len(os.sched_getaffinity(0))
     async with AsyncExitStack() as stack:
         places = await stack.enter_async_context(_places(config))
+        count, own_count = _env_counts(config, places)
         shared_box = _env_box(config, places, math.ceil(config.envs.capacity / count))
         pool = Pool(
             places.nodes,
             stocks=[Stock(shared_box, config.envs.spares, _booted), *map(_stock, config.spares)],
             most=config.limits.sandboxes_per_tenant,
+            share=config.limits.tenant_share,
             watch=Watch(**config.silence.model_dump()),
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
             ledger=places.ledger,
@@ -205,12 +207,15 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         await stack.enter_async_context(pool)
         shared = await stack.enter_async_context(_host(config, pool, places, shared_box, "shared", boxes=count))
         announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
-        alone = {spec.id for spec in envs.registered() if not spec.shares}
-        if not config.envs.own_boxes or not alone:
+        for node in places.nodes:
+            share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
+            announce(f"room: {machine.described(node.holds)}; of each a tenant may have {share} % (node, limits)")
+        if not own_count:
             yield Fleet(shared, pool, (shared,), scale, places.isolates)
             return
+        alone = _alone()
         own_box = _env_box(config, places, 1)
-        own = await stack.enter_async_context(_host(config, pool, places, own_box, "own", boxes=config.envs.own_boxes))
+        own = await stack.enter_async_context(_host(config, pool, places, own_box, "own", boxes=own_count))
         yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own), scale, places.isolates)
 
 
@@ -238,7 +243,10 @@ async def _places(config: ServeConfig) -> AsyncIterator[_Places]:
     assert config.backend != "none"
     backend, what, why = await sandboxes.choose(config.backend)
     async with _ledger(config, can_stay=not isinstance(backend, ProcessBackend)) as ledger, backend:
-        node = Node(_HERE, backend, Holds(**config.node.model_dump()))
+        found = await clock.to_thread(machine.this_machine)
+        if isinstance(backend, DockerBackend):  # its daemon may be elsewhere
+            found = replace(found, memory_mib=backend.machine_memory_mib)
+        node = Node(_HERE, backend, machine.filled_in(Holds(**config.node.model_dump()), found))
         isolates = backend.capabilities()["isolation"]
         yield _Places((node,), what + why, isinstance(backend, DockerBackend), isolates=isolates, ledger=ledger)
 
@@ -256,6 +264,34 @@ async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterato
     name = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_")
     async with Ledger(state_folder(_state(config)) / f"fleet-{name}.sqlite") as ledger:
         yield ledger
+
+
+def _alone() -> set[str]:
+    """Return the environments whose episodes have a box of their own each."""
+    return {spec.id for spec in envs.registered() if not spec.shares}
+
+
+def _env_counts(config: ServeConfig, places: _Places) -> tuple[int, int]:
+    """Return how many boxes serve environments that share them, and how many those that do not.
+
+    Raises:
+        UsageError: They cannot all be held.
+    """
+    processors = len(os.sched_getaffinity(0))
+    own = config.envs.own_boxes if _alone() else 0
+    if not places.nodes:
+        return config.envs.boxes or processors, own
+    (node,) = places.nodes
+    takes = Demand.of(_env_box(config, places, 1))
+    count = config.envs.boxes or machine.env_boxes(node, takes, processors)
+    room = node.room(takes)
+    if count > room:
+        raise UsageError(
+            f"environments are served in {count} {'box' if count == 1 else 'boxes'} of {takes.memory_mib} MiB each, and"
+            f" this machine holds together {machine.described(node.holds)}: lower envs.boxes or envs.memory_mib, or set"
+            " node.memory_mib"
+        )
+    return count, max(int(min(own, room - count)), min(own, 1))
 
 
 class _EnvBoxes:

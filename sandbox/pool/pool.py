@@ -55,6 +55,7 @@ class Pool:
         nodes: Where sandboxes are at first; their backends are open for as long as the pool is.
         stocks: What is kept ready.
         most: Sandboxes that one tenant may have at once; None for any number. Those of tenant ``""`` are not counted.
+        share: Share of what all nodes hold together that one tenant may have beyond its first sandbox, likewise.
         watch: When one that is silent counts as what.
         restarts: How often the spares of one stock may be replaced because they did not start or died; None for 20
             times in 10 minutes.
@@ -68,6 +69,7 @@ class Pool:
         *,
         stocks: Sequence[Stock] = (),
         most: int | None = None,
+        share: float = 1.0,
         watch: Watch | None = None,
         restarts: RestartBudget | None = None,
         ledger: Ledger | None = None,
@@ -83,6 +85,7 @@ class Pool:
             list(stocks),
             self._journal,
             most=most,
+            share=share,
             watch=self._watch,
             budget=restarts or RestartBudget(restarts=20),
             stays=ledger is not None,
