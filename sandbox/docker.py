@@ -107,6 +107,10 @@ class DockerBackend:
         total = self._daemon.info.get("MemTotal")
         return total >> 20 if isinstance(total, int) and total else None
 
+    async def has_image(self, name: str) -> bool:
+        """Say whether there is an image of this name."""
+        return await self._daemon.image(name) is not None
+
     async def start(self, spec: SandboxSpec) -> Box | FallbackBox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
 
@@ -248,8 +252,9 @@ class DockerBackend:
         if image is None and spec.image is None:
             raise SandboxStartError(box_id, f"there is no image {name} here; make it: envkit image build games")
         if image is None:
-            others = did_you_mean(name, await self._daemon.image_names())
-            raise SandboxStartError(box_id, f"there is no image {name!r} here (docker pull {name}){others}")
+            near = did_you_mean(name, await self._daemon.image_names())
+            near = near if near.startswith("; did you mean") else ""  # not a list of all that there are
+            raise SandboxStartError(box_id, f"there is no image {name!r} here (docker pull {name}){near}")
         return image, files
 
     async def _launch(self, plan: _Plan) -> Box | FallbackBox:

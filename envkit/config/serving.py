@@ -44,7 +44,8 @@ class ListenSection(Section):
 
 class NodeSection(Section):
     """What this machine can hold; a sandbox that asks for more is refused at once. Counted are the bounds of sandboxes,
-    not what they use. With ray, each node says itself what it holds."""
+    not what they use. With ray, each node says itself what it holds.
+    """
 
     boxes: Count = 256
     """Sandboxes at once, those that serve environments included."""

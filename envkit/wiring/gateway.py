@@ -19,7 +19,7 @@ import anyio
 
 from envkit import clock
 from envkit.config.serving import ServeConfig, StockSection
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import EnvkitError, SandboxStartError, UsageError
 from envkit.fleet import FleetHost, Home, Homes, Probing, RestartBudget
 from envkit.fleet.alerts import send_alerts
 from envkit.fleet.autoscale import autoscale, run_command
@@ -33,7 +33,7 @@ from envkit.http.server import require_address, serve
 from envkit.http.tokens import TokenStore
 from envkit.protocols import EnvHost, Sandbox
 from envkit.sandbox import trees
-from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.docker import DEFAULT_IMAGE, DockerBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Watch
 from envkit.sandbox.pool.nodes import Demand, Holds, Node
@@ -47,6 +47,8 @@ from envkit.wiring.tokens import open_tokens, state_folder
 _HERE = "here"
 _ENV_BOX = ":envs-"
 """How the boxes that serve environments are called; the names that callers give have no colon."""
+_LACKING = ("No module named 'envkit", "no Python", "neither Python")
+"""What a box says whose image cannot serve environments."""
 _CALL_S = 60.0
 _BOOT_CALL_S = 5.0
 _BOOT_RETRY_S = 0.02
@@ -205,7 +207,12 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             ray = RayNodes(pool.add_node, pool.remove_node, address=config.ray.address, kind=config.ray.kind)
             scale = (await stack.enter_async_context(ray)).request
         await stack.enter_async_context(pool)
-        shared = await stack.enter_async_context(_host(config, pool, places, shared_box, "shared", boxes=count))
+        try:
+            shared = await stack.enter_async_context(_host(config, pool, places, shared_box, "shared", boxes=count))
+        except SandboxStartError as error:
+            if places.in_image and any(words in error.cause for words in _LACKING):
+                raise UsageError(_image_lacks(shared_box.image or DEFAULT_IMAGE, error.cause)) from None
+            raise
         announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
         for node in places.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
@@ -245,10 +252,31 @@ async def _places(config: ServeConfig) -> AsyncIterator[_Places]:
     async with _ledger(config, can_stay=not isinstance(backend, ProcessBackend)) as ledger, backend:
         found = await clock.to_thread(machine.this_machine)
         if isinstance(backend, DockerBackend):  # its daemon may be elsewhere
+            await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
             found = replace(found, memory_mib=backend.machine_memory_mib)
         node = Node(_HERE, backend, machine.filled_in(Holds(**config.node.model_dump()), found))
         isolates = backend.capabilities()["isolation"]
         yield _Places((node,), what + why, isinstance(backend, DockerBackend), isolates=isolates, ledger=ledger)
+
+
+async def _require_image(backend: DockerBackend, image: str) -> None:
+    """Raises:
+    UsageError: There is no such image; says how to make it.
+    """
+    if not await backend.has_image(image):
+        tag = "" if image == DEFAULT_IMAGE else f" --tag {image}, or fetch it: docker pull {image}"
+        raise UsageError(
+            f"there is no image {image} here, in whose boxes environments are served; make it: "
+            f"envkit image build games{tag}"
+        )
+
+
+def _image_lacks(image: str, cause: str) -> str:
+    made = "" if image == DEFAULT_IMAGE else f" --base {image} --tag {image}{'' if ':' in image else ':1'}-envkit"
+    return (
+        f"environments are served in boxes of image {image}, which lacks envkit or Python ({cause}); make one that has "
+        f"them: envkit image build games{made}{', and name it in envs.image' if made else ''}"
+    )
 
 
 @asynccontextmanager
