@@ -81,6 +81,15 @@ def test_wrong_words_are_refused_in_a_line(words: Sequence[str], said: str) -> N
     assert (code, told.count("\n"), told.startswith(said)) == (2, 1, True)
 
 
+def test_a_token_that_others_can_read_is_used_and_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("ek_x")
+    for mode, said in ((0o644, f"others can read {file}, which holds a token: chmod go-rwx {file}\n"), (0o600, "")):
+        file.chmod(mode)
+        code, _, told = envkit("ls", "--url", "http://127.0.0.1:9", "--token-file", str(file))
+        assert (code, told.startswith(said), told.count("\n")) == (1, True, 1 + bool(said))
+
+
 def test_what_a_process_left_that_is_gone_is_listed_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="run-") as runtime:  # short, and looked into by nobody else
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -41,6 +42,9 @@ class Server:
         if self.token_file is None:
             return None
         try:
+            if self.token_file.stat().st_mode & 0o044:
+                said = f"others can read {self.token_file}, which holds a token: chmod go-rwx {self.token_file}"
+                print(said, file=sys.stderr)
             return self.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"no token can be read from {self.token_file}: {error}") from None
