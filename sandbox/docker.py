@@ -40,7 +40,7 @@ from envkit.sandbox.container import (
     Image,
 )
 from envkit.sandbox.daemon import Daemon, DaemonError
-from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk
+from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk, DiskUse
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.leftovers import BOX_LABEL, STAY_LABEL
@@ -106,6 +106,11 @@ class DockerBackend:
         """MiB of memory that the machine of the daemon has; None where it does not say."""
         total = self._daemon.info.get("MemTotal")
         return total >> 20 if isinstance(total, int) and total else None
+
+    def disks(self) -> Mapping[str, tuple[int, int]]:
+        """Return the disks that boxes and snapshots need: MiB free, and with how many less none is started."""
+        free_mib = self._disk.free_mib()
+        return self._boxes.disks() | ({} if free_mib is None else {"Docker's disk": (free_mib, LEAST_FREE_MIB)})
 
     async def has_image(self, name: str) -> bool:
         """Say whether there is an image of this name."""
@@ -367,6 +372,7 @@ class DockerBackend:
     ) -> Box:
         channel = Channel(stream)
         gives_up = container.gives_up(spec, bounds_disk=bool(self._bounds_disk))
+        use = DiskUse(Bounds.of(spec).disk_mib)
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, stays_on=spec.stay),
@@ -375,11 +381,12 @@ class DockerBackend:
             snapshot=partial(self._snapshot, box_id, spec, held, channel),
             gives_up=gives_up,
             look=held.look,
+            disk_percent=None if written is None else lambda: use.percent,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)
         if spec.profile == "system":
-            box.while_alive(self._disk.watch(channel, written, Bounds.of(spec).disk_mib))
+            box.while_alive(self._disk.watch(channel, written, use))
         return box
 
     async def _end(self, held: AttachedContainer, *, stays_on: bool) -> None:

@@ -97,6 +97,10 @@ class LocalBackend:
             "seccomp": self._filter is not None,
         }
 
+    def disks(self) -> Mapping[str, tuple[int, int]]:
+        """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
+        return self._boxes.disks()
+
     async def start(self, spec: SandboxSpec) -> Box:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Its image is a folder with a root file system."""
         return await self._start(self._boxes.new_id(), spec, spec.command)

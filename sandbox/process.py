@@ -48,6 +48,10 @@ class ProcessBackend:
         """Nothing is enforced."""
         return dict.fromkeys(_CAPABILITIES, False)
 
+    def disks(self) -> Mapping[str, tuple[int, int]]:
+        """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
+        return self._boxes.disks()
+
     async def start(self, spec: SandboxSpec) -> Box:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Bounds and hostile programs are refused."""
         box_id = self._boxes.new_id()

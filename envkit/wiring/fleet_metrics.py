@@ -36,6 +36,10 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     for cause, count in sorted(counts.losses.items()):
         losses.add_metric([cause], count)
     yield losses
+    alerts = CounterMetricFamily("envkit_alerts", "Alerts, by kind.", labels=["kind"])
+    for kind, count in sorted(counts.alerts.items()):
+        alerts.add_metric([kind], count)
+    yield alerts
     counted = [(host.lost, host.failed_starts, host.episodes.rebuilt, host.episodes.void) for host in hosts]
     lost, failed, rebuilt, void = (sum(each) for each in zip(*counted, strict=True))
     yield CounterMetricFamily("envkit_env_boxes_lost", "Boxes that served environments and were lost.", lost)

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from envkit import clock
 from envkit.config.serving import ServeConfig, StockSection
 from envkit.errors import EnvkitError, SandboxStartError, UsageError
 from envkit.fleet import FleetHost, Home, Homes, Probing, RestartBudget
-from envkit.fleet.alerts import send_alerts
+from envkit.fleet.alerts import send_alerts, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.fleet.ledger import Ledger
 from envkit.http.access_log import AccessLog
@@ -61,6 +61,7 @@ class Fleet:
     Attributes:
         host: Where episodes are played.
         pool: Where sandboxes are lent; None where there are none.
+        disks: Says of the disks that sandboxes need how many MiB are free and how many must be; None where it cannot.
         hosts: The parts of `host` that play in boxes.
         scale: Told how many more sandboxes there should be room for; None where nobody is.
         isolates: Whether what runs in a sandbox is kept away from this process.
@@ -68,6 +69,7 @@ class Fleet:
 
     host: EnvHost
     pool: Pool | None = None
+    disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
     hosts: tuple[FleetHost, ...] = ()
     scale: Callable[[int], Awaitable[None]] | None = None
     isolates: bool = True
@@ -164,6 +166,8 @@ async def _telling(config: ServeConfig, fleet: Fleet) -> AsyncIterator[None]:
         tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
     if pool is not None and scale is not None:
         tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
+    if pool is not None and fleet.disks is not None:
+        tasks.start_soon(watch_disks, fleet.disks, pool.alert)
     try:
         yield
     finally:
@@ -218,18 +222,20 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
             announce(f"room: {machine.described(node.holds)}; of each a tenant may have {share} % (node, limits)")
         if not own_count:
-            yield Fleet(shared, pool, (shared,), scale, places.isolates)
+            yield Fleet(shared, pool, places.disks, (shared,), scale, places.isolates)
             return
         alone = _alone()
         own_box = _env_box(config, places, 1)
         own = await stack.enter_async_context(_host(config, pool, places, own_box, "own", boxes=own_count))
-        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own), scale, places.isolates)
+        homes = Homes(shared, own, lambda env_id: env_id not in alone)
+        yield Fleet(homes, pool, places.disks, (shared, own), scale, places.isolates)
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
     """Where boxes are started: the nodes that there are at first, what to call them, whether environments need an image
-    there, whether what runs there is kept away from this process, and where leases are written down.
+    there, whether what runs there is kept away from this process, where leases are written down, and how full the disks
+    are.
     """
 
     nodes: Sequence[Node]
@@ -237,6 +243,7 @@ class _Places:
     in_image: bool
     isolates: bool
     ledger: Ledger | None
+    disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
 
 
 @asynccontextmanager
@@ -256,7 +263,9 @@ async def _places(config: ServeConfig) -> AsyncIterator[_Places]:
             found = replace(found, memory_mib=backend.machine_memory_mib)
         node = Node(_HERE, backend, machine.filled_in(Holds(**config.node.model_dump()), found))
         isolates = backend.capabilities()["isolation"]
-        yield _Places((node,), what + why, isinstance(backend, DockerBackend), isolates=isolates, ledger=ledger)
+        what += why
+        in_image = isinstance(backend, DockerBackend)
+        yield _Places((node,), what, in_image, isolates=isolates, ledger=ledger, disks=backend.disks)
 
 
 async def _require_image(backend: DockerBackend, image: str) -> None:

@@ -179,10 +179,14 @@ class Pool:
         """Give what happened and what happens; see `envkit.protocols.SandboxPool.events`.
 
         The last 10,000 events are remembered. A reader who is slower than that misses some, as their numbers show.
-        Besides ``"state"`` there are ``"memory"``, ``"probe"``, ``"restarts"`` and ``"stop"``, each at most once a
-        minute for one sandbox, ``"stock"`` and ``"ledger"``. It ends when the pool does.
+        Besides ``"state"`` there are ``"memory"``, ``"disk"``, ``"probe"``, ``"restarts"`` and ``"stop"``, each at most
+        once a minute for one sandbox, ``"stock"`` and ``"ledger"``. It ends when the pool does.
         """
         return self._journal.events.since(after)
+
+    def alert(self, kind: str, text: str) -> None:
+        """Tell of something that is to be looked at and is about no single sandbox; once a minute for each kind."""
+        self._journal.alert(kind, None, text)
 
     def add_node(self, node: Node) -> None:
         """Use a further node from now on.
@@ -215,6 +219,7 @@ class Pool:
             losses=dict(tally.losses),
             restarts=tally.restarts,
             waiting=self._roster.queue.waiting(),
+            alerts={kind: count for kind, count in self._journal.events.counts.items() if kind != "state"},
             probe_s={member.id: member.latency_s for member in alive if member.latency_s is not None},
         )
 
