@@ -263,8 +263,8 @@ class Box:
         return (await self.call("log", max_bytes=_LOG_BYTES)).data.decode(errors="replace")
 
     async def stats(self) -> dict[str, JSON]:
-        """Return ``processes`` and ``uptime_s``; where it can be known, ``memory_bytes``, and the fullest place that it may
-        write to, as ``disk_place`` and ``disk_percent``.
+        """Return ``processes`` and ``uptime_s``; ``memory_bytes`` where it can be known; ``disk_place``, the fullest
+        place that it may write to, and ``disk_percent``, how full that is, likewise.
         """
         end = (await self.call("stats")).end
         found = {name: value for name, value in end.items() if name not in ("id", "end")}

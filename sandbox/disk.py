@@ -56,8 +56,8 @@ class DaemonDisk:
         found = self._look()
         return None if found is None else found.f_bavail * found.f_frsize >> 20
 
-    async def commit(self, container: str, disk_mib: int) -> str:
-        """Make an image of a container's files, which stands still then, and return its id.
+    async def commit(self, container: str, disk_mib: int) -> tuple[str, int]:
+        """Make an image of a container's files, which stands still then; return its id, and the bytes that it adds.
 
         Raises:
             SandboxError: It has written more than `disk_mib`, or the disk is nearly full.
@@ -74,7 +74,7 @@ class DaemonDisk:
                     f"no snapshot: it has {bytes_ >> 20} MiB, Docker's disk has {free_mib} MiB free, and"
                     f" {LEAST_FREE_MIB} are left to others"
                 )
-            return await self._daemon.commit(container)
+            return await self._daemon.commit(container), bytes_
         finally:
             with anyio.CancelScope(shield=True), suppress(DaemonError):  # it may have ended
                 await self._daemon.unpause(container)

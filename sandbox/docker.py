@@ -21,6 +21,7 @@ from typing import Self
 
 import anyio
 
+from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
 from envkit.sandbox import agent, allowlist, attached, container, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
@@ -84,6 +85,7 @@ class DockerBackend:
         self._pythons: dict[str, str | None] = {}
         self._bounds_disk: bool | None = None  # of a root file system; unknown until it was tried
         self._snapshots = 0
+        self._images: dict[str, int] = {}
         self._run_name = ""
         self._is_leaving = False
 
@@ -127,6 +129,21 @@ class DockerBackend:
     async def restore(self, snapshot: str, spec: SandboxSpec) -> Box | FallbackBox:
         """Start a box with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         return await self._start(spec, snapshot)
+
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return what a snapshot takes of the disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
+        if snapshot in self._images:
+            return self._images[snapshot]
+        return await clock.to_thread(snapshots.size, self._boxes.folder / _SNAPSHOTS, snapshot)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`.
+
+        An image that a box was started from stays as long as this backend is open.
+        """
+        if self._images.pop(snapshot, None) is not None:
+            await self._daemon.remove_image(snapshot)
+        await clock.to_thread(snapshots.remove, self._boxes.folder / _SNAPSHOTS, snapshot)
 
     async def staying(self) -> list[str]:
         """Return the ids of the boxes that stay on this machine, sorted."""
@@ -399,7 +416,8 @@ class DockerBackend:
         """Keep the files of a box: as an image where all can be written, else what lies in its places for that."""
         disk_mib = Bounds.of(spec).disk_mib
         if spec.profile == "system":
-            return await self._disk.commit(held.id, disk_mib)
+            image, self._images[image] = await self._disk.commit(held.id, disk_mib)
+            return image
         self._snapshots += 1
         name = f"snapshot-{self._snapshots}"
         try:

@@ -115,6 +115,14 @@ class LocalBackend:
         await snapshots.put_back(box, file, spec, _files_uid())
         return box
 
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return what a snapshot takes of the disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
+        return await clock.to_thread(snapshots.size, self._boxes.folder / "snapshots", snapshot)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`."""
+        await clock.to_thread(snapshots.remove, self._boxes.folder / "snapshots", snapshot)
+
     async def attach(self, box_id: str) -> Box:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
 

@@ -84,6 +84,13 @@ class ProcessBackend:
         """Raise: plain processes have no snapshots."""
         raise SandboxStartError(self._boxes.new_id(), f"snapshot {snapshot!r}: plain processes have none")
 
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return 0: plain processes have no snapshots."""
+        return 0
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Return at once: plain processes have no snapshots."""
+
     async def __aenter__(self) -> Self:
         await self._boxes.open()
         self._opening = agent.opening()

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from envkit import clock
@@ -61,6 +62,18 @@ def test_sandboxes_that_were_left_are_listed_used_and_ended() -> None:
         assert (columns[:2], columns[3:]) == ([name.strip(), "leased"], ["here", "it answers"])
         assert envkit("rm", "--url", address, name.strip(), "nobody")[0] == 0
         assert envkit("exec", "--url", address, name.strip(), "--", "echo")[0] == 125
+
+    beside_a_server(work)
+
+
+def test_snapshots_are_listed_and_removed() -> None:
+    def work(address: str) -> None:
+        name = envkit("run", "--url", address, "-d")[1].strip()
+        kept = httpx.post(f"{address}/v1/sandboxes/{name}/snapshot", trust_env=False).json()["snapshot"]
+        columns = envkit("snapshot", "ls", "--url", address)[1].rstrip("\n").split("\t")
+        assert (columns[:2], columns[3:]) == ([kept, "0.0 MiB"], [name, ""])
+        assert envkit("snapshot", "rm", "--url", address, kept, "none") == (0, "", "")
+        assert envkit("snapshot", "ls", "--url", address) == (0, "", "")
 
     beside_a_server(work)
 

@@ -142,6 +142,14 @@ class LimitsSection(Section):
     tenant_share: Annotated[float, Field(gt=0, le=1), Exponent] = 0.5
     """Share that one tenant may have of each thing that is counted of the nodes, all nodes together. A first sandbox it
     may have in any case. Without tokens there are no tenants, and this bounds nobody."""
+    snapshots_per_tenant: Count = 100
+    """Snapshots that one tenant may have; a further one is refused until one is removed."""
+    snapshots_mib_per_tenant: Mib = 4096
+    """MiB that the snapshots of one tenant may have together."""
+    snapshots: Count = 1000
+    """Snapshots that all tenants together may have."""
+    snapshots_mib: Mib = 16384
+    """MiB that the snapshots of all tenants together may have."""
     networks: list[str] = Field(default_factory=lambda: ["none"])
     """What a sandbox may reach whose token has not the scope admin: none, open (everything, also this machine), and the
     hosts that its list may name, such as *.example.org."""

@@ -30,6 +30,7 @@ from envkit.http.guard import Guard
 from envkit.http.permits import Permits
 from envkit.http.rates import Rate
 from envkit.http.server import require_address, serve
+from envkit.http.snapshots import SnapshotBounds
 from envkit.http.tokens import TokenStore
 from envkit.protocols import EnvHost, Sandbox
 from envkit.sandbox import trees
@@ -114,6 +115,12 @@ async def serve_fleet(
                 trees=trees,
                 sandbox_ttl_s=limits.sandbox_ttl_s,
                 permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
+                snapshots=SnapshotBounds(
+                    limits.snapshots_per_tenant,
+                    limits.snapshots_mib_per_tenant,
+                    limits.snapshots,
+                    limits.snapshots_mib,
+                ),
                 metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
             )
             with end.by_signals():

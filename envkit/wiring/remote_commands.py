@@ -14,6 +14,7 @@ from envkit.errors import EnvkitError, UsageError
 from envkit.http.remote_sandbox import RemoteSandbox
 from envkit.http.sandbox_calls import MAX_TIMEOUT_S
 from envkit.http.sandbox_client import SandboxClient
+from envkit.http.sandbox_wire import KeptReply
 from envkit.sandbox import trees
 from envkit.types import SandboxView
 from envkit.wiring.box_commands import exit_code_of, say
@@ -134,6 +135,19 @@ async def views(server: Server) -> list[SandboxView]:
     """Return the sandboxes of a server, oldest first."""
     async with server.client() as client:
         return await client.views()
+
+
+async def snapshots(server: Server) -> list[KeptReply]:
+    """Return the snapshots of a server, oldest first."""
+    async with server.client() as client:
+        return await client.snapshots()
+
+
+async def remove_snapshots(server: Server, names: Sequence[str]) -> None:
+    """Remove snapshots of a server."""
+    async with server.client() as client:
+        for name in names:
+            await client.remove_snapshot(name)
 
 
 async def _upload(box: RemoteSandbox, uploads: Sequence[tuple[Path, str]]) -> None:

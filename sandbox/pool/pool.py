@@ -139,6 +139,18 @@ class Pool:
             del self._making[id]
             made.set()
 
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return how much of a disk a snapshot takes; 0 if it is gone, perhaps with its node."""
+        node, _, name = snapshot.partition("/")
+        found = self._roster.nodes.get(node)
+        return 0 if found is None else await found.backend.snapshot_bytes(name)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot; safe to repeat."""
+        node, _, name = snapshot.partition("/")
+        if (found := self._roster.nodes.get(node)) is not None:
+            await found.backend.remove_snapshot(name)
+
     def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
         """Return a sandbox by its name; see `envkit.protocols.SandboxPool.get`.
 

@@ -51,6 +51,25 @@ def test_a_box_that_fills_its_root_is_ended_soon_after_its_bound(place: str) -> 
     run(main)
 
 
+def test_a_box_says_how_much_of_its_bound_it_has_written_and_its_snapshots_how_large_they_are() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, disk_mib=100)
+            await box.exec(["dd", "if=/dev/zero", "of=/var/large", "bs=1M", "count=95"], timeout_s=30)
+            with anyio.fail_after(20):
+                while (percent := (await box.stats())["disk_percent"]) == 0:
+                    await anyio.sleep(0.1)
+            assert isinstance(percent, int) and 90 <= percent <= 100
+            assert (await box.stats())["disk_place"] == "/"
+            name = await box.snapshot()
+            assert 95 << 20 <= await backend.snapshot_bytes(name) < 100 << 20
+            await backend.remove_snapshot(name)
+            assert await backend.snapshot_bytes(name) == 0
+            assert docker("images", "--quiet", "--no-trunc", "--filter", "label=envkit.run").split().count(name) == 0
+
+    run(main)
+
+
 def test_files_that_are_deleted_and_still_open_count() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
