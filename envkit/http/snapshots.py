@@ -18,7 +18,7 @@ from envkit.errors import EnvkitError, SandboxNotFoundError, SnapshotLimitError
 from envkit.protocols import SandboxPool
 
 _REMOVE_S = 30.0
-_WHAT_TO_DO = "remove one first: envkit sandbox snapshot rm NAME, or DELETE /v1/snapshots/NAME"
+_WHAT_TO_DO = "remove one first: envkit sandbox snapshot rm --url URL NAME, or DELETE /v1/snapshots/NAME"
 
 
 @dataclass(frozen=True, slots=True)

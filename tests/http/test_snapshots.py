@@ -15,7 +15,7 @@ from envkit.sandbox.fake import FakeBackend
 from envkit.types import SandboxSpec
 from tests.http.pools import SmallPool
 
-WHAT_TO_DO = "; remove one first: envkit sandbox snapshot rm NAME, or DELETE /v1/snapshots/NAME"
+WHAT_TO_DO = "; remove one first: envkit sandbox snapshot rm --url URL NAME, or DELETE /v1/snapshots/NAME"
 
 
 def run(bounds: SnapshotBounds, work: Callable[[Snapshots, Sandbox, SmallPool], Awaitable[None]]) -> None:
