@@ -39,6 +39,12 @@ Ca = Annotated[
 ]
 
 
+ServersUrl = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
+
+snapshot_app = typer.Typer(no_args_is_help=True, help="Kept files of a server's sandboxes.", rich_markup_mode=None)
+app.add_typer(snapshot_app, name="snapshot")
+
+
 @app.command("run", context_settings=_PROGRAM_LAST)
 def run(
     program: Program = None,
@@ -221,6 +227,33 @@ def prune(
 
     for line in clock.run(partial(prune_all, dry_run=dry_run)):
         print(line)
+
+
+@snapshot_app.command("ls")
+def list_snapshots(url: ServersUrl, token_file: TokenFile = None, ca: Ca = None) -> None:
+    """List the snapshots of a server: name, MiB, seconds since it was taken, sandbox, tenant."""
+    from envkit import clock
+    from envkit.wiring import remote_commands
+
+    server = remote_commands.Server(url, token_file, ca)
+    now = clock.wall()
+    for one in clock.run(remote_commands.snapshots, server):
+        age_s = max(0.0, now - one.at_s)
+        print(one.snapshot, f"{one.bytes / (1 << 20):.1f} MiB", f"{age_s:.0f} s", one.sandbox_id, one.tenant, sep="\t")
+
+
+@snapshot_app.command("rm")
+def remove_snapshots(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="What ls prints.")],
+    url: ServersUrl,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+) -> None:
+    """Remove snapshots of a server; one that does not exist is no error."""
+    from envkit import clock
+    from envkit.wiring import remote_commands
+
+    clock.run(remote_commands.remove_snapshots, remote_commands.Server(url, token_file, ca), names)
 
 
 def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool = False) -> Server | None:

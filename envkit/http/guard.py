@@ -37,6 +37,7 @@ _SCOPES = (
     (f"{_V1}sessions", PLAY),
     (wire.SOCKET_PATH, ""),  # each frame says what it needs
     (f"{_V1}sandboxes", SANDBOX),
+    (f"{_V1}snapshots", SANDBOX),
     (f"{_V1}envs", PLAY),
     ("/metrics", METRICS),
     (_V1, ADMIN),  # events, and whatever has no line here

@@ -59,6 +59,7 @@ TYPES: Sequence[Any] = (
     wire.LogReply,
     wire.StatsReply,
     wire.SnapshotReply,
+    wire.SnapshotsReply,
     wire.EventReply,
 )
 
@@ -110,6 +111,8 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     add("GET", f"{_SANDBOX}/tree", routes.give_tree, more=_more(path, size, owner), gives=TAR.decode())
     add("PUT", f"{_SANDBOX}/tree", routes.take_tree, DoneReply, more=_more(path, owner, takes=TAR.decode()))
     add("POST", f"{_SANDBOX}/snapshot", routes.snapshot, wire.SnapshotReply, more=_more(key))
+    add("GET", f"/v{PROTOCOL}/snapshots", routes.snapshots, wire.SnapshotsReply)
+    add("DELETE", f"/v{PROTOCOL}/snapshots/{{snapshot}}", routes.remove_snapshot, DoneReply)
     add("GET", f"/v{PROTOCOL}/events", routes.events, more=_more(after), gives="text/event-stream")
 
 
@@ -232,6 +235,14 @@ class _Routes:
         """Keep the sandbox's files as they are now, under a name with which another one can begin."""
         frame = wire.SnapshotFrame(sandbox_id, key_of(request.scope))
         return _of(await self._calls.snapshot(frame, caller_of(request.scope)))
+
+    async def snapshots(self, request: Request) -> Response:
+        """Look at all snapshots, with their sizes, oldest first."""
+        return _json(write(await self._calls.snapshots(NoBody(), caller_of(request.scope))))
+
+    async def remove_snapshot(self, snapshot: str, request: Request) -> Response:
+        """Remove a snapshot. Repeating the call is safe, as is removing one that does not exist."""
+        return _json(write(await self._calls.remove_snapshot(wire.KeptFrame(snapshot), caller_of(request.scope))))
 
     async def events(self) -> Response:
         """Follow what happens: server-sent events with an `EventReply` each, and a sign of life each 15 s."""

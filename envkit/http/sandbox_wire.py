@@ -189,6 +189,12 @@ class SnapshotFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Key | None = None
 
 
+class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which snapshot is meant."""
+
+    snapshot: str
+
+
 class ProbeFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which sandbox is to give a sign of life."""
 
@@ -308,6 +314,22 @@ class SnapshotReply(msgspec.Struct, frozen=True):
     """The name under which files were kept."""
 
     snapshot: str
+
+
+class KeptReply(msgspec.Struct, frozen=True):
+    """A snapshot: its name, whose and of which sandbox it is, when it was taken, and what it takes of a disk."""
+
+    snapshot: str
+    tenant: str
+    sandbox_id: str
+    at_s: float
+    bytes: int
+
+
+class SnapshotsReply(msgspec.Struct, frozen=True):
+    """Snapshots, oldest first."""
+
+    snapshots: list[KeptReply]
 
 
 class ProbeReply(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ OWN_LATENESS_S = 0.25
 """How late a timer of ours may be before that counts as our own lateness."""
 SLOW_PROBE_S = 1.0
 MEMORY_SHARE = 0.9
+DISK_PERCENT = 90
 
 _LOOK_S = 0.5
 """Seconds that finding out why a sandbox is silent may take."""
@@ -190,7 +191,7 @@ async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
         try:
             if figures is not None and asked_at >= stats_at:
                 stats_at = asked_at + _STATS_S
-                _check_memory(member, await figures(), alert)
+                _check_bounds(member, await figures(), alert)
             else:
                 await sandbox.probe(watch.lost_s)
         except SandboxLostError as error:
@@ -214,10 +215,13 @@ def _unforeseen(member: Member, error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _check_memory(member: Member, stats: dict[str, JSON], alert: Alert) -> None:
+def _check_bounds(member: Member, stats: dict[str, JSON], alert: Alert) -> None:
     used, bound = stats.get("memory_bytes"), member.demand.memory_mib << 20
     if isinstance(used, int) and used >= MEMORY_SHARE * bound:
         alert("memory", member, f"{used >> 20} of {bound >> 20} MiB of memory are in use")
+    percent = stats.get("disk_percent")
+    if isinstance(percent, int) and percent >= DISK_PERCENT:
+        alert("disk", member, f"{percent} % of what it may write to {stats.get('disk_place')} are used")
 
 
 async def _stop(member: Member, alert: Alert) -> None:

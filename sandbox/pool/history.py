@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -54,9 +54,13 @@ def time_to_live(view: SandboxView) -> float | None:
 class Events:
     """The last 10,000 events, for any number of readers. None of them holds anything up: who is slow misses some, and
     sees it by the numbers.
+
+    Attributes:
+        counts: How many there were of each kind.
     """
 
     def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
         self._ring: list[FleetEvent] = []
         self._last = 0
         self._arrived = anyio.Event()
@@ -66,6 +70,7 @@ class Events:
     def emit(
         self, kind: str, text: str, *, sandbox_id: str = "", tenant: str = "", state: SandboxState | None = None
     ) -> None:
+        self.counts[kind] += 1
         event = FleetEvent(self._last + 1, clock.wall(), kind, sandbox_id, tenant, text, state)
         if len(self._ring) < KEPT_EVENTS:
             self._ring.append(event)

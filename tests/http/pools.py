@@ -50,6 +50,12 @@ class SmallPool:
             raise SandboxConflictError(f"sandbox {id} has another spec")
         return self._views[id]
 
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        return await self._backend.snapshot_bytes(snapshot)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        await self._backend.remove_snapshot(snapshot)
+
     def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
         self.asked.append(id)
         view = self.view(id, tenant=tenant)

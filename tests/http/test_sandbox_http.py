@@ -293,6 +293,22 @@ def test_a_server_without_a_pool_has_no_sandboxes() -> None:
     without_pool(main)
 
 
+def test_snapshots_are_listed_with_their_sizes_and_removed() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        await client.put(f"{A}/files", params={"path": "f"}, content=b"0123456789")
+        name = (await client.post(f"{A}/snapshot")).json()["snapshot"]
+        (listed,) = (await client.get("/v1/snapshots")).json()["snapshots"]
+        seen = {key: listed[key] for key in ("snapshot", "tenant", "sandbox_id", "bytes")}
+        assert seen == {"snapshot": name, "tenant": "", "sandbox_id": "a", "bytes": 10}
+        for _ in range(2):
+            assert (await client.delete(f"/v1/snapshots/{name}")).json() == {"done": True}
+        assert (await client.get("/v1/snapshots")).json() == {"snapshots": []}
+        assert (await client.put("/v1/sandboxes/b", json={"snapshot": name})).status_code == 404
+
+    over_http(main)
+
+
 def test_every_route_is_described_with_what_it_takes() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         paths = (await client.get("/openapi.json")).json()["paths"]
@@ -310,6 +326,12 @@ def test_every_route_is_described_with_what_it_takes() -> None:
         }
         names = [one["name"] for one in paths[f"{one}/files"]["put"]["parameters"]]
         assert {"sandbox_id", "path", "mode", "Idempotency-Key"} <= set(names)
-        assert {"/v1/sandboxes", "/v1/sandboxes:exec", "/v1/events"} <= set(paths)
+        assert {
+            "/v1/sandboxes",
+            "/v1/sandboxes:exec",
+            "/v1/events",
+            "/v1/snapshots",
+            "/v1/snapshots/{snapshot}",
+        } <= set(paths)
 
     over_http(main)

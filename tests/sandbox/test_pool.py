@@ -359,6 +359,41 @@ def test_a_tenant_has_no_more_than_it_may_and_holds_nobody_else_up() -> None:
     run(main)
 
 
+def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_sandbox() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            nodes = [Node(name, backend, Holds(boxes=10, memory_mib=1024, pids=4096)) for name in ("a", "b")]
+            async with Pool(nodes, share=0.25) as pool:
+                await pool.create("large", SandboxSpec(memory_mib=500), tenant="ann")
+                why = (
+                    "^tenant 'ann' has as much as one tenant may have at once: with this one, memory_mib=700 together"
+                    " is more than 25% of what all nodes hold, which is 512; stop one of its sandboxes first$"
+                )
+                with pytest.raises(CapacityError, match=why):
+                    await pool.create("small", SandboxSpec(memory_mib=200), tenant="ann")
+                with pytest.raises(CapacityError, match=r"pids=4352 together is more than 25%.*which is 2048"):
+                    await pool.create("many", SandboxSpec(memory_mib=1, pids=4096), tenant="ann")
+                await pool.create("fits", SandboxSpec(memory_mib=12), tenant="ann")
+                await pool.create("first", SandboxSpec(memory_mib=900), tenant="bob")
+                await pool.stop("large", tenant="ann")
+                await pool.create("small", SandboxSpec(memory_mib=200), tenant="ann")
+
+    run(main)
+
+
+def test_a_node_holds_no_more_processes_than_it_can() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(pids=600))]) as pool:
+            await pool.create("a", SPEC)
+            await pool.create("b", SPEC)  # 256 each, as backends have it
+            with pytest.raises(CapacityError, match="no node has room for a further sandbox now"):
+                await pool.create("c", SPEC)
+            with pytest.raises(ImpossibleSandboxError, match=r"pids=601 is more than any node holds: .* holds 600"):
+                await pool.create("d", SandboxSpec(pids=601))
+
+    run(main)
+
+
 async def lease_at_once(pool: Pool, tenant: str) -> None:
     async with pool.lease(SPEC, tenant=tenant, wait_s=0):
         pass

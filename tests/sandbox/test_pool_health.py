@@ -162,6 +162,27 @@ def test_memory_that_is_nearly_used_up_is_told_once_a_minute() -> None:
     run(main)
 
 
+def test_a_disk_that_is_nearly_full_is_told_and_counted() -> None:
+    class Full(FakeBox):
+        async def stats(self) -> Mapping[str, JSON]:
+            return {"disk_place": "/tmp", "disk_percent": 89 if self.id.endswith("0") else 90}
+
+    async def main() -> None:
+        async with FakeBackend(kind=Full) as backend, Pool([Node("here", backend)]) as pool:
+            await pool.create("a", SPEC)
+            await pool.create("b", SPEC, tenant="ann")
+            pool.alert("disk", "the disk of /tmp has 3 MiB free")
+            await anyio.sleep(65)
+            alerts = [event for event in await told(pool) if event.kind == "disk"]
+            assert [(event.sandbox_id, event.tenant, event.text) for event in alerts] == [
+                ("", "", "the disk of /tmp has 3 MiB free"),
+                ("b", "ann", "90 % of what it may write to /tmp are used"),
+            ]
+            assert pool.counts().alerts == {"disk": 2}
+
+    run(main)
+
+
 def test_the_last_probe_of_each_is_counted() -> None:
     async def main() -> None:
         async with opened() as (pool, _):
