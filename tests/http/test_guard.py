@@ -41,7 +41,9 @@ LONG = Task("Count-v0", 1, {"end": 10_000})
         ("/v1/health/", "admin"),
         ("/v1/what-comes-next-year", "admin"),
         ("/metrics", "metrics"),
-        ("/openapi.json", ""),
+        ("/openapi.json", None),
+        ("/docs", None),
+        ("/docs/more", ""),
         ("/", ""),
     ],
 )
@@ -49,10 +51,11 @@ def test_each_path_has_its_scope_and_what_nobody_thought_of_is_for_administrator
     assert scope_for(path) == scope
 
 
-def test_without_a_token_only_signs_of_life_are_given(tmp_path: Path) -> None:
+def test_without_a_token_only_signs_of_life_and_the_document_are_given(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
-        assert [(await stage.ask("GET", path)).status_code for path in ("/v1/health", "/v1/ready")] == [200, 200]
-        for path in ("/v1/sessions", "/v1/envs", "/metrics", "/openapi.json", "/nothing"):
+        for path in ("/v1/health", "/v1/ready", "/openapi.json", "/docs"):
+            assert (await stage.ask("GET", path)).status_code == 200
+        for path in ("/v1/sessions", "/v1/envs", "/metrics", "/docs/", "/redoc", "/nothing"):
             refused = await stage.ask("GET", path)
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             assert refused.headers["content-type"] == "application/problem+json"
@@ -310,7 +313,7 @@ def test_each_request_and_each_socket_is_a_line_without_secrets(tmp_path: Path) 
     lines = [json.loads(line) for line in text.splitlines()]
     lines.sort(key=lambda line: line["method"] == "WS")  # a socket's line comes when the server has seen it close
     assert [(line["method"], line["path"], line["status"], line["tenant"]) for line in lines] == [
-        ("PUT", "/v1/sessions/a", 200, "acme"),
+        ("PUT", "/v1/sessions/a", 400, "acme"),
         ("GET", "/v1/envs", 401, ""),
         ("WS", "/v1/ws", 101, "acme"),
         ("WS", "/v1/ws", 401, ""),

@@ -313,3 +313,19 @@ def test_every_route_is_described_with_what_it_takes() -> None:
         assert {"/v1/sandboxes", "/v1/sandboxes:exec", "/v1/events"} <= set(paths)
 
     over_http(main)
+
+
+def test_a_query_that_is_misspelt_is_refused_not_ignored() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put("/v1/sandboxes/a", json={})
+        for verb, path, hint in (
+            ("PUT", "files?path=/x&modus=755", "'modus' here; did you mean 'mode'?"),
+            ("GET", "files?path=/x&max_byte=1", "'max_byte' here; did you mean 'max_bytes'?"),
+            ("POST", "exec?timeout_s=5", "'timeout_s' here"),
+            ("POST", "shells/main?user=grader", "'user' here"),
+        ):
+            answer = await client.request(verb, f"/v1/sandboxes/a/{path}", content=b'{"argv":["count"],"timeout_s":5}')
+            assert (answer.status_code, answer.json()["detail"]) == (400, f"there is no query {hint}")
+        assert (await client.get("/v1/sandboxes/a/files?path=/runs")).status_code == 404
+
+    over_http(main)
