@@ -137,7 +137,7 @@ class _Route(APIRoute):
     """A route that takes the queries that the document has, and no others: one that is misspelt would be ignored."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("query_string") and scope["method"] in self.methods:
+        if scope.get("query_string") and scope["method"] in (self.methods or ()):
             parameters = (self.openapi_extra or {}).get("parameters", ())
             known = [one["name"] for one in parameters if one["in"] == "query"]
             for name in query_of(scope):
