@@ -263,6 +263,29 @@ def test_a_tenant_may_have_so_many_sockets_and_others_theirs(tmp_path: Path) -> 
     on_stage(main, tmp_path, max_sockets=2)
 
 
+def test_a_tenant_has_no_more_requests_under_way_than_it_may(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, slow = stage.token(), {"env_id": "Sleeper-v0", "seed": 1}
+        for name in ("a", "b"):
+            await stage.ask("PUT", f"/v1/sessions/{name}", acme, json=slow)
+        async with anyio.create_task_group() as tasks:
+
+            async def step(name: str) -> None:
+                path = f"/v1/sessions/{name}/step"
+                answer = await stage.ask("POST", path, acme, json={"turn": 0, "action": "sleep 1"})
+                assert answer.status_code == 200
+
+            for name in ("a", "b"):
+                tasks.start_soon(step, name)
+            await anyio.sleep(0.3)
+            refused = await stage.ask("GET", "/v1/envs", acme)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert (await stage.ask("GET", "/v1/envs", stage.token("umbrella"))).status_code == 200
+        assert (await stage.ask("GET", "/v1/envs", acme)).status_code == 200
+
+    on_stage(main, tmp_path, max_requests=2)
+
+
 def test_without_tokens_everybody_may_do_everything(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         await stage.ask("PUT", "/v1/sessions/a", json=COUNT)
