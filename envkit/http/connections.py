@@ -159,6 +159,7 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes = 0
         self.app = self._served if len(self.connections) <= self._most else cast("ASGI3Application", _full)
         super().on_headers_complete()
+        self.scope["headers"] = self.headers.copy()  # what comes after the body is added to the other
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0

@@ -83,11 +83,14 @@ def beside(main: Callable[[Opened], Awaitable[None]], app: Plain | None = None, 
     clock.run(run, virtual=True)
 
 
-async def flood(link: SocketStream, data: bytes) -> None:
-    """Send for as long as it is taken."""
+async def flood(link: SocketStream, data: bytes) -> int:
+    """Send for as long as it is taken, and return how many bytes were."""
+    count = 0
     with suppress(anyio.BrokenResourceError):
         while True:
             await link.send(data)
+            count += len(data)
+    return count
 
 
 async def rest_of(link: SocketStream) -> bytes:
@@ -276,6 +279,24 @@ def test_an_answer_that_is_read_slowly_comes_whole() -> None:
     beside(main, Plain())
 
 
+def test_what_comes_after_a_body_is_no_part_of_the_head() -> None:
+    headers: list[tuple[bytes, bytes]] = []
+
+    class Noting(Plain):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await super().__call__(scope, receive, send)
+            headers.extend(scope.get("headers", ()))
+
+    async def main(opened: Opened) -> None:
+        async with await opened() as link:
+            chunks = b"2\r\n{}\r\n0\r\nAuthorization: Bearer ek_1\r\n\r\n"
+            await link.send(b"PUT /1 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+            assert (await link.receive()).startswith(b"HTTP/1.1 200")
+
+    beside(main, Noting())
+    assert headers == [(b"transfer-encoding", b"chunked")]
+
+
 def test_who_leaves_while_another_request_waits_behind_is_missed() -> None:
     app = Plain()
 
@@ -319,9 +340,17 @@ def test_a_socket_that_reads_no_answers_is_let_go() -> None:
     async def main(opened: Opened) -> None:
         async with await opened() as link:
             await link.send(UPGRADE)
-            unread = frame(b'{"id":"' + b"x" * 900_000 + b'","method":"health","params":{}}')
-            with anyio.fail_after(600):
-                await flood(link, unread)
+            assert (await link.receive()).startswith(b"HTTP/1.1 101")
+            task = b'"session_id":"a","env_id":"Count-v0","seed":1,"options":{"end":100000}'
+            await link.send(frame(b'{"id":0,"method":"create","params":{%b}}' % task))
+            assert b'"result"' in await link.receive()
+            count = 0
+            with anyio.fail_after(600), suppress(anyio.BrokenResourceError):
+                while True:
+                    step = b'"session_id":"a","turn":%d,"action":"%b"' % (count, b"x" * 900_000)
+                    await link.send(frame(b'{"id":1,"method":"step","params":{%b}}' % step))
+                    count += 1
+            assert 50 < count < 200
 
     beside(main)
 
@@ -387,9 +416,9 @@ def test_who_comes_when_all_places_are_taken_is_told_and_who_does_nothing_makes_
 
 def frame(payload: bytes) -> bytes:
     """Return a text message as a client sends it."""
-    mask = os.urandom(4)
-    masked = bytes(one ^ mask[index % 4] for index, one in enumerate(payload))
-    size = len(payload)
+    mask, size = os.urandom(4), len(payload)
+    stream = (mask * (size // 4 + 1))[:size]
+    masked = (int.from_bytes(payload, "big") ^ int.from_bytes(stream, "big")).to_bytes(size, "big")
     if size < 126:
         return b"\x81" + bytes([0x80 | size]) + mask + masked
     return b"\x81\xff" + struct.pack(">Q", size) + mask + masked
