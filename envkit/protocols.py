@@ -351,7 +351,8 @@ class SandboxPool(Protocol):
     ) -> SandboxView:
         """Lend a sandbox under a name until it is stopped or `ttl_s` seconds pass in which nobody uses it.
 
-        The same call again returns the sandbox as it is now, whatever has become of it. With `snapshot`, what
+        The same call again returns the sandbox as it is now, also when it is over, so that nobody takes another one for
+        it; but one that was stopped by `stop`, or never came up, is made anew. With `snapshot`, what
         `Sandbox.snapshot` of one of this pool has returned, it begins with those files.
 
         Raises:

@@ -108,7 +108,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST":
+            is_step = path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST"
+            if is_step and not scope.get("query_string"):
                 await self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
             elif path.startswith((_SANDBOXES, _SNAPSHOTS)) or path == _EVENTS:
                 await self._sandbox(scope, receive, send)

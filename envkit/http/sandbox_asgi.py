@@ -50,7 +50,7 @@ class SandboxPaths:
     async def answer_hot(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer the run of a program or of a shell's command; False where the request is for something else."""
         path: str = scope["path"]
-        if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID):
+        if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID) or scope.get("query_string"):
             return False
         id, *rest = path[len(wire.BEFORE_ID) :].split("/")
         if rest == ["exec"]:
@@ -83,7 +83,7 @@ class SandboxPaths:
     async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(caller: Caller) -> Outcome:
             folders, sandbox = self._require_folders(), self.calls.find(id, caller)
-            await folders.take(sandbox, path_of(scope), file_user_of(scope), receive)
+            await folders.take(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
             return Outcome(write(DoneReply()))
 
         await self._answer(answer, scope, send)
@@ -97,9 +97,11 @@ class SandboxPaths:
             await send(message)
 
         try:
-            folders, sandbox = self._require_folders(), self.calls.find(id, caller_of(scope))
-            max_bytes = number_of(scope, "max_bytes", MAX_TREE_BYTES)
-            await folders.give(sandbox, path_of(scope), file_user_of(scope), max_bytes, note)  # type: ignore[arg-type]
+            caller = caller_of(scope)
+            folders, sandbox = self._require_folders(), self.calls.find(id, caller)
+            path, max_bytes = path_of(scope), number_of(scope, "max_bytes", MAX_TREE_BYTES)
+            user = file_user_of(scope)
+            await folders.give(sandbox, path, user, max_bytes, note, tenant=caller.tenant)  # type: ignore[arg-type]
         except Exception as error:
             if has_begun:  # all that is left to say is that it is not complete, by breaking the connection
                 raise
@@ -181,7 +183,7 @@ def path_of(scope: Scope) -> str:
     Raises:
         RequestError: There is none.
     """
-    path = _query(scope).get("path", "")
+    path = query_of(scope).get("path", "")
     if not path or "\0" in path:
         raise RequestError("path: must be the name of a file or folder in the sandbox, without NUL")
     return path
@@ -193,7 +195,7 @@ def number_of(scope: Scope, name: str, default: int, *, base: int = 10, most: in
     Raises:
         RequestError: It is none, or more than `most`.
     """
-    text = _query(scope).get(name)
+    text = query_of(scope).get(name)
     if text is None:
         return default
     digits = "0123456789"[:base]
@@ -222,13 +224,18 @@ def user_of(scope: Scope) -> SandboxUser:
         RequestError: It is none.
     """
     try:
-        user: SandboxUser = msgspec.convert(_query(scope).get("user", "agent"), _USER)
+        user: SandboxUser = msgspec.convert(query_of(scope).get("user", "agent"), _USER)
     except msgspec.ValidationError:
         raise RequestError("user: must be agent, grader or root") from None
     return user
 
 
-def _query(scope: Scope) -> dict[str, str]:
+def query_of(scope: Scope) -> dict[str, str]:
+    """Return the request's query; of what is said twice, the last.
+
+    Raises:
+        RequestError: It cannot be read.
+    """
     query: bytes = scope.get("query_string", b"")
     try:
         found = parse_qs(query.decode("latin-1"), errors="surrogateescape", keep_blank_values=True)

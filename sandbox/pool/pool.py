@@ -122,6 +122,7 @@ class Pool:
             raise SandboxConflictError(f"{id!r} is not a name that can be given")
         while (coming := self._coming(id)) is not None:
             await coming.wait()
+        self._journal.past.take_name(id)
         known = self._seen(id)
         if known is not None:
             if known.spec != spec or known.tenant != tenant:
@@ -186,6 +187,7 @@ class Pool:
         if member is not None and tenant in (None, member.tenant):
             member.end("stopped")
             await member.cleared.wait()
+        self._journal.past.free(id, tenant)
 
     def events(self, *, after: int = 0) -> AsyncIterator[FleetEvent]:
         """Give what happened and what happens; see `envkit.protocols.SandboxPool.events`.

@@ -187,6 +187,48 @@ def test_stop_ends_it_for_good_and_can_be_repeated() -> None:
     run(main)
 
 
+def test_a_name_that_was_stopped_can_be_given_again() -> None:
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            for number, spec in enumerate((SPEC, SPEC, replace(SPEC, memory_mib=64))):
+                view = await pool.create("a", spec, tenant="ann")
+                assert (view.box_id, view.state) == (f"fake-{number}", LEASED)
+                await pool.stop("a", tenant="ann")
+                assert [(view.id, view.box_id) for view in pool.views()] == [("a", f"fake-{number}")]
+            assert len(backend.boxes) == 3
+
+    run(main)
+
+
+def test_a_name_whose_sandbox_was_lost_or_expired_is_free_once_its_owner_stops_it() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=1), Fate()) as (pool, _):
+            await pool.create("a", SPEC, tenant="ann")
+            await anyio.sleep(2)
+            await pool.stop("a", tenant="bob")
+            assert (await pool.create("a", SPEC, tenant="ann")).state is LOST
+            await pool.stop("a", tenant="ann")
+            assert pool.view("a").state is LOST  # it is to be seen what became of it
+            assert (await pool.create("a", SPEC, tenant="ann", ttl_s=60)).state is LEASED
+            await anyio.sleep(61)
+            assert (await pool.create("a", SPEC, tenant="ann")).state is STOPPED
+            await pool.stop("a", tenant="ann")
+            assert (await pool.create("a", SPEC, tenant="ann")).state is LEASED
+
+    run(main)
+
+
+def test_a_name_whose_sandbox_never_came_up_is_tried_again() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_failure="no image"), Fate()) as (pool, _):
+            with pytest.raises(SandboxStartError, match="no image"):
+                await pool.create("a", SPEC)
+            assert pool.view("a").state is STOPPED
+            assert (await pool.create("a", SPEC)).box_id == "fake-1"
+
+    run(main)
+
+
 def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_is_over() -> None:
     async def main() -> None:
         async with opened() as (pool, backend):
