@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _SCRIPTS, _CODES = 9, 8
 # `read -N` takes blocks, and counts bytes only in the C locale; to change to that and back is a fifth of a turn's work,
-# and not needed where all is ASCII. The function hands a script the code of the one before as `$?`: as a condition, since
-# a failing command would end a shell that has `set -e`. What `set -x` says about this loop itself goes nowhere.
+# and not needed where all is ASCII. The function hands a script the code of the one before as `$?`: as a condition,
+# since a failing command would end a shell that has `set -e`. What `set -x` says about this loop itself goes nowhere.
 _LOOP = b"""_envkit_head=
 _envkit_was() { return "$1"; }
 while { _envkit_code=$?
