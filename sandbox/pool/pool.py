@@ -290,12 +290,13 @@ class Pool:
 
     async def _sweep(self) -> None:
         """Look at all sandboxes now and then: who is silent, and whose time is over."""
-        watch = self._watch
-        due = clock.now() + watch.tick_s
+        tick_s = self._watch.tick_s
+        due = clock.now() + tick_s
         while True:
             await anyio.sleep(due - clock.now())
             now = clock.now()
-            late_s, due = now - due, now + watch.tick_s
+            late_s, due = now - due, now + tick_s
+            watch = self._watch.among(len(self._roster.members))
             for member in list(self._roster.members.values()):
                 if member.is_over or not member.settled.is_set():
                     continue

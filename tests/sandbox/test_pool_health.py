@@ -55,6 +55,25 @@ def test_one_that_is_paused_is_lost_and_that_is_the_cause() -> None:
     run(main)
 
 
+def test_among_very_many_each_is_asked_less_often_and_has_as_long_to_answer() -> None:
+    assert WATCH.among(500) == WATCH
+    assert WATCH.among(625) == WATCH.among(10_000) == Watch(1.25, 1.75, 4.25)
+
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            for number in range(625):
+                await pool.create(f"box-{number}", SPEC)
+            await anyio.sleep(10)
+            backend.boxes[0].pause()
+            await anyio.sleep(4.9)
+            lost = pool.view("box-0").phases[-1]
+            assert lost.reason == "paused, silent for 4.25 s"
+            assert pool.counts().losses == {"paused": 1}
+            assert {states(view)[-1] for view in pool.views()} == {LEASED, LOST}
+
+    run(main)
+
+
 @pytest.mark.parametrize("is_spare", [True, False])
 def test_one_that_answers_again_is_what_it_was(is_spare: bool) -> None:
     async def main() -> None:
