@@ -64,6 +64,7 @@ class FleetHost:
     Attributes:
         lost: Number of boxes that were healthy and are gone.
         waiting: Number of boxes that are not there because the budget of replacements is spent.
+        failed_starts: Number of boxes that could not be had, or were gone before their server had answered.
         restarts: Number of replacements that were started.
         episodes: What became of the episodes that lost their box.
     """
@@ -112,6 +113,7 @@ class FleetHost:
         self._failure: SandboxError = SandboxStartError("fleet", "it is not open")
         self.lost = 0
         self.waiting = 0
+        self.failed_starts = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
 
@@ -249,6 +251,7 @@ class FleetHost:
         try:
             sandbox = await self._start_box()
         except EnvkitError as error:
+            self.failed_starts += not isinstance(error, CapacityError)
             return error
         box = Box(sandbox)
         try:
@@ -268,8 +271,10 @@ class FleetHost:
             await _stop(sandbox)
         if box.state is SandboxState.STOPPED and box.served:
             return None
-        kind = SandboxLostError if box.state is SandboxState.LOST else SandboxStartError
-        return kind(sandbox.id, box.cause)
+        if box.state is SandboxState.LOST:
+            return SandboxLostError(sandbox.id, box.cause)
+        self.failed_starts += 1
+        return SandboxStartError(sandbox.id, box.cause)
 
     async def _serve(self, box: Box, place: int) -> None:
         """Connect to a box, open it for episodes, and probe it until it is gone."""
