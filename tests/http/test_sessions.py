@@ -44,7 +44,9 @@ def test_a_session_starts_and_each_answer_names_its_turn() -> None:
 
 def test_a_host_without_any_place_is_asked_and_says_why_itself() -> None:
     class Gone(Lender):
-        capacity = 0
+        @property
+        def capacity(self) -> int:
+            return 0
 
         @asynccontextmanager
         async def lease(self, task: Task) -> AsyncIterator[Episode]:
