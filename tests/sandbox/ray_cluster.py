@@ -1,6 +1,6 @@
 """A real Ray cluster for tests, whose nodes are processes of this machine; run in a process of its own.
 
-Its standard input takes ``add`` and ``kill NAME``; every answer is a line that begins with ``>``.
+Its standard input takes ``add``, ``asked`` and ``kill NAME``; every answer is a line that begins with ``>``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 
 _MEMORY = 4 << 30
@@ -36,6 +37,9 @@ def main(folder: str, node_count: int) -> None:
             elif order == "kill":
                 cluster.remove_node(nodes.pop(names[0]), allow_graceful=False)
                 print(">", "killed", flush=True)
+            elif order == "asked":
+                found = GcsClient(address=cluster.address).internal_kv_get(b"autoscaler_resource_request", None)
+                print(">", found.decode(), flush=True)
     finally:
         cluster.shutdown()
 

@@ -22,7 +22,7 @@ from envkit.protocols import Sandbox
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Node
 from envkit.sandbox.ray.backend import RayNodeBackend
-from envkit.sandbox.ray.cluster import connect
+from envkit.sandbox.ray.cluster import Cluster as Connection
 from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec
 from tests.contract.boxes import agent_above, arguments, new_marker, parent, processes, run, sleepers, until
@@ -87,6 +87,10 @@ class Cluster:
     def kill(self, tail: str) -> None:
         """Kill the node whose name ends so."""
         self._ask(f"kill {tail}")
+
+    def asked(self) -> object:
+        """What the autoscaler was asked for."""
+        return json.loads(" ".join(self._ask("asked")))
 
     def actors(self) -> list[int]:
         """The processes of actors of ours."""
@@ -292,21 +296,19 @@ def test_of_a_server_that_is_killed_nothing_is_left(cluster: Cluster) -> None:
 def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_nodes_are_left_to_it(
     cluster: Cluster,
 ) -> None:
-    def asked() -> object:
-        from ray.experimental.internal_kv import _internal_kv_get
-
-        return json.loads(_internal_kv_get("autoscaler_resource_request"))
+    async def asked() -> object:
+        return await clock.to_thread(cluster.asked)
 
     async def main() -> None:
         async with opened(cluster) as (pool, nodes):
             a_box = {"CPU": 1, "memory": 1 << 30}
             await nodes.request(3)
-            assert asked() == [a_box] * (2 * 4 + 3)  # two nodes hold four each
+            assert await asked() == [a_box] * (2 * 4 + 3)  # two nodes hold four each
             await nodes.request(0)
-            assert asked() == []
+            assert await asked() == []
             async with pool.lease(SandboxSpec()) as box:
                 await nodes.request(-7)
-                assert asked() == [a_box]
+                assert await asked() == [a_box]
                 await until(lambda: len(cluster.actors()) == 1)
                 assert await box.probe(5) < 5
                 await nodes.request(1)
@@ -329,7 +331,18 @@ def test_a_request_to_end_goes_to_this_program_and_not_to_ray(cluster: Cluster) 
     run(main)
 
 
-def test_where_there_is_no_cluster_it_is_said_what_to_do() -> None:
-    for address, hint in {"127.0.0.1:1": "ray start --head", "ray://127.0.0.1:1": "run this on a machine"}.items():
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("127.0.0.1:1", "there is no Ray cluster at '127.0.0.1:1' .ray start --head.: .*refused"),
+        ("ray://127.0.0.1:1", "run this on a machine"),
+        ("here", "'here' is not the address of a Ray cluster, such as"),
+    ],
+)
+def test_where_there_is_no_cluster_it_is_said_what_to_do(address: str, hint: str) -> None:
+    async def main() -> None:
         with pytest.raises(UsageError, match=hint):
-            connect(address)
+            async with Connection(address):
+                pass
+
+    run(main)
