@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 
 from envkit.config.serving import ServeConfig, StockSection
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import CapacityError, EnvkitError, UsageError
 from envkit.fleet import FleetHost, Home, Homes, Probing, RestartBudget
 from envkit.fleet.alerts import send_alerts
 from envkit.fleet.autoscale import autoscale, run_command
@@ -49,6 +49,7 @@ _ENV_BOX = ":envs-"
 _CALL_S = 60.0
 _BOOT_CALL_S = 5.0
 _BOOT_RETRY_S = 0.02
+_ROOM_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +268,12 @@ class _EnvBoxes:
         self._kind = f"{_ENV_BOX}{kind}-"
         self._most = most
         self._left: list[str] | None = None
+        self._first_tries = most
 
     async def start(self) -> Home:
+        """Return a box. At the start of the fleet it is an error if there is no room; later room is waited for, since
+        nodes come and go.
+        """
         if self._left is None:
             found = [view.id for view in self._pool.views() if view.id.startswith(self._kind) and _is_alive(view)]
             self._left = found[: self._most]
@@ -280,8 +285,15 @@ class _EnvBoxes:
                 return self._pool.get(name)
             await self._pool.stop(name)  # it was started with other settings
         name = f"{self._kind}{uuid.uuid4().hex[:8]}"
-        await self._pool.create(name, self._spec)
-        return self._pool.get(name)
+        self._first_tries -= 1
+        while True:
+            try:
+                await self._pool.create(name, self._spec)
+                return self._pool.get(name)
+            except CapacityError:
+                if self._first_tries >= 0:
+                    raise
+            await anyio.sleep(_ROOM_RETRY_S)
 
 
 def _host(config: ServeConfig, pool: Pool, places: _Places, box: SandboxSpec, kind: str, *, boxes: int) -> FleetHost:

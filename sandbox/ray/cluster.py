@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import anyio
 
@@ -34,8 +34,9 @@ _LAST_WORDS_S = 0.5
 _SAID_BYTES = 32 << 10
 _SECOND_CHANCE_S = 0.5
 """A loop that was held up may see a deadline before it sees the answer that has long arrived."""
-_COMPLAINT = re.compile(rb"^\[[^]]* [ECF] [^]]*\] (?:\([^)]*\) )?[\w.]+:\d+: +(.*)", re.MULTILINE)
-"""How Ray's native part says that something is wrong."""
+_COMPLAINT = re.compile(rb"^\[[^]]* [ECF] [^]]*\] (?:\([^)]*\) )?[\w.]+:\d+: +(.*?)(?:\. .*)?$", re.MULTILINE)
+"""How Ray's native part says that something is wrong: the first sentence says it."""
+_ANOTHER = b"WrongClusterID"
 _LINE_CHARACTERS = 300
 
 
@@ -237,11 +238,8 @@ class _Link(asyncio.SubprocessProtocol):
         self._input.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self._process = transport
-        writer = transport.get_pipe_transport(0)
-        assert isinstance(writer, asyncio.WriteTransport)
-        self._input = writer
+        self._process = cast(asyncio.SubprocessTransport, transport)  # uvloop's do not inherit from asyncio's
+        self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
@@ -277,6 +275,8 @@ class _Link(asyncio.SubprocessProtocol):
         if not self._cause:
             complaints = _COMPLAINT.findall(self._said)
             why = complaints[-1].decode(errors="replace") if complaints else f"code {self._process.get_returncode()}"
+            if _ANOTHER in self._said:
+                why = "another head has taken the place of the cluster's"
             self._cause = f"Ray has ended the connection ({why[:_LINE_CHARACTERS]})"
             self.ended.set()
             for number in list(self._replies):

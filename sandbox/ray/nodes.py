@@ -154,8 +154,8 @@ class RayNodes:
                 why = await self._watch(cluster, status)
             except SandboxError as error:
                 why = str(error)
-            for tended in list(self._tended.values()):
-                tended.backend.lose(f"node {tended.node.name} is lost: {why}")
+            for tended in self._tended.values():
+                self._lose(tended, f"node {tended.node.name} is lost: {why}")
         return why
 
     async def _watch(self, cluster: Cluster, status: TaskStatus[None]) -> str:
@@ -189,12 +189,16 @@ class RayNodes:
         self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in self._alive}
         for node_id, tended in self._tended.items():
             if node_id not in self._alive:
-                tended.backend.lose(f"node {tended.node.name} has left the Ray cluster")
+                self._lose(tended, f"node {tended.node.name} has left the Ray cluster")
         for node in self._alive.values():
             is_due = clock.now() >= self._again_at.get(node.id, 0.0)
             if node.id not in self._tended and is_due and _has_room(_holds(node)) and self._cluster is not None:
                 self._tended[node.id] = tended = _Tended(self._cluster, node, self._kind, self._lonely_s)
                 self._tending.start_soon(self._tend, tended)
+
+    def _lose(self, tended: _Tended, cause: str) -> None:
+        self._remove(tended.node.name, cause)  # first, so that nothing lost is replaced there
+        tended.backend.lose(cause)
 
     async def _tend(self, tended: _Tended) -> None:
         """Have boxes on a node until it is lost, or we leave."""

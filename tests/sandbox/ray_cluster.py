@@ -5,10 +5,10 @@ Its standard input takes ``add``, ``asked`` and ``kill NAME``; every answer is a
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
-from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 
 _MEMORY = 4 << 30
@@ -17,6 +17,7 @@ _MEMORY = 4 << 30
 def main(folder: str, node_count: int) -> None:
     head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    raylet: Any = importlib.import_module("ray._raylet")
     nodes: dict[str, Any] = {}
 
     def add(*, wait: bool) -> str:
@@ -38,7 +39,7 @@ def main(folder: str, node_count: int) -> None:
                 cluster.remove_node(nodes.pop(names[0]), allow_graceful=False)
                 print(">", "killed", flush=True)
             elif order == "asked":
-                found = GcsClient(address=cluster.address).internal_kv_get(b"autoscaler_resource_request", None)
+                found = raylet.GcsClient(address=cluster.address).internal_kv_get(b"autoscaler_resource_request", None)
                 print(">", found.decode(), flush=True)
     finally:
         cluster.shutdown()
