@@ -259,7 +259,7 @@ async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterato
         yield ledger
 
 
-class _EnvBoxes:
+class EnvBoxes:
     """Takes the boxes that serve environments out of a pool, first those that an earlier server left running."""
 
     def __init__(self, pool: Pool, spec: SandboxSpec, kind: str, most: int) -> None:
@@ -300,7 +300,7 @@ def _host(config: ServeConfig, pool: Pool, places: _Places, box: SandboxSpec, ki
     """Return the host that plays in boxes of one kind; in ``"own"`` ones a single episode each."""
     silence = config.silence
     return FleetHost(
-        _EnvBoxes(pool, box, kind, boxes).start,
+        EnvBoxes(pool, box, kind, boxes).start,
         partial(sandboxes.connect, _CALL_S),
         boxes=boxes,
         slots_per_box=1 if kind == "own" else math.ceil(config.envs.capacity / boxes),
