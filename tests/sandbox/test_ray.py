@@ -80,6 +80,7 @@ class Cluster:
             text=True,
             env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
             cwd=Path(__file__).parents[2],
+            start_new_session=True,
         )
         self.address = ""
 
@@ -139,6 +140,8 @@ def running(nodes: int, port: int = 0) -> Iterator[Cluster]:
             finally:
                 assert process.stdin is not None
                 process.stdin.close()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # without a head, agents of Ray outlive their node
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -392,7 +395,7 @@ def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
 
     with running(1) as old:
         old.wait()
-        run(partial(main, old))
+        run(partial(main, old), 170)
 
 
 @pytest.mark.parametrize(
