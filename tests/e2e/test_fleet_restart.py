@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import pytest
 
-import envkit
-from envkit import clock
-from envkit.errors import EnvkitError, SandboxLostError
+from envkit.errors import EnvkitError
 from envkit.http.client import EnvClient
 from envkit.http.sandbox_client import SandboxClient
 from envkit.types import Task
@@ -180,41 +177,3 @@ def test_a_server_that_is_told_to_end_while_it_starts_leaves_nothing(
 
     with serving(kind, tmp_path, "envs.boxes=2", is_awaited=False) as gateway:
         run(lambda: main(gateway), 40)
-
-
-@pytest.mark.docker
-@pytest.mark.skipif(os.environ.get("ENVKIT_RESTART_DOCKER") != "1", reason="ENVKIT_RESTART_DOCKER=1 is not set")
-def test_a_server_outlives_a_restart_of_its_docker_daemon(tmp_path: Path) -> None:
-    """Restart this machine's Docker daemon, and with it whatever else it runs.
-
-    Only with ``ENVKIT_RESTART_DOCKER=1``, as root, where ``service docker restart`` works.
-    """
-
-    async def main(gateway: Gateway) -> None:
-        async with SandboxClient(gateway.url) as client:
-            await client.create("before", gateway.spec())
-
-            async def call() -> None:
-                with pytest.raises(SandboxLostError):
-                    await client.get("before").exec(["sleep", "60"], timeout_s=90)
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(call)
-                await clock.to_thread(subprocess.run, ["service", "docker", "restart"], check=True, timeout=60)
-            await gateway.becomes("before", "lost")
-            for attempt in range(100):
-                with suppress(EnvkitError):
-                    await client.create(f"after-{attempt}", gateway.spec())
-                    assert (await client.get(f"after-{attempt}").exec(["true"], timeout_s=20)).exit_code == 0
-                    break
-                await anyio.sleep(0.2)
-            else:
-                pytest.fail("no sandbox could be had again")
-        env = await clock.to_thread(lambda: envkit.make("FrozenLake-v0", url=gateway.url))
-        await clock.to_thread(lambda: env.reset(seed=1))
-        await clock.to_thread(env.close)
-        assert await gateway.end() == 0
-        assert gateway.left() == NOTHING
-
-    with serving("docker", tmp_path, "envs.boxes=1") as gateway:
-        run(lambda: main(gateway), 180)
