@@ -341,7 +341,7 @@ def _env_counts(config: ServeConfig, places: _Places) -> tuple[int, int]:
     return count, max(int(min(own, room - count)), min(own, 1))
 
 
-class _EnvBoxes:
+class EnvBoxes:
     """Takes the boxes that serve environments out of a pool, first those that an earlier server left running."""
 
     def __init__(self, pool: Pool, spec: SandboxSpec, kind: str, most: int) -> None:
@@ -377,7 +377,7 @@ def _host(config: ServeConfig, pool: Pool, places: _Places, box: SandboxSpec, ki
     """Return the host that plays in boxes of one kind; in ``"own"`` ones a single episode each."""
     silence, longest_s = config.silence, config.limits.step_timeout_s
     return FleetHost(
-        _EnvBoxes(pool, box, kind, boxes).start,
+        EnvBoxes(pool, box, kind, boxes).start,
         partial(sandboxes.connect, longest_s),
         boxes=boxes,
         slots_per_box=1 if kind == "own" else math.ceil(config.envs.capacity / boxes),

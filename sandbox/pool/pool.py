@@ -220,6 +220,8 @@ class Pool:
     def remove_node(self, name: str, cause: str) -> None:
         """Use a node no longer: all its sandboxes are lost, for `cause`. Safe to repeat."""
         node = self._roster.nodes.pop(name, None)
+        if node is not None:
+            self._roster.last_gone = cause
         for member in list(self._roster.members.values()):
             if member.node is node:
                 member.lose(cause)

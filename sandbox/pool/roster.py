@@ -47,6 +47,7 @@ class Roster:
         members: All that something is left of, by id.
         queue: Who waits.
         shelves: The spares.
+        last_gone: Why the last node that is gone is gone; empty while none is.
         last_number: Number of the last sandbox to which the pool gave a name.
     """
 
@@ -62,6 +63,7 @@ class Roster:
         stays: bool,
     ) -> None:
         self.nodes: dict[str, Node] = {}
+        self.last_gone = ""
         self.members: dict[str, Member] = {}
         self.queue: Queue[Member] = Queue()
         self.shelves = [Shelf(stock) for stock in stocks]
@@ -347,7 +349,9 @@ class Roster:
             return CLOSED
         if (why := self._why_bound(ticket)) is not None:
             return f"tenant {ticket.tenant!r} has {why}; stop one of its sandboxes first"
-        return f"no node has room for a further sandbox{waited}" if self.nodes else "there are no nodes now"
+        if not self.nodes:
+            return "there are no nodes now" + (f"; {self.last_gone}" if self.last_gone else "")
+        return f"no node has room for a further sandbox{waited}"
 
     def _shelf(self, spec: SandboxSpec) -> Shelf | None:
         return next((shelf for shelf in self.shelves if shelf.stock.spec == spec), None)

@@ -25,8 +25,8 @@ from envkit.errors import EnvkitError, SandboxError, SandboxStartError
 from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.hold import Hold
-from envkit.sandbox.ray import cluster
 from envkit.sandbox.ray.actor import Answer, NodeKind, greeting, tune
+from envkit.sandbox.ray.cluster import Actor, Cluster, ClusterNode, UnreachedError
 from envkit.types import SandboxSpec
 
 _OPEN_S = 60.0
@@ -48,21 +48,25 @@ _RETRY_S = 0.2
 class RayNodeBackend:
     """Starts boxes on one node; satisfies `envkit.protocols.SandboxBackend`.
 
-    Used as ``async with``, while this process is connected. Leaving the block stops its boxes, except those that stay,
-    and ends the actor. Those that stay are found again by `attach`, in this process or a later one, until nobody has
+    Used as ``async with``, while we are connected. Leaving the block stops its boxes, except those that stay, and ends
+    the actor. Those that stay are found again by `attach`, in this process or a later one, until nobody has
     been connected to them for their ``lonely_s``. A network of named hosts is refused.
 
     Args:
+        connection: The connection to its cluster.
         node: Which node.
         kind: The backend that is used there.
         lonely_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
     """
 
-    def __init__(self, node: cluster.ClusterNode, *, kind: NodeKind = "local", lonely_s: float = 30.0) -> None:
+    def __init__(
+        self, connection: Cluster, node: ClusterNode, *, kind: NodeKind = "local", lonely_s: float = 30.0
+    ) -> None:
         self.node = node
+        self._connection = connection
         self._kind: NodeKind = kind
         self._lonely_s = lonely_s
-        self._started: cluster.Actor | None = None
+        self._started: Actor | None = None
         self._opened: Answer = {}
         self._tickets = count(1)
         self._channels: dict[int, Channel | None] = {}
@@ -132,7 +136,8 @@ class RayNodeBackend:
     async def __aenter__(self) -> Self:
         try:
             with anyio.move_on_after(_OPEN_S) as limit:
-                self._started = await clock.to_thread(cluster.Actor, self.node, self._kind)
+                self._started = self._connection.actor(self.node)
+                await self._started.begin(self._kind)
                 self._opened = await self._actor.ask("opened")
             if limit.cancelled_caught:
                 raise SandboxError(f"node {self.node.name}: no worker of Ray was ready within {_OPEN_S:g} s")
@@ -149,20 +154,21 @@ class RayNodeBackend:
             try:
                 await self._boxes.close()
                 if not self._lost:
-                    with anyio.move_on_after(_CLOSE_S), suppress(cluster.UnreachedError):
+                    with anyio.move_on_after(_CLOSE_S), suppress(UnreachedError):
                         await self._actor.ask("close")
             finally:
                 await self._end_actor()
 
     @property
-    def _actor(self) -> cluster.Actor:
+    def _actor(self) -> Actor:
         if self._started is None:
             raise SandboxError("the backend is not open; use 'async with'")
         return self._started
 
     @property
     def _gone(self) -> str:
-        return f"node {self.node.name} of the Ray cluster is lost"
+        away = ", and the cluster's head does not answer" if self._connection.is_silent else ""
+        return f"node {self.node.name} of the Ray cluster is lost{away}"
 
     def _new_ticket(self) -> int:
         """Return the number of the next box.
@@ -260,7 +266,7 @@ class RayNodeBackend:
         try:
             if self._lost or (stays and self._is_leaving):
                 return
-            with anyio.move_on_after(_STOP_S) as limit, suppress(cluster.UnreachedError):
+            with anyio.move_on_after(_STOP_S) as limit, suppress(UnreachedError):
                 await self._actor.ask("stop", ticket)  # else it ends because nobody is connected to it
             if limit.cancelled_caught:
                 raise SandboxError(f"node {self.node.name} did not end it within {_STOP_S:g} s")
@@ -278,4 +284,4 @@ class RayNodeBackend:
     async def _end_actor(self) -> None:
         if self._started is not None:
             with anyio.CancelScope(shield=True):
-                await clock.to_thread(self._started.end)
+                await self._started.end()

@@ -1,35 +1,47 @@
-"""Ray, as far as we use it: a connection to a cluster, its nodes, and one actor of ours on each.
+"""A Ray cluster, as far as we use it: its nodes, and one actor of ours on each.
 
-Ray is imported here and nowhere else, once it is needed. What blocks says so, and is to be called in a thread.
+Ray itself is imported in a child process alone (`envkit.sandbox.ray.driver`), which may end without us.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import logging
 import os
-import signal
-import socket
-import threading
+import pickle
+import re
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from types import TracebackType
+from typing import Any, Self, TypeAlias, cast
+
+import anyio
 
 from envkit.errors import SandboxError, UsageError, from_problem
-from envkit.sandbox.ray.actor import Answer, NodeActor, NodeKind
+from envkit.sandbox.ray import driver
+from envkit.sandbox.ray.actor import Answer, NodeKind
+from envkit.sandbox.ray.driver import LENGTH, Outcome, packed
 
-_CALLS_AT_ONCE = 10_000
-_REACH_S = 5.0
+Reply: TypeAlias = asyncio.Future[tuple[Outcome, Any]]
+"""What became of a call, and its value or why there is none."""
+
+_CONNECT_S = 60.0
+_SILENT_S = 4.0
+_LEAVE_S = 5.0
+_LAST_WORDS_S = 0.5
+_SAID_BYTES = 32 << 10
 _SECOND_CHANCE_S = 0.5
 """A loop that was held up may see a deadline before it sees the answer that has long arrived."""
+_COMPLAINT = re.compile(rb"^\[[^]]* [ECF] [^]]*\] (?:\([^)]*\) )?[\w.]+:\d+: +(.*?)(?:\. .*)?$", re.MULTILINE)
+"""How Ray's native part says that something is wrong: the first sentence says it."""
+_ANOTHER = b"WrongClusterID"
 _LINE_CHARACTERS = 300
-_KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
-"""Else boxes that are to stay would end with the actor that started them."""
 
 
 class UnreachedError(SandboxError):
-    """An actor is gone, or cannot be reached."""
+    """An actor, or the cluster, is gone, or cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,94 +62,119 @@ class ClusterNode:
     resources: Mapping[str, float]
 
 
-def connect(address: str) -> bool:
-    """Connect this process to a cluster, blocking, unless it is connected; say whether it was not.
-
-    To be called in a thread other than the main one: Ray would take SIGTERM for itself there.
+class Cluster:
+    """A connection to a cluster, for the length of an ``async with``. Leaving ends the actors.
 
     Args:
         address: Of its head, such as ``"10.0.0.1:6379"``; ``"auto"`` finds it by ``$RAY_ADDRESS`` or on this machine.
 
-    Raises:
-        UsageError: Ray is not installed, or there is no cluster; says what to do.
-    """
-    ray = _ray()
-    if address.startswith("ray://"):
-        raise UsageError(f"{address}: Ray's client is not enough; run this on a machine of the cluster, with 'auto'")
-    if ray.is_initialized():
-        return False
-    place = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-    try:
-        if place != "auto":  # Ray itself would take minutes to find that nobody is there
-            host, _, port = place.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
-        ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"there is no Ray cluster at {place!r} (ray start --head): {_line(error)}") from None
-    return True
-
-
-def take_back_signals() -> None:
-    """Have SIGTERM do again what this program wants; Ray has its own handler put in, below Python's eyes.
-
-    To be called in the main thread, once connected; elsewhere it does nothing.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-
-
-def disconnect() -> None:
-    """End the connection of this process, blocking."""
-    _ray().shutdown()
-
-
-def alive() -> list[ClusterNode]:
-    """Ask, blocking, for the nodes that Ray believes to be alive; it notices a loss only after many seconds.
+    Attributes:
+        is_silent: Whether the head did not answer when it was last asked.
 
     Raises:
-        SandboxError: The cluster's head does not answer.
+        UsageError: On entering: Ray is not installed, or there is no cluster; says what to do.
     """
-    ray = _ray()
-    try:
-        found: list[dict[str, Any]] = ray.nodes()
-    except (ray.exceptions.RayError, OSError, RuntimeError) as error:
-        raise SandboxError(f"the head of the Ray cluster does not answer: {_line(error)}") from None
-    return [
-        ClusterNode(
-            id=str(node["NodeID"]),
-            name=f"{node['NodeName']}-{node['NodeID'][:8]}".replace("/", "-"),
-            address=str(node["NodeManagerAddress"]),
-            resources=dict(node["Resources"]),
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._numbers = count(1)
+        self.is_silent = False
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        words = [sys.executable, "-P", "-m", driver.__name__, self._address]
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._transport, self._link = await loop.subprocess_exec(
+            _Link, *words, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
         )
-        for node in found
-        if node["Alive"]
-    ]
+        try:
+            with anyio.move_on_after(_CONNECT_S):
+                outcome, value = await self._link.hello
+                if outcome == "done":
+                    return self
+                raise UsageError(f"connecting to {self._address!r}: {value}" if outcome == "unreached" else str(value))
+            raise UsageError(f"the Ray cluster at {self._address!r} did not let us in within {_CONNECT_S:g} s")
+        except BaseException:
+            await self._leave()
+            raise
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave()
 
-def request(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Tell the cluster's autoscaler, blocking, for how much there is to be room in all; nothing cancels that."""
-    importlib.import_module("ray.autoscaler.sdk").request_resources(bundles=[dict(bundle) for bundle in bundles])
+    async def alive(self) -> list[ClusterNode] | None:
+        """Ask for the nodes that Ray believes to be alive; it notices a loss only after many seconds.
+
+        Returns:
+            None when the cluster's head has not answered within 4 s.
+
+        Raises:
+            UnreachedError: The connection has ended; says why.
+        """
+        with anyio.move_on_after(_SILENT_S):
+            found = await self.call("nodes")
+            self.is_silent = False
+            return [
+                ClusterNode(node_id, f"{name}-{node_id[:8]}".replace("/", "-"), address, resources)
+                for node_id, name, address, resources in found
+            ]
+        self.is_silent = True
+        return None
+
+    async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
+        """Tell the cluster's autoscaler for how much there is to be room in all; nothing cancels that.
+
+        Raises:
+            SandboxError: It does not answer, or the connection has ended.
+        """
+        with anyio.move_on_after(_SILENT_S):
+            await self.call("request", bundles)
+            return
+        raise SandboxError(f"no answer within {_SILENT_S:g} s")
+
+    def actor(self, node: ClusterNode) -> Actor:
+        """Return an actor for a node, which is not there yet."""
+        return Actor(self, node, next(self._numbers))
+
+    async def call(self, what: str, *arguments: object) -> Any:
+        """Have the child do something. Cancelling it does not cancel that there.
+
+        Raises:
+            UnreachedError: The connection, or what it was to reach, is gone.
+            SandboxError: It failed.
+        """
+        outcome, value = await self.sent(what, *arguments)
+        if outcome == "done":
+            return value
+        raise (UnreachedError if outcome == "unreached" else SandboxError)(str(value))
+
+    def sent(self, what: str, *arguments: object) -> Reply:
+        """Have the child do something, and return what will be known of it; failures are no exceptions there."""
+        return self._link.send(next(self._numbers), what, arguments)
+
+    async def _leave(self) -> None:
+        self._link.finish()
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(_LEAVE_S) as limit:
+                await self._link.ended.wait()
+            if limit.cancelled_caught:
+                self._transport.kill()
+                await self._link.ended.wait()
+        self._transport.close()
 
 
 class Actor:
-    """An `envkit.sandbox.ray.actor.NodeActor` on a node. Made blocking; whether that succeeds is seen by `ask`."""
+    """An `envkit.sandbox.ray.actor.NodeActor` on a node."""
 
-    def __init__(self, node: ClusterNode, kind: NodeKind) -> None:
-        scheduling = importlib.import_module("ray.util.scheduling_strategies")
-        self._ray = _ray()
-        self._name = node.name
-        self._handle = (
-            self._ray.remote(NodeActor)
-            .options(
-                num_cpus=0,
-                max_concurrency=_CALLS_AT_ONCE,
-                max_restarts=0,
-                runtime_env={"env_vars": _KEEP_CHILDREN},
-                scheduling_strategy=scheduling.NodeAffinitySchedulingStrategy(node.id, soft=False),
-            )
-            .remote(kind, node.address)
-        )
-        self._handle.serve.remote()
+    def __init__(self, cluster: Cluster, node: ClusterNode, number: int) -> None:
+        self._cluster = cluster
+        self._node = node
+        self._number = number
+
+    async def begin(self, kind: NodeKind) -> None:
+        """Have it started; whether that succeeds is seen by `ask`."""
+        await self._cluster.call("make", self._number, self._node.id, kind, self._node.address)
 
     async def ask(self, method: str, *args: object) -> Answer:
         """Call a method. Cancelling it does not cancel the call there.
@@ -147,38 +184,100 @@ class Actor:
             EnvkitError: It refuses.
         """
         try:
-            answer: Answer = await getattr(self._handle, method).remote(*args)
-        except self._ray.exceptions.RayTaskError as error:  # a mistake of ours, there
-            raise SandboxError(f"node {self._name}: {_line(error.cause)}") from error
-        except self._ray.exceptions.RayError as error:
-            raise UnreachedError(f"node {self._name}: {_line(error)}") from None
+            answer: Answer = await self._cluster.call("ask", self._number, method, args)
+        except SandboxError as error:
+            raise type(error)(f"node {self._node.name}: {error}") from None
         if "problem" in answer:
             raise from_problem(answer["problem"])
         return answer
 
     async def is_reached(self, timeout_s: float) -> bool:
         """Say whether it gives a sign of life within `timeout_s` seconds."""
-        reply = asyncio.wrap_future(self._handle.ping.remote().future())
-        for wait_s in (timeout_s, _SECOND_CHANCE_S):
-            if not reply.done():
-                await asyncio.wait([reply], timeout=wait_s)
-        if not reply.done():
+        reply = self._cluster.sent("ask", self._number, "ping", ())
+        try:
+            for wait_s in (timeout_s, _SECOND_CHANCE_S):
+                if not reply.done():
+                    await asyncio.wait([reply], timeout=wait_s)
+            return reply.done() and reply.result()[0] == "done"
+        finally:
             reply.cancel()
-            return False
-        return reply.exception() is None
 
-    def end(self) -> None:
-        """End it, blocking, wherever it is; safe to repeat."""
-        self._ray.kill(self._handle)
-
-
-def _ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise UsageError("the package ray is not installed (pip install 'envkit[ray]')") from None
+    async def end(self) -> None:
+        """End it, wherever it is; safe to repeat."""
+        with anyio.move_on_after(_LEAVE_S), suppress(SandboxError):
+            await self._cluster.call("end", self._number)
 
 
-def _line(error: BaseException) -> str:
-    """Return what an error says as one line that is not too long."""
-    return " ".join(str(error).split())[:_LINE_CHARACTERS] or type(error).__name__
+class _Link(asyncio.SubprocessProtocol):
+    """The talk with the child. No task reads, so that who is cancelled can still say what is to be ended.
+
+    Attributes:
+        hello: Whether the child is connected.
+        ended: Set once the child has.
+    """
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self._replies: dict[int, Reply] = {}
+        self._read = bytearray()
+        self._said = b""
+        self._cause = ""
+        self.hello = self._expected(0)
+
+    def send(self, number: int, what: str, arguments: Sequence[object]) -> Reply:
+        """Say something to the child, unless it has ended."""
+        reply = self._expected(number)
+        if self._cause:
+            reply.set_result(("unreached", self._cause))
+        else:
+            self._input.write(packed((number, what, arguments)))
+        return reply
+
+    def finish(self) -> None:
+        """Let the child end."""
+        self._input.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._process = cast(asyncio.SubprocessTransport, transport)  # uvloop's do not inherit from asyncio's
+        self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 2:
+            self._said = (self._said + data)[-_SAID_BYTES:]
+            return
+        self._read += data
+        while len(self._read) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._read)[0]
+            if len(self._read) < end:
+                return
+            number, outcome, value = pickle.loads(self._read[LENGTH.size : end])
+            del self._read[:end]
+            self._settle(number, outcome, value)
+
+    def process_exited(self) -> None:
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._end)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    def _expected(self, number: int) -> Reply:
+        reply: Reply = asyncio.get_running_loop().create_future()
+        reply.add_done_callback(lambda _: self._replies.pop(number, None))
+        self._replies[number] = reply
+        return reply
+
+    def _settle(self, number: int, outcome: Outcome, value: object) -> None:
+        reply = self._replies.get(number)
+        if reply is not None and not reply.done():
+            reply.set_result((outcome, value))
+
+    def _end(self) -> None:
+        if not self._cause:
+            complaints = _COMPLAINT.findall(self._said)
+            why = complaints[-1].decode(errors="replace") if complaints else f"code {self._process.get_returncode()}"
+            if _ANOTHER in self._said:
+                why = "another head has taken the place of the cluster's"
+            self._cause = f"Ray has ended the connection ({why[:_LINE_CHARACTERS]})"
+            self.ended.set()
+            for number in list(self._replies):
+                self._settle(number, "unreached", self._cause)

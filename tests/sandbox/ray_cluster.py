@@ -1,25 +1,37 @@
 """A real Ray cluster for tests, whose nodes are processes of this machine; run in a process of its own.
 
-Its standard input takes ``add`` and ``kill NAME``; every answer is a line that begins with ``>``.
+Its standard input takes ``add``, ``kill NAME``, ``asked`` and ``behead``; every answer is a line that begins with a
+``>``.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
 from ray.cluster_utils import Cluster
 
 _MEMORY = 4 << 30
+_OBJECTS = 80 << 20
 
 
-def main(folder: str, node_count: int) -> None:
-    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
+def main(folder: str, node_count: int, port: int) -> None:
+    head: dict[str, Any] = {
+        "num_cpus": 0,
+        "include_dashboard": False,
+        "temp_dir": folder,
+        "object_store_memory": _OBJECTS,
+        "_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+    }
+    if port:
+        head["gcs_server_port"] = port
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    raylet: Any = importlib.import_module("ray._raylet")
     nodes: dict[str, Any] = {}
 
     def add(*, wait: bool) -> str:
-        node = cluster.add_node(wait=wait, num_cpus=4, memory=_MEMORY)
+        node = cluster.add_node(wait=wait, num_cpus=1, memory=_MEMORY, object_store_memory=_OBJECTS)
         name = str(node.node_id)[:8]  # with which its name in a pool ends
         nodes[name] = node
         return name
@@ -36,9 +48,15 @@ def main(folder: str, node_count: int) -> None:
             elif order == "kill":
                 cluster.remove_node(nodes.pop(names[0]), allow_graceful=False)
                 print(">", "killed", flush=True)
+            elif order == "behead":
+                cluster.head_node.kill_gcs_server()
+                print(">", "killed", flush=True)
+            elif order == "asked":
+                found = raylet.GcsClient(address=cluster.address).internal_kv_get(b"autoscaler_resource_request", None)
+                print(">", found.decode(), flush=True)
     finally:
         cluster.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -580,6 +580,9 @@ def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
             assert backend.boxes[0].is_gone
             with pytest.raises(CapacityError):
                 await pool.create("c", SPEC)
+            pool.remove_node("two", "node two is on fire")
+            with pytest.raises(CapacityError, match="there are no nodes now; node two is on fire"):
+                await pool.create("c", SPEC)
 
     run(main)
 

@@ -1,0 +1,32 @@
+"""Boxes for environments, out of a pool whose nodes come and go."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import CapacityError
+from envkit.sandbox.fake import FakeBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.nodes import Node
+from envkit.types import SandboxSpec
+from envkit.wiring.gateway import EnvBoxes
+
+
+def test_without_room_a_fleet_does_not_start_and_one_that_runs_waits_for_nodes() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool() as pool, anyio.create_task_group() as tasks:
+            boxes = EnvBoxes(pool, SandboxSpec(), "shared", 1)
+            with pytest.raises(CapacityError):
+                await boxes.start()
+
+            async def join() -> None:
+                await anyio.sleep(300)
+                pool.add_node(Node("one", backend))
+
+            tasks.start_soon(join)
+            await boxes.start()
+            assert 300 <= clock.now() <= 302
+
+    clock.run(main, virtual=True)
