@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ import anyio
 import httpx
 import pytest
 
+import envkit
 from envkit import clock
 from envkit.sandbox import cgroups, folders, stays
 from envkit.types import SandboxSpec
@@ -235,14 +238,27 @@ def serving(
 
 @cache
 def games_image() -> str:
-    """The image that env boxes of docker are made of; it is made if it is missing."""
+    """What env boxes of docker are made of: the packages of an image that may be older, and envkit as it is here."""
     if not docker("image", "ls", "--quiet", _GAMES):
         image(whole=True)  # what it is made from
         command = [sys.executable, "-m", "envkit", "image", "build", "games", "--offline"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
         if done.returncode != 0:
             pytest.skip(f"{_GAMES} cannot be built here: {done.stderr.strip().splitlines()[-1]}")
-    return _GAMES
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w", dereference=True) as archive:
+        recipe = f"FROM {_GAMES}\nRUN rm -rf /opt/envkit/envkit\nCOPY envkit /opt/envkit/envkit\n".encode()
+        entry = tarfile.TarInfo("Dockerfile")
+        entry.size = len(recipe)
+        archive.addfile(entry, io.BytesIO(recipe))
+        archive.add(Path(envkit.__file__).parent, "envkit", filter=_is_source)
+    command = ["docker", "build", "--quiet", "-"]
+    built = subprocess.run(command, input=context.getvalue(), capture_output=True, timeout=_BUILD_S, check=True)
+    return built.stdout.decode().split()[-1]
+
+
+def _is_source(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if entry.name.endswith("__pycache__") else entry
 
 
 def free_port() -> int:
