@@ -142,7 +142,7 @@ class Calls:
             RateLimitError: The caller may not play so many now; none was played.
         """
         bodies = read_each(data, _STEPS, _STEP)
-        self._caller.take(len(bodies) - 1)  # the request itself was counted before
+        self._caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         for index, body in enumerate(bodies):
