@@ -2,7 +2,7 @@
 
 A tenant's session `x` is kept under the key ``tenant:x``. Ids have no colon, so keys of different tenants never meet,
 and an administrator names the session of another tenant by its key. Without tokens there is one tenant, the empty one,
-whose keys are the ids themselves.
+whose keys are the ids themselves; once there are tokens, an administrator names those by a colon and the key.
 """
 
 from __future__ import annotations
@@ -74,8 +74,10 @@ class Caller:
 
     def key(self, id: str) -> str:
         """Return the key of the session that the caller means by `id`."""
-        if not self.tenant or (ADMIN in self.scopes and ":" in id):
+        if not self.tenant:
             return id
+        if ADMIN in self.scopes and ":" in id:
+            return id.removeprefix(":")
         return f"{self.tenant}:{id}"
 
     def sees(self, key: str) -> bool:
@@ -83,7 +85,9 @@ class Caller:
         return ADMIN in self.scopes or key.startswith(self.key(""))
 
     def name(self, key: str) -> str:
-        """Return how the caller, who sees it, names a session."""
+        """Return how the caller, who sees it, names a session; `key` gives the key again."""
+        if self.tenant and (":" not in key or key.startswith(":")):  # nobody's, or the server's own
+            return f":{key}"
         return key.removeprefix(self.key(""))
 
 

@@ -114,7 +114,8 @@ class SandboxPaths:
         except EnvkitError as error:
             await respond_outcome(send, self.calls.failure(error))
             return
-        seen = seen_by(caller_of(scope))
+        caller = caller_of(scope)
+        seen = seen_by(caller)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with anyio.create_task_group() as tasks:
@@ -123,7 +124,7 @@ class SandboxPaths:
             tasks.start_soon(_beat, send)
             async for event in self.calls.pool.events(after=after):
                 if seen in (None, event.tenant):
-                    await send({"type": "http.response.body", "body": _said(event), "more_body": True})
+                    await send({"type": "http.response.body", "body": _said(event, caller), "more_body": True})
             tasks.cancel_scope.cancel()
         await send({"type": "http.response.body", "body": b""})
 
@@ -250,9 +251,8 @@ async def _beat(send: Send) -> None:
         await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
 
 
-def _said(event: FleetEvent) -> bytes:
-    reply = wire.EventReply(
-        event.number, event.at_s, event.kind, event.sandbox_id, event.tenant, event.text, event.state
-    )
+def _said(event: FleetEvent, caller: Caller) -> bytes:
+    name = event.sandbox_id and caller.name(event.sandbox_id)
+    reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, event.state)
     kind = "".join(one for one in event.kind if one.isprintable())
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, kind.encode(), write(reply))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import ssl
@@ -29,6 +30,8 @@ _PING_S = 20.0
 _PONG_S = 120.0
 """A client that trains in the loop's own thread is deaf for a while."""
 _LEAVE_S = 3
+_UVICORN = logging.getLogger("uvicorn.error")
+_EXPECTED = frozenset(f"ASGI callable returned without completing {what}." for what in ("handshake", "response"))
 
 
 async def serve(
@@ -61,7 +64,7 @@ async def serve(
         UsageError: The port, the path or the certificate cannot be used; the message says what to do.
     """
     _check_certificate(certificate, key)
-    with _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
+    with _quiet(), _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
         listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
         address = _address(listener, is_tls=certificate is not None)
         try:
@@ -136,6 +139,20 @@ class _Socket(WebSocketsSansIOProtocol):
             super().shutdown()
         except InvalidState:
             self.transport.close()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Have uvicorn say nothing of answers that we break off, or that we give instead of opening a socket."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return record.msg not in _EXPECTED
+
+    _UVICORN.addFilter(is_news)
+    try:
+        yield
+    finally:
+        _UVICORN.removeFilter(is_news)
 
 
 def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:

@@ -53,8 +53,11 @@ async def guarded(
 
     with TokenStore(folder / "tokens.sqlite", fresh_s=0.05) as tokens:
         async with slots(8) as host, anyio.create_task_group() as tasks:
-            app = Guard(create_app(host, ttl_s=ttl_s), tokens if has_tokens else None, **settings)
-            tasks.start_soon(partial(serve, app, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
+            if has_tokens:
+                tokens.create("first", ["metrics"])  # from now on everybody needs one
+            app = create_app(host, ttl_s=ttl_s)
+            guard = Guard(app, tokens, errors=app.errors, **settings)
+            tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
             await is_ready.wait()
             async with httpx.AsyncClient(base_url=addresses[0], trust_env=False) as client:
                 yield Stage(addresses[0], tokens, client)

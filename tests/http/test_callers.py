@@ -29,6 +29,13 @@ def test_an_administrator_names_what_is_others_by_its_key() -> None:
     assert (ADMIN.name("ops:a"), ADMIN.key("a")) == ("a", "ops:a")
 
 
+def test_an_administrator_names_what_was_made_without_tokens_and_what_is_the_servers_own() -> None:
+    assert [ADMIN.name(key) for key in ("a", ":envs-1", "envs-1")] == [":a", "::envs-1", ":envs-1"]
+    for key in ("a", ":envs-1", "envs-1", "acme:a", "ops:a"):
+        assert ADMIN.key(ADMIN.name(key)) == EVERYBODY.key(EVERYBODY.name(key)) == key
+    assert ACME.key(":a") == "acme::a"
+
+
 def test_admin_includes_every_scope_and_others_only_their_own() -> None:
     ADMIN.require("sandbox")
     ACME.require("play")
