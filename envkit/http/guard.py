@@ -12,7 +12,6 @@ a stream at its next piece, which then breaks off.
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import re
 import secrets
 from collections import Counter
@@ -26,11 +25,12 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import EnvkitError, ForbiddenError, RateLimitError, UnauthorizedError, to_problem
+from envkit.errors import EnvkitError, RateLimitError, UnauthorizedError, to_problem
 from envkit.http import wire
 from envkit.http.access_log import AccessLog
 from envkit.http.asgi import Header, Message, Receive, Scope, Send, respond_problem
 from envkit.http.callers import ADMIN, EVERYBODY, METRICS, NOBODY, PLAY, SANDBOX, Caller
+from envkit.http.origins import require_local
 from envkit.http.rates import Bucket, Rate
 from envkit.http.tokens import TokenStore
 
@@ -52,7 +52,6 @@ _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 _LOOK_S = 1.0
 """Seconds between looks at the token of an open socket."""
 
-_PORT = re.compile(rb":\d*$")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -199,7 +198,7 @@ class Guard:
         """
         caller, tokens = EVERYBODY, self._needed()
         if tokens is None:
-            exchange.require_local(scope)
+            require_local(scope.get("server"), exchange.host, exchange.origin)
         else:
             needed = scope_for(exchange.path)
             if needed is None:
@@ -269,16 +268,16 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self.status = self._bytes_in = self._bytes_out = 0
-        self._id = self._host = b""
-        self._origin: bytes | None = None
+        self._id = self.host = b""
+        self.origin: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"authorization":
                 if value[:7].lower() == b"bearer ":
                     self.token = value[7:].strip().decode("latin-1")
             elif name == b"host":
-                self._host = value
+                self.host = value
             elif name == b"origin":
-                self._origin = value
+                self.origin = value
             elif name == b"x-request-id" and _SANE_ID.fullmatch(value):
                 self._id = value
         if not self._id:
@@ -312,24 +311,6 @@ class _Exchange:
             bytes_out=self._bytes_out,
             messages=messages,
         )
-
-    def require_local(self, scope: Scope) -> None:
-        """Let pass what no web page of others can send, which needs our own address in ``Origin`` and ``Host``.
-
-        Raises:
-            ForbiddenError: Another page asks, or ours under a name that somebody else gave to this machine.
-        """
-        if self._origin is not None and self._origin.partition(b"://")[2].lower() != self._host.lower():
-            raise ForbiddenError(
-                f"a web page of {self._origin[:100].decode('latin-1')!r} may not use this server, which has no tokens; "
-                "make one with 'envkit token create'"
-            )
-        address, port = scope.get("server") or (None, None)
-        if port is not None and self._host and not _is_here(self._host, address):  # else it is a Unix socket
-            raise ForbiddenError(
-                f"a server without tokens is asked as localhost, not as {self._host[:100].decode('latin-1')!r}; "
-                "make a token with 'envkit token create'"
-            )
 
     def is_revoked(self) -> bool:
         return self.caller is not NOBODY and not self._guard.is_good(self.token)
@@ -387,17 +368,6 @@ class _SocketExchange(_Exchange):
         if not self.is_cut:
             self.is_cut = True
             await self._send({"type": "websocket.close", "code": _REVOKED, "reason": "the token was revoked"})
-
-
-def _is_here(host: bytes, address: str) -> bool:
-    """Say whether the ``Host`` of a request means this machine itself, or the `address` that we listen on."""
-    name = _PORT.sub(b"", host).strip(b"[]").decode("latin-1").lower()
-    if name in ("localhost", address):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _size(message: Message) -> int:

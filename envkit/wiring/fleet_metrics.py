@@ -41,3 +41,10 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     yield CounterMetricFamily("envkit_env_boxes_lost", "Boxes that served environments and were lost.", lost)
     yield CounterMetricFamily("envkit_episodes_rebuilt", "Times that an episode was rebuilt in another box.", rebuilt)
     yield CounterMetricFamily("envkit_episodes_void", "Episodes that were lost with their box.", void)
+
+
+def of_log(dropped: int) -> Iterator[Metric]:
+    """Yield the metric of an access log."""
+    from prometheus_client.core import CounterMetricFamily
+
+    yield CounterMetricFamily("envkit_access_log_dropped", "Lines of the access log that were not written.", dropped)
