@@ -320,7 +320,7 @@ class Box:
         except ChannelEndedError:
             raise SandboxLostError(self._id, await self.wait()) from None
         except RefusedCallError as error:
-            raise self._refusal(error) from None
+            raise self._refusal(error, fields.get("path")) from None
 
     async def result(self, reply: Reply) -> ExecResult:
         """Return what a command did, which the agent may have said wrongly.
@@ -347,7 +347,7 @@ class Box:
         except ChannelEndedError:
             raise SandboxLostError(self._id, await self.wait()) from None
         except RefusedCallError as error:
-            raise self._refusal(error) from None
+            raise self._refusal(error, source) from None
 
     async def _forward(self, **place: JSON) -> socket:
         try:
@@ -359,8 +359,9 @@ class Box:
         self.while_alive(pump)
         return theirs
 
-    def _refusal(self, error: RefusedCallError) -> EnvkitError:
-        return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {error.text}")
+    def _refusal(self, error: RefusedCallError, path: JSON = None) -> EnvkitError:
+        where = "" if path is None or str(path) in error.text else f"{path}: "
+        return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {where}{error.text}")
 
     async def _require_life(self) -> None:
         if self._channel.is_ended:

@@ -7,13 +7,14 @@ whose keys are the ids themselves; once there are tokens, an administrator names
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from envkit import clock
-from envkit.errors import ForbiddenError, RateLimitError
+from envkit.errors import EnvkitError, ForbiddenError, RateLimitError
 from envkit.http.rates import Bucket
 
 PLAY, SANDBOX, METRICS, ADMIN = "play", "sandbox", "metrics", "admin"
@@ -103,3 +104,14 @@ def caller_of(scope: Mapping[str, Any]) -> Caller:
     state = scope.get("state")
     caller: Caller = EVERYBODY if state is None else state.get("caller", EVERYBODY)
     return caller
+
+
+def renamed(error: EnvkitError, names: Mapping[str, str]) -> EnvkitError:
+    """Return an error that says each of the words in `names` in the way that its caller does."""
+    words = "|".join(re.escape(word) for word in names if word)
+    if not words:
+        return error
+    pattern = re.compile(rf"(?<![\w./:~-])(?:{words})(?![\w/~-]|[.:]\w)")
+    values = (getattr(error, field) for field in error.fields)
+    said = [pattern.sub(lambda found: names[found[0]], one) if isinstance(one, str) else one for one in values]
+    return type(error)(*said)

@@ -122,6 +122,7 @@ class Sockets:
         return len(frames)
 
     def _read(self, data: bytes) -> list[Frame | RequestError]:
+        frames: list[Frame | RequestError]
         try:
             frames = read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
         except RequestError as error:

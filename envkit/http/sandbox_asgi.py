@@ -83,7 +83,8 @@ class SandboxPaths:
     async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(caller: Caller) -> Outcome:
             folders, sandbox = self._require_folders(), self.calls.find(id, caller)
-            await folders.take(sandbox, path_of(scope), file_user_of(scope), receive)
+            with self.calls.naming(id, caller):
+                await folders.take(sandbox, path_of(scope), file_user_of(scope), receive)
             return Outcome(write(DoneReply()))
 
         await self._answer(answer, scope, send)
@@ -97,9 +98,11 @@ class SandboxPaths:
             await send(message)
 
         try:
-            folders, sandbox = self._require_folders(), self.calls.find(id, caller_of(scope))
+            caller = caller_of(scope)
+            folders, sandbox = self._require_folders(), self.calls.find(id, caller)
             max_bytes = number_of(scope, "max_bytes", MAX_TREE_BYTES)
-            await folders.give(sandbox, path_of(scope), file_user_of(scope), max_bytes, note)  # type: ignore[arg-type]
+            with self.calls.naming(id, caller):
+                await folders.give(sandbox, path_of(scope), file_user_of(scope), max_bytes, note)  # type: ignore[arg-type]
         except Exception as error:
             if has_begun:  # all that is left to say is that it is not complete, by breaking the connection
                 raise

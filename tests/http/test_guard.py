@@ -136,6 +136,57 @@ def test_an_administrator_sees_ends_and_plays_the_sessions_of_all(tmp_path: Path
     on_stage(main, tmp_path)
 
 
+def test_errors_call_things_as_their_caller_does(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token("acme", "play,sandbox")
+        wrong = [
+            await stage.ask("GET", "/v1/sessions/x", token),
+            await stage.ask("POST", "/v1/sessions/x/step", token, json={"turn": 0, "action": "x"}),
+            await stage.ask("GET", "/v1/sandboxes/x", token),
+            await stage.ask("POST", "/v1/sandboxes/x/exec", token, json={"argv": ["true"], "timeout_s": 1}),
+        ]
+        await stage.ask("PUT", "/v1/sessions/a", token, json=COUNT)
+        await stage.ask("PUT", "/v1/sandboxes/a", token, json={})
+        run = {"argv": ["true"], "timeout_s": 1, "sandbox_id": "a"}
+        wrong += [
+            await stage.ask("PUT", "/v1/sessions/a", token, json={**COUNT, "seed": 8}),
+            await stage.ask("PUT", "/v1/sandboxes/a", token, json={"memory_mib": 1}),
+            await stage.ask("GET", "/v1/sandboxes/a/files?path=/none", token),
+        ]
+        assert wrong[-1].json()["detail"] == "a: /none: there is no such file"
+        await stage.ask("DELETE", "/v1/sandboxes/a", token)
+        wrong.append(await stage.ask("POST", "/v1/sandboxes/a/exec", token, json=run | {"sandbox_id": "a"}))
+        wrong.append(await stage.ask("POST", "/v1/sandboxes:exec", token, json=[run]))
+        for answer in wrong:
+            assert "acme:" not in answer.text
+            assert "fake-" not in answer.text
+        assert wrong[-1].json()[0]["error"]["fields"]["sandbox_id"] == "a"
+
+    on_stage(main, tmp_path, has_sandboxes=True)
+
+
+def test_sandboxes_that_were_made_without_tokens_are_an_administrators(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        await stage.ask("PUT", "/v1/sandboxes/x", json={})
+        admin = stage.token("ops", "admin")
+        await anyio.sleep(0.1)
+        await stage.ask("PUT", "/v1/sandboxes/x", admin, json={})
+        seen = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
+        assert [one["sandbox_id"] for one in seen] == [":x", "x"]
+        run = {"argv": ["echo"], "timeout_s": 1}
+        assert (await stage.ask("POST", "/v1/sandboxes/:x/exec", admin, json=run)).json()["exit_code"] == 0
+        assert (await stage.ask("DELETE", "/v1/sandboxes/:x", admin)).json() == {"done": True}
+        seen = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
+        assert [(one["sandbox_id"], one["state"]) for one in seen] == [(":x", "stopped"), ("x", "leased")]
+        async with stage.http.stream("GET", "/v1/events", headers={"Authorization": f"Bearer {admin}"}) as events:
+            async for line in events.aiter_lines():
+                if line.startswith("data:"):
+                    assert json.loads(line[5:])["sandbox_id"] == ":x"
+                    break
+
+    on_stage(main, tmp_path, has_tokens=False, has_sandboxes=True)
+
+
 def test_errors_of_a_tenants_session_know_its_turn_and_world(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token()

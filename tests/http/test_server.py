@@ -140,7 +140,7 @@ async def asked_while_it_stops(seconds: float, drain_s: float) -> tuple[httpx.Re
             await anyio.sleep(0.3)
             began = clock.now()
             await stop.__aexit__(None, None, None)
-            return answers[0], clock.now() - began
+    return answers[0], clock.now() - began
 
 
 def test_a_call_over_http_is_finished_before_a_server_stops(caplog: pytest.LogCaptureFixture) -> None:
