@@ -42,6 +42,7 @@ SOCKETS = "/run/envkit"
 _CAUSE_S = 3.0
 _KILL_S = 15.0
 _LOG_BYTES = 64 << 10
+_LONGEST = 300
 _ERRORS: Mapping[str, type[EnvkitError]] = {
     "missing": MissingFileError,
     "refused": RefusedFileError,
@@ -360,7 +361,7 @@ class Box:
         return theirs
 
     def _refusal(self, error: RefusedCallError, path: JSON = None) -> EnvkitError:
-        where = "" if path is None or str(path) in error.text else f"{path}: "
+        where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "
         return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {where}{error.text}")
 
     async def _require_life(self) -> None:

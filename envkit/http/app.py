@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import cast
 
 import anyio
 import msgspec
@@ -112,7 +111,8 @@ class App:
             if path == _EVENTS:
                 await self._sandbox(scope, receive, send)
                 return
-            task = cast("asyncio.Task[object]", asyncio.current_task())
+            task = asyncio.current_task()
+            assert task is not None
             self._exchanges.add(task)
             try:
                 if path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST":

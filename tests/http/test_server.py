@@ -84,6 +84,12 @@ async def play(address: str) -> tuple[int, str]:
         return client.capacity, (await episode.reset()).observation.text
 
 
+def test_a_server_of_environments_alone_hears_no_web_page_of_others_either() -> None:
+    with server() as (_, address):
+        refused = httpx.get(f"{address}/v1/sessions", headers={"Origin": "http://evil.example"}, trust_env=False)
+        assert (refused.status_code, refused.json()["type"]) == (403, "forbidden")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_server_cleanly_and_in_silence(number: signal.Signals) -> None:
     with server() as (running, address):
