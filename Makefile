@@ -6,7 +6,7 @@ ARGS =
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: install quickstart test peers lint bench bench-boxes bench-fleet bench-many-boxes docs clean
+.PHONY: install quickstart test peers lint bench bench-boxes bench-fleet bench-many-boxes bench-false-losses docs clean
 
 # What it takes to play, serve and train.
 install: .venv/train
@@ -49,6 +49,10 @@ bench-fleet: .venv/boxes/done
 # 200 containers at once, and 1,000 boxes of bubblewrap; needs 12 GiB of free memory.
 bench-many-boxes: .venv/dev
 	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_many_boxes.py $(ARGS)
+
+# 200 boxes for half an hour with all processors busy: is one that is well called lost?
+bench-false-losses: .venv/dev
+	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_false_losses.py $(ARGS)
 
 # The references of the configuration files, written from envkit/config/.
 docs: .venv/dev

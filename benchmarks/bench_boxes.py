@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 
 from docker_run import Plain
 from peers_boxes import FILE, MissingPeerError, Place, docker_on_loopback, rock, swerex
+from processes import busy_processors
 from waiting import Call, CallBy, Claim, Findings
 
 from envkit import clock
@@ -148,20 +148,6 @@ async def starting_and_using(backend: SandboxBackend, spec: SandboxSpec) -> Call
 async def reading(place: Place) -> None:
     content = await place.read()
     assert content == MIB, f"{len(content)} bytes"
-
-
-@contextmanager
-def busy_processors() -> Iterator[None]:
-    """Keep every processor at work for the length of the block."""
-    spinning = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(len(os.sched_getaffinity(0)))
-    ]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
 
 
 def main() -> None:

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+@contextmanager
+def busy_processors() -> Iterator[None]:
+    """Keep every processor at work for the length of the block."""
+    spinning = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(len(os.sched_getaffinity(0)))
+    ]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
 
 
 def family(pids: Iterable[int]) -> list[int]:

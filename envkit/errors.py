@@ -20,6 +20,7 @@
     `-- SandboxError             something about a sandbox
         |-- SandboxStartError    it never became ready
         |-- SandboxLostError     it was healthy and is gone
+        |-- SnapshotLimitError   there may be no further snapshot until one is removed
         |-- MissingFileError     no such file in it
         `-- RefusedFileError     a file in it may not be read or written so
 
@@ -304,6 +305,13 @@ class ImpossibleSandboxError(SandboxError):
 
     code = "sandbox_impossible"
     status = 422
+
+
+class SnapshotLimitError(SandboxError):
+    """There are as many snapshots as there may be, or they are as large; one has to be removed first."""
+
+    code = "snapshot_limit"
+    status = 409
 
 
 class MissingFileError(SandboxError):

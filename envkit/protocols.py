@@ -307,6 +307,14 @@ class SandboxBackend(Protocol):
         """
         ...
 
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return how much of a disk `snapshot` takes; 0 if there is none."""
+        ...
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove `snapshot`; safe to repeat. Sandboxes that began with its files keep them."""
+        ...
+
     def capabilities(self) -> Mapping[str, bool]:
         """Say what is really enforced on this machine: ``isolation``, ``network``, ``memory``, ``pids``, ``cpu``,
         ``disk``, ``uid`` and ``seccomp``.
@@ -343,13 +351,22 @@ class SandboxPool(Protocol):
     ) -> SandboxView:
         """Lend a sandbox under a name until it is stopped or `ttl_s` seconds pass in which nobody uses it.
 
-        The same call again returns the sandbox as it is now, whatever has become of it. With `snapshot`, what
+        The same call again returns the sandbox as it is now, also when it is over, so that nobody takes another one for
+        it; but one that was stopped by `stop`, or never came up, is made anew. With `snapshot`, what
         `Sandbox.snapshot` of one of this pool has returned, it begins with those files.
 
         Raises:
             SandboxConflictError: The name belongs to a sandbox with another spec.
             ImpossibleSandboxError, CapacityError, SandboxStartError: As `lease`, without waiting for room.
         """
+        ...
+
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return how much of a disk a snapshot of one of this pool takes; 0 if it is gone."""
+        ...
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot of one of this pool; safe to repeat."""
         ...
 
     def get(self, id: str, *, tenant: str | None = None) -> Sandbox:

@@ -264,8 +264,14 @@ class Box:
         return (await self.call("log", max_bytes=_LOG_BYTES)).data.decode(errors="replace")
 
     async def stats(self) -> dict[str, JSON]:
-        """Return what the agent knows: ``processes``, ``uptime_s``, and ``memory_bytes`` where that can be known."""
-        return {name: value for name, value in (await self.call("stats")).end.items() if name not in ("id", "end")}
+        """Return ``processes`` and ``uptime_s``; ``memory_bytes`` where it can be known; ``disk_place``, the fullest
+        place that it may write to, and ``disk_percent``, how full that is, likewise.
+        """
+        end = (await self.call("stats")).end
+        found = {name: value for name, value in end.items() if name not in ("id", "end")}
+        if self._hold.disk_percent is not None:
+            found |= {"disk_place": "/", "disk_percent": self._hold.disk_percent()}
+        return found
 
     @property
     def is_unread(self) -> bool:

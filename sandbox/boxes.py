@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -68,6 +69,11 @@ class Boxes:
                 self._folder = None
         if failures:
             raise SandboxError("; ".join(str(failure) for failure in failures))
+
+    def disks(self) -> dict[str, tuple[int, int]]:
+        """Return, by the name of the disk that the folder is on, the MiB that it has free, and those that must be."""
+        free_mib = shutil.disk_usage(self.folder).free >> 20
+        return {f"the disk of {self.folder.parent}": (free_mib, folders.LEAST_FREE_MIB)}
 
     def new_id(self) -> str:
         """Return the next id, such as ``"bwrap-1"``.

@@ -187,7 +187,10 @@ def _is_needed(group: Path) -> bool:
 
 
 def _heirs(group: Path) -> list[Path]:
-    return list(group.glob("envkit-*"))
+    try:
+        return list(group.glob("envkit-*"))
+    except FileNotFoundError:  # somebody else has just removed it
+        return []
 
 
 def _upwards(root: Path, own: Path) -> Iterator[Path]:

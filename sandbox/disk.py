@@ -56,8 +56,8 @@ class DaemonDisk:
         found = self._look()
         return None if found is None else found.f_bavail * found.f_frsize >> 20
 
-    async def commit(self, container: str, disk_mib: int) -> str:
-        """Make an image of a container's files, which stands still then, and return its id.
+    async def commit(self, container: str, disk_mib: int) -> tuple[str, int]:
+        """Make an image of a container's files, which stands still then; return its id, and the bytes that it adds.
 
         Raises:
             SandboxError: It has written more than `disk_mib`, or the disk is nearly full.
@@ -74,19 +74,20 @@ class DaemonDisk:
                     f"no snapshot: it has {bytes_ >> 20} MiB, Docker's disk has {free_mib} MiB free, and"
                     f" {LEAST_FREE_MIB} are left to others"
                 )
-            return await self._daemon.commit(container)
+            return await self._daemon.commit(container), bytes_
         finally:
             with anyio.CancelScope(shield=True), suppress(DaemonError):  # it may have ended
                 await self._daemon.unpause(container)
 
-    async def watch(self, channel: Channel, written: Written | None, disk_mib: int) -> None:
+    async def watch(self, channel: Channel, written: Written | None, use: DiskUse) -> None:
         """End a box before it fills the disk, or once its files take more than `disk_mib`, until it has ended.
 
         Args:
             channel: The box's.
             written: Its files; None when they cannot be seen.
-            disk_mib: How much they may take.
+            use: How much they may take, which is told how much they do.
         """
+        disk_mib = use.disk_mib
         content = _Use("--block-size=1", disk_mib << 20, _deleted_bytes)
         files = _Use("--inodes", disk_mib * _FILES_PER_MIB)
         while (found := self._look()) is not None and not channel.is_ended:
@@ -104,6 +105,7 @@ class DaemonDisk:
                 channel.fail(f"its files could not be added up within {_COUNT_S:g} s")
             except OSError as error:
                 channel.fail(f"its files cannot be added up: {error}")
+            use.percent = max(100 - 100 * content.left // content.bound, 100 - 100 * files.left // files.bound, 0)
             await anyio.sleep(min(max(content.left / _FASTEST_BYTES_S, _SOONEST_S), _LATEST_S))
 
     def _look(self) -> os.statvfs_result | None:
@@ -113,6 +115,14 @@ class DaemonDisk:
             return os.statvfs(self._root)
         except OSError:
             return None
+
+
+@dataclass(slots=True)
+class DiskUse:
+    """What a box writes: how many MiB it may, and how many percent of that it does at most, when that was looked at."""
+
+    disk_mib: int
+    percent: int = 0
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from typing import Self
 
 import anyio
 
+from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
 from envkit.sandbox import agent, allowlist, attached, container, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
@@ -40,7 +41,7 @@ from envkit.sandbox.container import (
     Image,
 )
 from envkit.sandbox.daemon import Daemon, DaemonError
-from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk
+from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk, DiskUse
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.leftovers import BOX_LABEL, STAY_LABEL
@@ -84,6 +85,7 @@ class DockerBackend:
         self._pythons: dict[str, str | None] = {}
         self._bounds_disk: bool | None = None  # of a root file system; unknown until it was tried
         self._snapshots = 0
+        self._images: dict[str, int] = {}
         self._run_name = ""
         self._is_leaving = False
 
@@ -101,6 +103,21 @@ class DockerBackend:
             "seccomp": self._filter is not None,
         }
 
+    @property
+    def machine_memory_mib(self) -> int | None:
+        """MiB of memory that the machine of the daemon has; None where it does not say."""
+        total = self._daemon.info.get("MemTotal")
+        return total >> 20 if isinstance(total, int) and total else None
+
+    def disks(self) -> Mapping[str, tuple[int, int]]:
+        """Return the disks that boxes and snapshots need: MiB free, and with how many less none is started."""
+        free_mib = self._disk.free_mib()
+        return self._boxes.disks() | ({} if free_mib is None else {"Docker's disk": (free_mib, LEAST_FREE_MIB)})
+
+    async def has_image(self, name: str) -> bool:
+        """Say whether there is an image of this name."""
+        return await self._daemon.image(name) is not None
+
     async def start(self, spec: SandboxSpec) -> Box | FallbackBox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
 
@@ -112,6 +129,21 @@ class DockerBackend:
     async def restore(self, snapshot: str, spec: SandboxSpec) -> Box | FallbackBox:
         """Start a box with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         return await self._start(spec, snapshot)
+
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return what a snapshot takes of the disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
+        if snapshot in self._images:
+            return self._images[snapshot]
+        return await clock.to_thread(snapshots.size, self._boxes.folder / _SNAPSHOTS, snapshot)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`.
+
+        An image that a box was started from stays as long as this backend is open.
+        """
+        if self._images.pop(snapshot, None) is not None:
+            await self._daemon.remove_image(snapshot)
+        await clock.to_thread(snapshots.remove, self._boxes.folder / _SNAPSHOTS, snapshot)
 
     async def staying(self) -> list[str]:
         """Return the ids of the boxes that stay on this machine, sorted."""
@@ -242,8 +274,9 @@ class DockerBackend:
         if image is None and spec.image is None:
             raise SandboxStartError(box_id, f"there is no image {name} here; make it: envkit image build games")
         if image is None:
-            others = did_you_mean(name, await self._daemon.image_names())
-            raise SandboxStartError(box_id, f"there is no image {name!r} here (docker pull {name}){others}")
+            near = did_you_mean(name, await self._daemon.image_names())
+            near = near if near.startswith("; did you mean") else ""  # not a list of all that there are
+            raise SandboxStartError(box_id, f"there is no image {name!r} here (docker pull {name}){near}")
         return image, files
 
     async def _launch(self, plan: _Plan) -> Box | FallbackBox:
@@ -356,6 +389,7 @@ class DockerBackend:
     ) -> Box:
         channel = Channel(stream)
         gives_up = container.gives_up(spec, bounds_disk=bool(self._bounds_disk))
+        use = DiskUse(Bounds.of(spec).disk_mib)
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, stays_on=spec.stay),
@@ -364,11 +398,12 @@ class DockerBackend:
             snapshot=partial(self._snapshot, box_id, spec, held, channel),
             gives_up=gives_up,
             look=held.look,
+            disk_percent=None if written is None else lambda: use.percent,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)
         if spec.profile == "system":
-            box.while_alive(self._disk.watch(channel, written, Bounds.of(spec).disk_mib))
+            box.while_alive(self._disk.watch(channel, written, use))
         return box
 
     async def _end(self, held: AttachedContainer, *, stays_on: bool) -> None:
@@ -381,7 +416,8 @@ class DockerBackend:
         """Keep the files of a box: as an image where all can be written, else what lies in its places for that."""
         disk_mib = Bounds.of(spec).disk_mib
         if spec.profile == "system":
-            return await self._disk.commit(held.id, disk_mib)
+            image, self._images[image] = await self._disk.commit(held.id, disk_mib)
+            return image
         self._snapshots += 1
         name = f"snapshot-{self._snapshots}"
         try:

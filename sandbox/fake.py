@@ -133,6 +133,7 @@ class FakeBackend:
         self._kind = kind or FakeBox
         self._asked = 0
         self._snapshots: dict[str, dict[str, bytes]] = {}
+        self._kept = 0
         self._is_open = False
 
     def capabilities(self) -> Mapping[str, bool]:
@@ -146,6 +147,14 @@ class FakeBackend:
         """Start `spec` with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         files = self._snapshots.get(snapshot)
         return await self._start(spec, files, None if files is not None else f"there is no snapshot {snapshot!r}")
+
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return the sizes of the files of a snapshot, added up."""
+        return sum(map(len, self._snapshots.get(snapshot, {}).values()))
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Forget a snapshot; safe to repeat."""
+        self._snapshots.pop(snapshot, None)
 
     async def attach(self, box_id: str) -> FakeBox:
         """Return a box that stays, which was started before the backend was closed and opened again."""
@@ -185,7 +194,8 @@ class FakeBackend:
         return box
 
     def _keep(self, files: Mapping[str, bytes]) -> str:
-        name = f"snapshot-{len(self._snapshots)}"
+        name = f"snapshot-{self._kept}"
+        self._kept += 1
         self._snapshots[name] = dict(files)
         return name
 

@@ -21,6 +21,7 @@ class Hold:
         snapshot: Keeps its files and returns the name; None where that cannot be done.
         gives_up: What is not held of what others of its kind hold, such as ``"uid"``.
         look: Says what holds it up, as far as that is seen from outside; None where nothing is.
+        disk_percent: Says how much of what it may write to its root is used; None where that is not bounded.
         grader_home: The folder, named as inside, for what only a grader may touch.
     """
 
@@ -31,4 +32,5 @@ class Hold:
     snapshot: Callable[[], Awaitable[str]] | None = None
     gives_up: tuple[str, ...] = ()
     look: Callable[[], Awaitable[str]] | None = None
+    disk_percent: Callable[[], int] | None = None
     grader_home: str = GRADER_HOME

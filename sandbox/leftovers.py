@@ -104,7 +104,8 @@ async def reap(daemon: Daemon) -> list[Leftover]:
 
 
 async def clear(daemon: Daemon, run: str) -> None:
-    """Remove what a run of this process has left: snapshots, and containers that no box knows of any more.
+    """Remove what a run of this process has left: snapshots, containers that no box knows of any more, and volumes of
+    which a daemon that was restarted lost sight.
 
     Raises:
         DaemonError: The daemon does not answer.
@@ -112,9 +113,14 @@ async def clear(daemon: Daemon, run: str) -> None:
     with anyio.move_on_after(_ANSWER_S):
         while any(list(root.glob(f"{run}+*")) for root in folders.roots()):  # noqa: ASYNC110 - threads tell nobody
             await anyio.sleep(_PAUSE_S)
-    for found in await daemon.containers(f"{RUN_LABEL}={run}"):
+    containers = await daemon.containers(f"{RUN_LABEL}={run}")
+    for found in containers:
         if not _stays(found):
             await daemon.remove(found["Id"])
+    staying = {_note(found["Labels"]) for found in containers if _stays(found)}
+    for found in await daemon.volumes(f"{RUN_LABEL}={run}"):
+        if _note(found["Labels"]) not in staying:
+            await daemon.remove_volume(found["Name"])
     for found in await daemon.images(f"{RUN_LABEL}={run}"):
         await daemon.remove_image(found["Id"])
 

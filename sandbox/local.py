@@ -97,6 +97,10 @@ class LocalBackend:
             "seccomp": self._filter is not None,
         }
 
+    def disks(self) -> Mapping[str, tuple[int, int]]:
+        """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
+        return self._boxes.disks()
+
     async def start(self, spec: SandboxSpec) -> Box:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Its image is a folder with a root file system."""
         return await self._start(self._boxes.new_id(), spec, spec.command)
@@ -110,6 +114,14 @@ class LocalBackend:
         box = await self._start(box_id, spec, snapshots.waiting(spec.command))
         await snapshots.put_back(box, file, spec, _files_uid())
         return box
+
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return what a snapshot takes of the disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
+        return await clock.to_thread(snapshots.size, self._boxes.folder / "snapshots", snapshot)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`."""
+        await clock.to_thread(snapshots.remove, self._boxes.folder / "snapshots", snapshot)
 
     async def attach(self, box_id: str) -> Box:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.

@@ -48,6 +48,10 @@ class ProcessBackend:
         """Nothing is enforced."""
         return dict.fromkeys(_CAPABILITIES, False)
 
+    def disks(self) -> Mapping[str, tuple[int, int]]:
+        """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
+        return self._boxes.disks()
+
     async def start(self, spec: SandboxSpec) -> Box:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Bounds and hostile programs are refused."""
         box_id = self._boxes.new_id()
@@ -79,6 +83,13 @@ class ProcessBackend:
     async def restore(self, snapshot: str, spec: SandboxSpec) -> Box:
         """Raise: plain processes have no snapshots."""
         raise SandboxStartError(self._boxes.new_id(), f"snapshot {snapshot!r}: plain processes have none")
+
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return 0: plain processes have no snapshots."""
+        return 0
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Return at once: plain processes have no snapshots."""
 
     async def __aenter__(self) -> Self:
         await self._boxes.open()

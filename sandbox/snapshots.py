@@ -57,6 +57,18 @@ def find(parent: Path, name: str) -> Path | None:
     return file if _NAME.fullmatch(name) and file.is_file() else None
 
 
+def size(parent: Path, name: str) -> int:
+    """Return the bytes of snapshot `name` in `parent`; 0 if there is none."""
+    file = find(parent, name)
+    return 0 if file is None else file.stat().st_size
+
+
+def remove(parent: Path, name: str) -> None:
+    """Remove snapshot `name` from `parent`; safe to repeat."""
+    if (file := find(parent, name)) is not None:
+        file.unlink(missing_ok=True)
+
+
 async def keep(channel: Channel, path: Path, extent: Extent) -> None:
     """Write what is in the places of a box into the new file `path`; its folder is made. Nothing is left on failure.
 

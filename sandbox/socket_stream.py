@@ -28,19 +28,20 @@ class SocketStream:
         self._wanted: asyncio.Future[None] | None = None
         self._output = bytearray()
         self._drained: asyncio.Future[None] | None = None
+        self._waits_for_room = False
         self._is_reading = True
         self._is_at_end = False
         self._is_closed = False
         self._loop.add_reader(connected, self._on_readable)
 
     async def send(self, data: bytes) -> None:
-        """Send all of `data`; see `envkit.sandbox.channel.Stream.send`."""
+        """Send all of `data`; see `envkit.sandbox.channel.Stream.send`.
+
+        What many send at one turn of the loop is sent at once.
+        """
         self._require_open()
         if not self._output:
-            data = data[self._write(data) :]
-            if not data:
-                return
-            self._loop.add_writer(self._socket, self._on_writable)
+            self._loop.call_soon(self._send_some)
         self._output += data
         await self._wait_until_left(_FULL_BYTES)
 
@@ -72,6 +73,9 @@ class SocketStream:
         """Let go at once; safe to repeat."""
         if self._is_closed:
             return
+        if self._output and not self._waits_for_room:  # there may be what was sent at this turn of the loop
+            with suppress(OSError):
+                self._write(self._output)
         self._is_closed = self._is_at_end = True
         self._output.clear()
         self._loop.remove_reader(self._socket)
@@ -115,7 +119,10 @@ class SocketStream:
             self._loop.remove_reader(self._socket)
         self._wake(self._wanted)
 
-    def _on_writable(self) -> None:
+    def _send_some(self) -> None:
+        """Send what there is room for, and have the rest sent when there is more."""
+        if self._is_closed:
+            return
         try:
             del self._output[: self._write(self._output)]
         except OSError:
@@ -123,8 +130,12 @@ class SocketStream:
             return
         if len(self._output) <= _FULL_BYTES // 2:
             self._let_send()
-        if not self._output:
-            self._loop.remove_writer(self._socket)
+        if bool(self._output) is not self._waits_for_room:
+            self._waits_for_room = bool(self._output)
+            if self._waits_for_room:
+                self._loop.add_writer(self._socket, self._send_some)
+            else:
+                self._loop.remove_writer(self._socket)
 
     def _let_send(self) -> None:
         self._wake(self._drained)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from envkit import clock
@@ -65,13 +66,28 @@ def test_sandboxes_that_were_left_are_listed_used_and_ended() -> None:
     beside_a_server(work)
 
 
+def test_snapshots_are_listed_and_removed() -> None:
+    def work(address: str) -> None:
+        name = envkit("run", "--url", address, "-d")[1].strip()
+        kept = httpx.post(f"{address}/v1/sandboxes/{name}/snapshot", trust_env=False).json()["snapshot"]
+        columns = envkit("snapshot", "ls", "--url", address)[1].rstrip("\n").split("\t")
+        assert (columns[:2], columns[3:]) == ([kept, "0.0 MiB"], [name, ""])
+        assert envkit("snapshot", "rm", "--url", address, kept, "none") == (0, "", "")
+        assert envkit("snapshot", "ls", "--url", address) == (0, "", "")
+
+    beside_a_server(work)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("run", "--url", "http://127.0.0.1:9", "-t", "--", "sh"), "--tty does not go with --url"),
         (("run", "--url", "http://127.0.0.1:9"), "a program is needed"),
         (("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"), "--backend: which one"),
-        (("ls", "--token-file", "x"), "--token-file goes with --url"),
+        (("ls", "--token-file", "x"), "--token-file and --ca go with --url"),
+        (("exec", "--ca", "x", "box", "--", "true"), "--token-file and --ca go with --url"),
+        (("ls", "--url", "https://127.0.0.1:9", "--ca", "/nowhere"), "no certificates can be read from /nowhere"),
+        (("exec", "box", "--url", "http://127.0.0.1:9", "--", "true"), "--url: options go before the id"),
         (("ls", "--url", "http://127.0.0.1:9", "--token-file", "/nowhere"), "no token can be read from /nowhere"),
         (("ls", "--url", "nonsense"), "'nonsense' is no address of a server"),
     ],
@@ -79,6 +95,15 @@ def test_sandboxes_that_were_left_are_listed_used_and_ended() -> None:
 def test_wrong_words_are_refused_in_a_line(words: Sequence[str], said: str) -> None:
     code, _, told = envkit(*words)
     assert (code, told.count("\n"), told.startswith(said)) == (2, 1, True)
+
+
+def test_a_token_that_others_can_read_is_used_and_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("ek_x")
+    for mode, said in ((0o644, f"others can read {file}, which holds a token: chmod go-rwx {file}\n"), (0o600, "")):
+        file.chmod(mode)
+        code, _, told = envkit("ls", "--url", "http://127.0.0.1:9", "--token-file", str(file))
+        assert (code, told.startswith(said), told.count("\n")) == (1, True, 1 + bool(said))
 
 
 def test_what_a_process_left_that_is_gone_is_listed_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:

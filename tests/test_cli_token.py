@@ -29,7 +29,7 @@ def call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
 
 
 def test_a_token_is_printed_alone_and_works(call: Call, tmp_path: Path) -> None:
-    code, out, err = call("create", "--tenant", "acme", "--name", "bob", "--scopes", "play,metrics")
+    code, out, err = call("create", "--tenant", "acme", "--name", "bob", "--scopes", "play, metrics")
     assert (code, err) == (0, "")
     with open_tokens(tmp_path / "state") as tokens:
         caller = tokens.check(out.removesuffix("\n"))
@@ -44,7 +44,7 @@ def test_a_list_tells_what_is_live_and_for_how_long_and_no_secret(call: Call) ->
         call("create", "--tenant", "umbrella")[1],
     ]
     ids = [text.split("_")[1] for text in secrets]
-    assert call("revoke", ids[1]) == (0, "", "")
+    assert call("revoke", ids[1]) == (0, f"revoked {ids[1]}\n", "")
     code, out, err = call("ls")
     assert (code, err) == (0, "")
     rows = [line.split("\t") for line in out.splitlines()]

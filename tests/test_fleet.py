@@ -382,8 +382,20 @@ def test_a_box_that_dies_before_its_server_answers_did_not_start() -> None:
         yard = Yard(Box, stillborn, Box)
         async with yard.fleet(boxes=2, slots_per_box=1) as host:
             await anyio.sleep(5)
-            assert (host.lost, host.restarts) == (0, 1)
+            assert (host.lost, host.failed_starts, host.restarts) == (0, 1, 1)
             assert [box.id for box in yard.boxes if not box.died.is_set()] == ["box-0", "box-2"]
+
+    run(main)
+
+
+def test_what_was_lost_and_what_did_not_start_are_together_all_boxes_that_are_not_there() -> None:
+    async def main() -> None:
+        yard = Yard(Box, SandboxStartError("box-x", "no such program"), silent, Box)
+        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+            yard.boxes[0].die("killed")
+            await anyio.sleep(60)
+            assert (len(yard.starts), host.lost, host.failed_starts) == (4, 1, 2)
+        assert (host.lost, host.failed_starts) == (1, 2)  # the last one was only closed
 
     run(main)
 

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.fleet.alerts import send_alerts
+from envkit.fleet.alerts import send_alerts, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command, steadily
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.http.server import serve
@@ -151,3 +151,19 @@ def test_a_users_program_that_does_not_end_is_stopped_and_logged(caplog: pytest.
     with caplog.at_level(logging.WARNING):
         clock.run(partial(run_command, within_s=0.2), ["sleep", "60"], 2)
     assert [record.message for record in caplog.records] == ["sleep did not end within 0.2 s and was stopped"]
+
+
+def test_disks_that_are_near_what_must_be_free_are_told_in_one_alert_at_each_look() -> None:
+    told: list[tuple[float, str, str]] = []
+    free = {"the disk of /tmp": (1023, 512), "Docker's disk": (2047, 1024), "another": (2048, 1024)}
+
+    async def main() -> None:
+        with anyio.move_on_after(20):
+            await watch_disks(lambda: free, lambda kind, text: told.append((clock.now(), kind, text)))
+
+    clock.run(main, virtual=True)
+    text = (
+        "Docker's disk has 2,047 MiB free; with fewer than 1,024 no sandbox is started; "
+        "the disk of /tmp has 1,023 MiB free; with fewer than 512 no sandbox is started"
+    )
+    assert told == [(0, "disk", text), (15, "disk", text)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -120,3 +122,63 @@ def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path,
     with pytest.raises(UsageError, match=r"is no ledger of envkit|cannot be used"):
         kept_in(path)
     assert path.read_bytes() == content
+
+
+def spoil(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update sandboxes set spec = '{}}'",
+        "update sandboxes set spec = '[]'",
+        "update sandboxes set phases = '[]'",
+        "update seats set seed = 'seven'",
+        "update seats set options = 'no'",
+        "alter table seats rename column box to case_",
+        "drop table sandboxes",
+    ],
+)
+def test_what_nobody_wrote_is_said_with_the_file_and_what_to_do(statement: str, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+
+    async def main() -> None:
+        async with Ledger(path) as ledger:
+            await ledger.save(leased("a"))
+            await ledger.sit("key", SeatRecord("a", "1", Task("Game-v0", 7)))
+
+    clock.run(main)
+    spoil(path, statement)
+    if statement.startswith("drop"):
+        assert kept_in(path) == []  # it is made anew
+        return
+    with pytest.raises(UsageError, match=r"fleet\.sqlite is damaged \(.*\); move it away: "):
+        kept_in(path)
+
+
+def test_a_page_that_was_overwritten_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+
+    async def main() -> None:
+        async with Ledger(path) as ledger:
+            await ledger.save(leased("a"))
+
+    clock.run(main)
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes(len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"fleet\.sqlite is (damaged|no ledger)"):
+        kept_in(path)
+
+
+def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+    spoil(path, "pragma user_version = 9")
+    with pytest.raises(UsageError, match=r"another version of envkit \(its form is 9, ours is 1\); start that version"):
+        kept_in(path)
+    for place in (tmp_path, path / "deeper.sqlite"):
+        with pytest.raises(UsageError, match=r"leases cannot be written down in .*; choose another folder \(--state\)"):
+            kept_in(place)

@@ -33,6 +33,16 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="File with the token for that server; $ENVKIT_TOKEN unless given."),
 ]
+Ca = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="PEM file of the certificates to trust that server by, not the system's."),
+]
+
+
+ServersUrl = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
+
+snapshot_app = typer.Typer(no_args_is_help=True, help="Kept files of a server's sandboxes.", rich_markup_mode=None)
+app.add_typer(snapshot_app, name="snapshot")
 
 
 @app.command("run", context_settings=_PROGRAM_LAST)
@@ -68,6 +78,7 @@ def run(
     ] = None,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Run a program in a new box, and end the box with it; without a program, a shell.
 
@@ -91,7 +102,7 @@ def run(
     uploads = [_upload(one) for one in upload or ()]
     if detach and (tty or timeout_s is not None):
         raise UsageError("--detach goes with neither --tty nor --timeout-s: nobody waits for the program")
-    if (server := _server(url, token_file, tty)) is not None:
+    if (server := _server(url, token_file, ca, tty)) is not None:
         if backend != "auto":
             raise UsageError("--backend: which one a server uses is its own choice")
         from envkit import clock
@@ -118,12 +129,15 @@ def exec_(
     tty: Tty = False,
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Run a program in a box that was left running; without one, a shell."""
     program = program or []
     if program[:1] == ["--"]:  # behind the id it is a word like any other
         program = program[1:]
-    server = _server(url, token_file, tty)
+    elif program and program[0].startswith("-"):
+        raise UsageError(f"{program[0]}: options go before the id: envkit sandbox exec [OPTIONS] {box_id} -- PROGRAM")
+    server = _server(url, token_file, ca, tty)
     from envkit import clock
 
     if server is not None:
@@ -140,9 +154,10 @@ def logs(
     box_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """Print the end of what the program of a detached box wrote to standard error."""
-    server = _server(url, token_file)
+    server = _server(url, token_file, ca)
     from envkit import clock
 
     if server is not None:
@@ -160,9 +175,10 @@ def remove(
     box_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="What run --detach printed.")],
     url: Url = None,
     token_file: TokenFile = None,
+    ca: Ca = None,
 ) -> None:
     """End boxes that were left running, with everything in them."""
-    server = _server(url, token_file)
+    server = _server(url, token_file, ca)
     from envkit import clock
 
     if server is not None:
@@ -176,12 +192,12 @@ def remove(
 
 
 @app.command("ls")
-def list_boxes(url: Url = None, token_file: TokenFile = None) -> None:
+def list_boxes(url: Url = None, token_file: TokenFile = None, ca: Ca = None) -> None:
     """List the boxes that were left running: id, seconds since its start, processes, MiB of memory.
 
     Of a server, all its sandboxes: id, state, seconds since its start, node, and why it is in that state.
     """
-    server = _server(url, token_file)
+    server = _server(url, token_file, ca)
     from envkit import clock
 
     if server is not None:
@@ -213,17 +229,44 @@ def prune(
         print(line)
 
 
-def _server(url: str | None, token_file: Path | None, tty: bool = False) -> Server | None:
+@snapshot_app.command("ls")
+def list_snapshots(url: ServersUrl, token_file: TokenFile = None, ca: Ca = None) -> None:
+    """List the snapshots of a server: name, MiB, seconds since it was taken, sandbox, tenant."""
+    from envkit import clock
+    from envkit.wiring import remote_commands
+
+    server = remote_commands.Server(url, token_file, ca)
+    now = clock.wall()
+    for one in clock.run(remote_commands.snapshots, server):
+        age_s = max(0.0, now - one.at_s)
+        print(one.snapshot, f"{one.bytes / (1 << 20):.1f} MiB", f"{age_s:.0f} s", one.sandbox_id, one.tenant, sep="\t")
+
+
+@snapshot_app.command("rm")
+def remove_snapshots(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="What ls prints.")],
+    url: ServersUrl,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+) -> None:
+    """Remove snapshots of a server; one that does not exist is no error."""
+    from envkit import clock
+    from envkit.wiring import remote_commands
+
+    clock.run(remote_commands.remove_snapshots, remote_commands.Server(url, token_file, ca), names)
+
+
+def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool = False) -> Server | None:
     """Return the server that is meant; None for this machine."""
     if url is None:
-        if token_file is not None:
-            raise UsageError("--token-file goes with --url")
+        if token_file is not None or ca is not None:
+            raise UsageError("--token-file and --ca go with --url")
         return None
     if tty:
         raise UsageError("--tty does not go with --url: a remote program has no terminal")
     from envkit.wiring.remote_commands import Server
 
-    return Server(url, token_file)
+    return Server(url, token_file, ca)
 
 
 def _figures(stats: Mapping[str, JSON]) -> str:

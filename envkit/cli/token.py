@@ -39,7 +39,7 @@ def create(
 
     ttl_s = None if ttl is None else _seconds(ttl)
     with open_tokens(state) as tokens:
-        print(tokens.create(tenant, filter(None, scopes.split(",")), name, ttl_s))
+        print(tokens.create(tenant, filter(None, map(str.strip, scopes.split(","))), name, ttl_s))
 
 
 @app.command("revoke")
@@ -52,6 +52,7 @@ def revoke(
 
     with open_tokens(state) as tokens:
         tokens.revoke(token)
+    print(f"revoked {token}")
 
 
 @app.command("ls")

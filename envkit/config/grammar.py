@@ -7,7 +7,7 @@ reported at once, one line each, starting with the key.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -51,14 +51,19 @@ def content_of(path: Path, *, example: str) -> dict[str, Any]:
         example: What such a file may hold, for whoever gives one that holds nothing.
 
     Raises:
-        ConfigError: The file cannot be read.
+        ConfigError: The file cannot be read, or says something twice.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content, repeats = _loaded(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or error}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: not YAML: {' '.join(str(error).split())}"]) from None
+    if repeats:
+        raise ConfigError(
+            f"{path}: line {again}: the key {key} is there already, in line {first}; remove one of the two"
+            for key, first, again in repeats
+        )
     if not isinstance(content, dict):
         raise ConfigError([f"{path}: must hold keys and values, such as '{example}'"])
     return content
@@ -75,9 +80,45 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> None:
         if not equals or not key:
             raise ConfigError([f"{one}: must read section.key=value"])
         try:
-            put(content, key, yaml.safe_load(value))
+            read, repeats = _loaded(value)
         except yaml.YAMLError:
             raise ConfigError([f"{key}: {value!r} is not YAML"]) from None
+        if repeats:
+            raise ConfigError(f"{key}: {value!r} has the key {repeated} twice" for repeated, _, _ in repeats)
+        put(content, key, read)
+
+
+def _loaded(text: str) -> tuple[Any, list[tuple[str, int, int]]]:
+    """Return what YAML says, and each key that stands twice in one place: its name and the two lines.
+
+    To YAML's own reader the last one would count, silently.
+
+    Raises:
+        yaml.YAMLError: It is none.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None, []
+        return loader.construct_document(root), sorted(_repeats(root, set()), key=lambda repeat: repeat[2])
+    finally:
+        loader.dispose()
+
+
+def _repeats(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):  # an alias may lead back to where it is
+        return
+    seen.add(id(node))
+    lines: dict[tuple[str, str], int] = {}
+    for child in node.value:
+        if isinstance(node, yaml.MappingNode) and isinstance(child[0], yaml.ScalarNode):
+            key, line = (child[0].tag, child[0].value), child[0].start_mark.line + 1
+            if key in lines:
+                yield child[0].value, lines[key], line
+            lines.setdefault(key, line)
+        for inner in child if isinstance(child, tuple) else (child,):
+            yield from _repeats(inner, seen)
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:

@@ -43,16 +43,22 @@ class ListenSection(Section):
 
 
 class NodeSection(Section):
-    """What one machine can hold; a sandbox that asks for more is refused at once."""
+    """What this machine can hold; a sandbox that asks for more is refused at once. Counted are the bounds of sandboxes,
+    not what they use. With ray, each node says itself what it holds.
+    """
 
     boxes: Count = 256
     """Sandboxes at once, those that serve environments included."""
     cpus: Annotated[float, Field(gt=0)] | None = None
     """Processors that the bounds of its sandboxes may add up to; none does not count them."""
     memory_mib: Mib | None = None
-    """MiB of memory, likewise."""
+    """MiB of memory, likewise; none takes three quarters of what the machine has, or its control group may use. A
+    sandbox that asks for no bound has 1024."""
     disk_mib: Mib | None = None
-    """MiB of disk, likewise."""
+    """MiB of disk, likewise; none does not count them."""
+    pids: Count | None = None
+    """Processes and threads, likewise; none takes half of what the machine can have. A sandbox that asks for no bound
+    has 256."""
 
 
 class RaySection(Section):
@@ -68,7 +74,7 @@ class EnvsSection(Section):
     """The boxes in which environments are served; many episodes share one."""
 
     boxes: Annotated[int, Field(ge=0)] = 0
-    """Number of boxes; 0 takes one for each processor."""
+    """Number of boxes; 0 takes one for each processor, but no more than fit into half of the node."""
     capacity: Count = 1024
     """Episodes at once, spread over the boxes."""
     own_boxes: Annotated[int, Field(ge=0)] = 4
@@ -132,7 +138,18 @@ class LimitsSection(Section):
     sandbox_ttl_s: Seconds = 3600.0
     """Seconds after which a sandbox ends that nobody uses, unless its user asked for less."""
     sandboxes_per_tenant: Count | None = None
-    """Sandboxes that one tenant may have at once; none does not bound them."""
+    """Sandboxes that one tenant may have at once; none leaves that to tenant_share alone."""
+    tenant_share: Annotated[float, Field(gt=0, le=1), Exponent] = 0.5
+    """Share that one tenant may have of each thing that is counted of the nodes, all nodes together. A first sandbox it
+    may have in any case. Without tokens there are no tenants, and this bounds nobody."""
+    snapshots_per_tenant: Count = 100
+    """Snapshots that one tenant may have; a further one is refused until one is removed."""
+    snapshots_mib_per_tenant: Mib = 4096
+    """MiB that the snapshots of one tenant may have together."""
+    snapshots: Count = 1000
+    """Snapshots that all tenants together may have."""
+    snapshots_mib: Mib = 16384
+    """MiB that the snapshots of all tenants together may have."""
     networks: list[str] = Field(default_factory=lambda: ["none"])
     """What a sandbox may reach whose token has not the scope admin: none, open (everything, also this machine), and the
     hosts that its list may name, such as *.example.org."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import anyio
 import httpx
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from envkit import clock
 from envkit.types import FleetEvent
 
 _log = logging.getLogger(__name__)
+
+NEAR = 2
+"""A disk is near its floor when it has less than so many times of that free."""
+LOOK_S = 15.0
+"""Seconds between two looks at disks."""
 
 TRIES = 4
 _FIRST_DELAY_S = 0.5
@@ -63,6 +69,28 @@ async def _deliver(client: httpx.AsyncClient, address: str, alert: FleetEvent) -
         problem = f"status {response.status_code}"
     else:
         _log.warning("an alert could not be sent to %s (%s): %s", address, problem, alert.text)
+
+
+async def watch_disks(
+    look: Callable[[], Mapping[str, tuple[int, int]]], alert: Callable[[str, str], None], interval_s: float = LOOK_S
+) -> None:
+    """Raise an alert for as long as a disk has less than `NEAR` times of what must be free, until cancelled.
+
+    Args:
+        look: Returns, by the names of disks, how many MiB are free and how many must be.
+        alert: Told the kind and one line for people.
+        interval_s: Seconds between two looks.
+    """
+    while True:
+        found = await clock.to_thread(look)
+        near = [
+            f"{disk} has {free:,} MiB free; with fewer than {least:,} no sandbox is started"
+            for disk, (free, least) in sorted(found.items())
+            if free < NEAR * least
+        ]
+        if near:
+            alert("disk", "; ".join(near))
+        await anyio.sleep(interval_s)
 
 
 def described(event: FleetEvent) -> dict[str, object]:

@@ -68,6 +68,7 @@ class FleetHost:
 
     Attributes:
         lost: Number of boxes that were healthy and are gone.
+        failed_starts: Number of boxes that could not be had, or were gone before their server had answered.
         restarts: Number of replacements that were started.
         episodes: What became of the episodes that lost their box.
     """
@@ -111,6 +112,7 @@ class FleetHost:
         self._dark_since = 0.0
         self._failure: SandboxError = SandboxStartError("fleet", "it is not open")
         self.lost = 0
+        self.failed_starts = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
 
@@ -236,10 +238,9 @@ class FleetHost:
         """Fill a place with a new box, and return why that is over; None if it has served its episodes."""
         try:
             sandbox = await self._start_box()
-        except SandboxError as error:
-            return error
         except EnvkitError as error:
-            return SandboxStartError("of the fleet", str(error))
+            self.failed_starts += 1
+            return error if isinstance(error, SandboxError) else SandboxStartError("of the fleet", str(error))
         box = Box(sandbox)
         try:
             async with anyio.create_task_group() as tasks:
@@ -258,8 +259,10 @@ class FleetHost:
             await _stop(sandbox)
         if box.state is SandboxState.STOPPED and box.served:
             return None
-        kind = SandboxLostError if box.state is SandboxState.LOST else SandboxStartError
-        return kind(sandbox.id, box.cause)
+        if box.state is SandboxState.LOST:
+            return SandboxLostError(sandbox.id, box.cause)
+        self.failed_starts += 1
+        return SandboxStartError(sandbox.id, box.cause)
 
     async def _serve(self, box: Box, place: int) -> None:
         """Connect to a box, open it for episodes, and probe it until it is gone."""

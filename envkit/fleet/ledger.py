@@ -7,8 +7,8 @@ loses its power loses its sandboxes too.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -94,29 +94,40 @@ class Ledger:
             await written.wait()
 
     def load(self) -> Sequence[SandboxView]:
-        """Return the sandboxes that were not over when they were last recorded, oldest first."""
-        rows = self._connection.execute(
-            "select id, box_id, node, tenant, spec, phases, expires_at_s from sandboxes"
-        ).fetchall()
-        views = [
-            SandboxView(
-                id=id,
-                box_id=box_id,
-                node=node,
-                tenant=tenant,
-                spec=msgspec.json.decode(spec, type=SandboxSpec),
-                phases=tuple(msgspec.json.decode(phases, type=list[Phase])),
-                expires_at_s=expires_at_s,
-            )
-            for id, box_id, node, tenant, spec, phases, expires_at_s in rows
-        ]
-        return sorted(views, key=lambda view: view.phases[0].at_s)
+        """Return the sandboxes that were not over when they were last recorded, oldest first.
+
+        Raises:
+            UsageError: The file is damaged.
+        """
+        with _undamaged(self._path):
+            rows = self._connection.execute(
+                "select id, box_id, node, tenant, spec, phases, expires_at_s from sandboxes"
+            ).fetchall()
+            views = [
+                SandboxView(
+                    id=id,
+                    box_id=box_id,
+                    node=node,
+                    tenant=tenant,
+                    spec=msgspec.json.decode(spec, type=SandboxSpec),
+                    phases=tuple(msgspec.json.decode(phases, type=list[Phase])),
+                    expires_at_s=expires_at_s,
+                )
+                for id, box_id, node, tenant, spec, phases, expires_at_s in rows
+            ]
+            return sorted(views, key=lambda view: view.phases[0].at_s)
 
     async def __aenter__(self) -> Self:
         self._connection = await clock.to_thread(_open, self._path)
-        rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
-        for key, box, session, env_id, seed, options in rows:
-            self._seats[key] = SeatRecord(box, session, Task(env_id, int(seed), msgspec.json.decode(options)))
+        try:
+            self.load()  # what cannot be read is said before anything is started
+            with _undamaged(self._path):
+                rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
+                for key, box, session, env_id, seed, options in rows:
+                    self._seats[key] = SeatRecord(box, session, Task(env_id, int(seed), msgspec.json.decode(options)))
+        except BaseException:
+            self._connection.close()
+            raise
         return self
 
     async def __aexit__(
@@ -140,9 +151,27 @@ class Ledger:
                 written.set()
 
 
+@contextmanager
+def _undamaged(path: Path) -> Iterator[None]:
+    """Read what was written; raises `UsageError` where nobody wrote that."""
+    try:
+        yield
+    except (sqlite3.Error, msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"{path} is damaged ({error}); move it away: what an earlier server left running is not taken back then, "
+            "and ends by itself"
+        ) from None
+
+
 def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.open("r+b").close()
+    except OSError as error:
+        raise UsageError(
+            f"leases cannot be written down in {path}: {error.strerror or error}; choose another folder (--state)"
+        ) from None
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0.2)
     try:
         # One server has the file: its lock goes with the process, however that ends.
@@ -151,13 +180,16 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("pragma synchronous = normal")
         (version,) = connection.execute("pragma user_version").fetchone()
         if version not in (0, _VERSION):
-            raise UsageError(f"{path} was written by another version of envkit; move it away or choose another folder")
+            raise UsageError(
+                f"{path} was written by another version of envkit (its form is {version}, ours is {_VERSION}); start "
+                "that version, or move the file away, or choose another folder (--state)"
+            )
         connection.executescript(_SCHEMA)
         connection.execute(f"pragma user_version = {_VERSION}")
     except sqlite3.OperationalError as error:
         connection.close()
         if "locked" in str(error):
-            raise UsageError(f"another server has {path}; stop it or choose another folder for its state") from None
+            raise UsageError(f"another server has {path}; stop it or choose another folder (--state)") from None
         raise UsageError(f"{path} cannot be used: {error}") from None
     except sqlite3.DatabaseError as error:
         connection.close()

@@ -25,6 +25,7 @@ from envkit.http.permits import Permits
 from envkit.http.sandbox_asgi import SandboxPaths
 from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
+from envkit.http.snapshots import SnapshotBounds
 from envkit.http.tally import Collect
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
@@ -39,6 +40,7 @@ _STEP = msgspec.json.Decoder(wire.StepBody)
 _BEFORE_ID = f"/v{wire.PROTOCOL}/sessions/"
 _AFTER_ID = "/step"
 _SANDBOXES = f"/v{wire.PROTOCOL}/sandboxes"
+_SNAPSHOTS = f"/v{wire.PROTOCOL}/snapshots"
 _EVENTS = f"/v{wire.PROTOCOL}/events"
 
 
@@ -57,6 +59,7 @@ def create_app(
     sandbox_ttl_s: float | None = None,
     metrics: Collect | None = None,
     permits: Permits | None = None,
+    snapshots: SnapshotBounds | None = None,
 ) -> App:
     """Return the application that serves `host` and `pool`, which the caller has entered and leaves afterwards.
 
@@ -77,12 +80,18 @@ def create_app(
         sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
         metrics: Gives what ``GET /metrics`` tells beside the sessions.
         permits: What callers may have their sandboxes be.
+        snapshots: How many snapshots of them there may be.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s)
     calls = Calls(sessions, envs, metrics=metrics)
     if pool is not None:
         calls.sandboxes = SandboxCalls(
-            pool, calls.problem, max_timeout_s=max_timeout_s, ttl_s=sandbox_ttl_s, permits=permits
+            pool,
+            calls.problem,
+            max_timeout_s=max_timeout_s,
+            ttl_s=sandbox_ttl_s,
+            permits=permits,
+            snapshots=snapshots,
         )
     folders = None if trees is None else Folders(trees)
     return App(calls, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
@@ -115,9 +124,10 @@ class App:
             assert task is not None
             self._exchanges.add(task)
             try:
-                if path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST":
+                is_step = path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST"
+                if is_step and not scope.get("query_string"):
                     await self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
-                elif path.startswith(_SANDBOXES):
+                elif path.startswith((_SANDBOXES, _SNAPSHOTS)):
                     await self._sandbox(scope, receive, send)
                 else:
                     await self._any(scope, receive, send)

@@ -28,7 +28,7 @@ from envkit.errors import (
     UnreachableError,
     from_problem,
 )
-from envkit.http.dial import Dial
+from envkit.http.dial import Dial, distrust
 from envkit.http.wire import Answer, batches, write
 
 RETRY_DELAYS_S = (0.05, 0.5)
@@ -115,7 +115,7 @@ class Channel:
         except InvalidStatus as error:
             raise self._refusal(error.response) from None
         except ssl.SSLError as error:
-            raise UnreachableError(f"{self._address}: {error.reason or error}") from None
+            raise UnreachableError(f"{self._address}: {error.reason or error}{distrust(error)}") from None
         except (OSError, EOFError, WebSocketException) as error:
             cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise UnreachableError(f"{self._address} does not answer: {cause}") from None

@@ -7,21 +7,24 @@ than a sandbox takes to start, and a server in a sandbox is only ever reached ov
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import anyio
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from envkit import __version__
-from envkit.errors import EnvkitError, RequestError, to_problem
+from envkit.errors import EnvkitError, RequestError, did_you_mean, to_problem
 from envkit.http import sandbox_routes, wire
-from envkit.http.asgi import RETRY_AFTER_S, retry_after_s
+from envkit.http.asgi import RETRY_AFTER_S, Receive, Scope, Send, retry_after_s
 from envkit.http.callers import caller_of
 from envkit.http.calls import Calls
-from envkit.http.sandbox_asgi import SandboxPaths
+from envkit.http.sandbox_asgi import SandboxPaths, query_of
 
 _V1 = f"/v{wire.PROTOCOL}"
 _NOTHING = wire.NoBody()
@@ -61,8 +64,11 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
         title="envkit",
         version=__version__,
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        redirect_slashes=False,  # nobody's token is to be sent a second time, to who knows whom
         exception_handlers={EnvkitError: routes.failed, HTTPException: routes.lost, Exception: routes.failed},
     )
+    api.router.route_class = _Route
     types = _TYPES if sandboxes is None else (*_TYPES, *sandbox_routes.TYPES)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = dict(zip(map(str, types), schemas, strict=True))
@@ -125,6 +131,19 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
 
     api.openapi = document  # type: ignore[method-assign]
     return api
+
+
+class _Route(APIRoute):
+    """A route that takes the queries that the document has, and no others: one that is misspelt would be ignored."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("query_string") and scope["method"] in (self.methods or ()):
+            parameters = (self.openapi_extra or {}).get("parameters", ())
+            known = [one["name"] for one in parameters if one["in"] == "query"]
+            for name in query_of(scope):
+                if name not in known:
+                    raise RequestError(f"there is no query {name[:100]!r} here{did_you_mean(name, known)}")
+        await super().handle(scope, receive, send)
 
 
 class _Routes:
@@ -195,7 +214,11 @@ class _Routes:
         assert isinstance(error, HTTPException)
         what = RequestError(f"{request.method} {request.url.path}: {error.detail}")
         problem = msgspec.convert({**to_problem(what), "status": error.status_code}, wire.Problem)
-        return _problem(problem, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the error knows of one route, of those with this path
+            routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
+            headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
+        return _problem(problem, headers)
 
     def _by(self, request: Request) -> Calls:
         return self._calls.by(caller_of(request.scope))

@@ -106,6 +106,13 @@ def trusting(ca: Path | str) -> ssl.SSLContext:
         raise UsageError(f"no certificates can be read from {ca}: {cause}") from None
 
 
+def distrust(error: ssl.SSLError) -> str:
+    """Return what to do about a certificate that is not trusted, for the end of a message."""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return ""
+    return f" ({error.verify_message}); ca names a file of certificates to trust"
+
+
 def _settings(timeout_s: float) -> dict[str, Any]:
     return {
         "compression": None,

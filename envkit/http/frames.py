@@ -25,6 +25,9 @@ from envkit.http.wire import MAX_FRAMES, Frame, batches, read
 MAX_OWED = 10_000
 """Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
 
+MAX_UNREAD_BYTES = 64 << 20
+"""Size of those that are there and that its caller has not taken, likewise."""
+
 _FREE = frozenset({"health", "ready"})
 """The methods that need no scope."""
 
@@ -196,18 +199,23 @@ class _Outbox:
     def __init__(self) -> None:
         self.owed = 0
         """Frames that came and whose answers were not sent."""
+        self._unread_bytes = 0
+        self._is_over = False
         self._answers: list[bytes] = []
         # asyncio's, as the server's loop is: anyio's cannot be cleared, and a new one for each message costs more.
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
 
     def put(self, answer: bytes) -> None:
+        if self._is_over:  # nobody is there to take it
+            return
         self._answers.append(answer)
+        self._unread_bytes += len(answer)
         self._filled.set()
 
     async def wait_for_room(self, most: int = MAX_OWED) -> None:
-        """Wait until at most `most` answers are owed."""
-        while self.owed > most:
+        """Wait until at most `most` answers are owed, and no more bytes of them wait than may."""
+        while self.owed > most or self._unread_bytes > MAX_UNREAD_BYTES:
             self._emptied.clear()
             await self._emptied.wait()
 
@@ -218,14 +226,17 @@ class _Outbox:
                 await self._filled.wait()
                 self._filled.clear()
                 answers, self._answers = self._answers, []
+                size = self._unread_bytes
                 for batch in batches(answers, _BATCH_BYTES):
                     await send({"type": "websocket.send", "bytes": batch})
-                self._sent(len(answers))
+                self._sent(len(answers), size)
         except OSError:  # closed meanwhile, which `receive` reports too
             pass
         finally:
-            self._sent(self.owed)
+            self._is_over = True
+            self._sent(self.owed, self._unread_bytes)
 
-    def _sent(self, count: int) -> None:
+    def _sent(self, count: int, size: int) -> None:
         self.owed -= count
+        self._unread_bytes -= size
         self._emptied.set()

@@ -37,16 +37,20 @@ from envkit.http.tokens import TokenStore
 MAX_SOCKETS = 256
 """Sockets that a tenant may have open, unless the caller of `Guard` says otherwise."""
 
+MAX_REQUESTS = 2000
+"""Requests of a tenant that are under way at once, likewise: a fifth of what a server takes of all."""
+
 _V1 = f"/v{wire.PROTOCOL}/"
 _SCOPES = (
     (f"{_V1}sessions", PLAY),
     (wire.SOCKET_PATH, ""),  # each frame says what it needs
     (f"{_V1}sandboxes", SANDBOX),
+    (f"{_V1}snapshots", SANDBOX),
     (f"{_V1}envs", PLAY),
     ("/metrics", METRICS),
     (_V1, ADMIN),  # events, and whatever has no line here
 )
-_OPEN = frozenset({f"{_V1}health", f"{_V1}ready"})
+_OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/docs", "/openapi.json"})
 _REVOKED = 1008  # of RFC 6455: the message violates a policy
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 _LOOK_S = 1.0
@@ -82,6 +86,7 @@ class Guard:
         rate: How many calls a tenant may make: requests, steps of a batch and frames of a socket count alike. A request
             beyond it is refused with 429; of a socket beyond it nothing is read for as long.
         max_sockets: Sockets that a tenant may have open.
+        max_requests: Requests of a tenant that may be under way at once, where there are tokens.
         log: Where each request is written down, if anywhere.
         errors: Where refusals are counted by code, beside what the application counts; see `App.errors`.
     """
@@ -93,6 +98,7 @@ class Guard:
         *,
         rate: Rate | None = None,
         max_sockets: int = MAX_SOCKETS,
+        max_requests: int = MAX_REQUESTS,
         log: AccessLog | None = None,
         errors: Counter[str] | None = None,
     ) -> None:
@@ -101,6 +107,7 @@ class Guard:
         self._tokens = tokens
         self._rate = rate
         self._max_sockets = max_sockets
+        self._max_requests = max_requests
         self._log = log
         self._tenants: dict[str, _Tenant] = {}
         self._counted: dict[str, tuple[Caller, Caller]] = {}
@@ -122,9 +129,12 @@ class Guard:
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(self, scope, receive, send)
+        tenant: _Tenant | None = None
         try:
             try:
                 self._admit(exchange, scope)
+                if exchange.caller.token_id:
+                    tenant = self._begin(exchange.caller.tenant)
             except EnvkitError as error:
                 await self._refuse(exchange.send, error)
             else:
@@ -134,6 +144,8 @@ class Guard:
                 exchange.status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR  # what the server then says
                 raise
         finally:
+            if tenant is not None:
+                tenant.requests -= 1
             if self._log is not None:
                 exchange.write(self._log, scope["method"])
 
@@ -235,6 +247,18 @@ class Guard:
     def _tenant(self, name: str) -> _Tenant:
         return self._tenants.setdefault(name, _Tenant())
 
+    def _begin(self, name: str) -> _Tenant:
+        """Count one more request of a tenant.
+
+        Raises:
+            RateLimitError: As many as it may have are under way.
+        """
+        tenant = self._tenant(name)
+        if tenant.requests >= self._max_requests:
+            raise RateLimitError(f"{tenant.requests} requests are under way, which is all that a tenant may have", 1.0)
+        tenant.requests += 1
+        return tenant
+
     def _enter(self, name: str) -> _Tenant:
         """Count one more socket of a tenant.
 
@@ -251,6 +275,7 @@ class Guard:
 @dataclass(slots=True)
 class _Tenant:
     sockets: int = 0
+    requests: int = 0
     bucket: Bucket | None = None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
@@ -25,6 +27,8 @@ MAX_EXEC_BYTES = 32 << 20
 
 HEARTBEAT_S = 15.0
 """Seconds between signs of life of a stream of events."""
+
+_UNWATCHED_S = 0.05
 
 _EXEC = msgspec.json.Decoder(wire.ExecBody)
 _SHELL = msgspec.json.Decoder(wire.ShellBody)
@@ -50,7 +54,7 @@ class SandboxPaths:
     async def answer_hot(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer the run of a program or of a shell's command; False where the request is for something else."""
         path: str = scope["path"]
-        if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID):
+        if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID) or scope.get("query_string"):
             return False
         id, *rest = path[len(wire.BEFORE_ID) :].split("/")
         if rest == ["exec"]:
@@ -64,8 +68,7 @@ class SandboxPaths:
     async def exec(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(caller: Caller) -> Outcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
-            values = {name: getattr(body, name) for name in wire.ExecBody.__struct_fields__}
-            frame = wire.ExecFrame(**values, sandbox_id=id, key=key_of(scope))
+            frame = wire.ExecFrame(*msgspec.structs.astuple(body), sandbox_id=id, key=key_of(scope))
             return await self._ran(partial(self.calls.exec, frame, caller), frame.key, receive)
 
         await self._answer(answer, scope, send)
@@ -73,9 +76,8 @@ class SandboxPaths:
     async def shell(self, id: str, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(caller: Caller) -> Outcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
-            values = {name: getattr(body, name) for name in wire.ShellBody.__struct_fields__}
             shell = wire.read_sandbox_id(name)
-            frame = wire.ShellFrame(**values, sandbox_id=id, shell=shell, key=key_of(scope))
+            frame = wire.ShellFrame(*msgspec.structs.astuple(body), sandbox_id=id, shell=shell, key=key_of(scope))
             return await self._ran(partial(self.calls.shell, frame, caller), frame.key, receive)
 
         await self._answer(answer, scope, send)
@@ -84,7 +86,7 @@ class SandboxPaths:
         async def answer(caller: Caller) -> Outcome:
             folders, sandbox = self._require_folders(), self.calls.find(id, caller)
             with self.calls.naming(id, caller):
-                await folders.take(sandbox, path_of(scope), file_user_of(scope), receive)
+                await folders.take(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
             return Outcome(write(DoneReply()))
 
         await self._answer(answer, scope, send)
@@ -100,9 +102,10 @@ class SandboxPaths:
         try:
             caller = caller_of(scope)
             folders, sandbox = self._require_folders(), self.calls.find(id, caller)
-            max_bytes = number_of(scope, "max_bytes", MAX_TREE_BYTES)
+            path, max_bytes = path_of(scope), number_of(scope, "max_bytes", MAX_TREE_BYTES)
+            user = file_user_of(scope)
             with self.calls.naming(id, caller):
-                await folders.give(sandbox, path_of(scope), file_user_of(scope), max_bytes, note)  # type: ignore[arg-type]
+                await folders.give(sandbox, path, user, max_bytes, note, tenant=caller.tenant)  # type: ignore[arg-type]
         except Exception as error:
             if has_begun:  # all that is left to say is that it is not complete, by breaking the connection
                 raise
@@ -133,12 +136,9 @@ class SandboxPaths:
 
     async def unless_left(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
         """Do `work`, which raises nothing; None where the caller went away meanwhile, which ends it."""
-        result: T | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch, receive, tasks.cancel_scope)
-            result = await work()
-            tasks.cancel_scope.cancel()
-        return result
+        with _UnlessLeft(receive):
+            return await work()
+        return None
 
     async def _ran(self, work: Callable[[], Awaitable[Outcome]], key: str | None, receive: Receive) -> Outcome:
         if key is not None:
@@ -160,6 +160,34 @@ class SandboxPaths:
 
 _NOBODY = Outcome(b"{}", 499)
 """What a caller is told that is not there to hear it."""
+
+
+class _UnlessLeft:
+    """A block that ends when the caller goes away.
+
+    Whether it did is asked from `_UNWATCHED_S` on: a task to ask costs as much as what most calls do in less time.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._scope = anyio.CancelScope()
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._timer = self._loop.call_later(_UNWATCHED_S, self._begin)
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        return self._scope.__exit__(kind, error, trace)
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(_watch(self._receive, self._scope))
 
 
 async def respond_outcome(send: Send, outcome: Outcome) -> None:
@@ -185,7 +213,7 @@ def path_of(scope: Scope) -> str:
     Raises:
         RequestError: There is none.
     """
-    path = _query(scope).get("path", "")
+    path = query_of(scope).get("path", "")
     if not path or "\0" in path:
         raise RequestError("path: must be the name of a file or folder in the sandbox, without NUL")
     return path
@@ -197,7 +225,7 @@ def number_of(scope: Scope, name: str, default: int, *, base: int = 10, most: in
     Raises:
         RequestError: It is none, or more than `most`.
     """
-    text = _query(scope).get(name)
+    text = query_of(scope).get(name)
     if text is None:
         return default
     digits = "0123456789"[:base]
@@ -226,13 +254,18 @@ def user_of(scope: Scope) -> SandboxUser:
         RequestError: It is none.
     """
     try:
-        user: SandboxUser = msgspec.convert(_query(scope).get("user", "agent"), _USER)
+        user: SandboxUser = msgspec.convert(query_of(scope).get("user", "agent"), _USER)
     except msgspec.ValidationError:
         raise RequestError("user: must be agent, grader or root") from None
     return user
 
 
-def _query(scope: Scope) -> dict[str, str]:
+def query_of(scope: Scope) -> dict[str, str]:
+    """Return the request's query; of what is said twice, the last.
+
+    Raises:
+        RequestError: It cannot be read.
+    """
     query: bytes = scope.get("query_string", b"")
     try:
         found = parse_qs(query.decode("latin-1"), errors="surrogateescape", keep_blank_values=True)

@@ -31,7 +31,8 @@ from envkit.http import sandbox_wire as wire
 from envkit.http.callers import Caller, renamed
 from envkit.http.permits import Permits
 from envkit.http.repeats import Outcome, Repeats
-from envkit.http.sandbox_starts import Order, Snapshots, Starts
+from envkit.http.sandbox_starts import Order, Starts
+from envkit.http.snapshots import SnapshotBounds, Snapshots
 from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import JSON, FileUser, SandboxView
@@ -85,6 +86,7 @@ class SandboxCalls:
         max_timeout_s: The longest that a command may ask for, seconds.
         ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
         permits: What callers may have their sandboxes be.
+        snapshots: How many snapshots there may be.
 
     Attributes:
         repeats: What was called with a key.
@@ -99,6 +101,7 @@ class SandboxCalls:
         max_timeout_s: float = MAX_TIMEOUT_S,
         ttl_s: float | None = None,
         permits: Permits | None = None,
+        snapshots: SnapshotBounds | None = None,
     ) -> None:
         self.pool = pool
         self.max_timeout_s = max_timeout_s
@@ -107,7 +110,7 @@ class SandboxCalls:
         self._problem = problem
         self._permits = permits or Permits()
         self._starts = Starts(pool, self.repeats.drop, ttl_s=ttl_s)
-        self._snapshots = Snapshots()
+        self._snapshots = Snapshots(pool, snapshots or SnapshotBounds())
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
             "create": (msgspec.json.Decoder(wire.CreateFrame), self._plain(self.create)),
             "view": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.view)),
@@ -118,6 +121,8 @@ class SandboxCalls:
             "read": (msgspec.json.Decoder(wire.ReadFrame), self._plain(self.read)),
             "write": (msgspec.json.Decoder(wire.WriteFrame), self.write),
             "snapshot": (msgspec.json.Decoder(wire.SnapshotFrame), self.snapshot),
+            "snapshots": (msgspec.json.Decoder(NoBody), self._plain(self.snapshots)),
+            "remove_snapshot": (msgspec.json.Decoder(wire.KeptFrame), self._plain(self.remove_snapshot)),
             "probe": (msgspec.json.Decoder(wire.ProbeFrame), self._plain(self.probe)),
             "wait": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.wait)),
             "log": (msgspec.json.Decoder(wire.SandboxFrame), self._plain(self.log)),
@@ -143,7 +148,7 @@ class SandboxCalls:
             return self.failure(error)
         if name == "stop":
             used.discard(body.sandbox_id)
-        elif name not in ("list", "view"):
+        elif name not in ("list", "view", "snapshots", "remove_snapshot"):
             used.add(body.sandbox_id)
         return await self.attempt(partial(call, body, caller))
 
@@ -239,10 +244,23 @@ class SandboxCalls:
         sandbox = self.find(body.sandbox_id, caller)
 
         async def run() -> wire.SnapshotReply:
-            owner = self._view(body.sandbox_id, caller).tenant
-            return wire.SnapshotReply(self._snapshots.name(owner, await sandbox.snapshot()))
+            view = self._view(body.sandbox_id, caller)
+            return wire.SnapshotReply(await self._snapshots.keep(view.tenant, view.id, sandbox.snapshot))
 
         return await self._once(body, caller, run, self.max_timeout_s)
+
+    async def snapshots(self, body: NoBody, caller: Caller) -> wire.SnapshotsReply:
+        """List the snapshots that the caller sees, oldest first."""
+        found = self._snapshots.all(seen_by(caller))
+        return wire.SnapshotsReply(
+            [wire.KeptReply(one.name, one.tenant, caller.name(one.sandbox_id), one.at_s, one.bytes) for one in found]
+        )
+
+    async def remove_snapshot(self, body: wire.KeptFrame, caller: Caller) -> DoneReply:
+        """Remove a snapshot; goes on when the caller goes away."""
+        with anyio.CancelScope(shield=True):
+            await _within(_STOP_S, partial(self._snapshots.remove, body.snapshot, seen_by(caller)))
+        return DoneReply()
 
     async def probe(self, body: wire.ProbeFrame, caller: Caller) -> wire.ProbeReply:
         sandbox = self.find(body.sandbox_id, caller)

@@ -29,7 +29,7 @@ from envkit.http import sandbox_wire as wire
 from envkit.http.client import TOKEN_VARIABLE
 from envkit.http.folders import Trees
 from envkit.http.remote_sandbox import CALL_S, SLACK_S, Line, RemoteSandbox
-from envkit.http.wire import HealthReply, NoBody
+from envkit.http.wire import DoneReply, HealthReply, NoBody
 from envkit.types import SandboxSpec, SandboxView
 
 _FULL_DELAYS_S = (0.02, 1.0)
@@ -128,6 +128,14 @@ class SandboxClient:
     async def views(self) -> list[SandboxView]:
         """Look at all sandboxes that we may see, oldest first."""
         return [one.view() for one in (await self._line.call("list", NoBody(), wire.SandboxesReply)).sandboxes]
+
+    async def snapshots(self) -> list[wire.KeptReply]:
+        """Look at all snapshots that we may see, oldest first."""
+        return (await self._line.call("snapshots", NoBody(), wire.SnapshotsReply)).snapshots
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot; safe to repeat."""
+        await self._line.call("remove_snapshot", wire.KeptFrame(snapshot), DoneReply)
 
     async def stop(self, id: str) -> None:
         """End a sandbox and wait until nothing is left of it; safe to repeat, not cancelled, bounded (75 s)."""

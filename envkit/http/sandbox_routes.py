@@ -10,7 +10,7 @@ import anyio
 import msgspec
 from fastapi import Request, Response
 
-from envkit.errors import RequestError
+from envkit.errors import RequestError, SandboxConflictError
 from envkit.http import sandbox_wire as wire
 from envkit.http.asgi import RETRY_AFTER_S, ASGIApp, Receive, Scope, Send, read_body
 from envkit.http.callers import caller_of
@@ -59,6 +59,7 @@ TYPES: Sequence[Any] = (
     wire.LogReply,
     wire.StatsReply,
     wire.SnapshotReply,
+    wire.SnapshotsReply,
     wire.EventReply,
 )
 
@@ -110,6 +111,8 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     add("GET", f"{_SANDBOX}/tree", routes.give_tree, more=_more(path, size, owner), gives=TAR.decode())
     add("PUT", f"{_SANDBOX}/tree", routes.take_tree, DoneReply, more=_more(path, owner, takes=TAR.decode()))
     add("POST", f"{_SANDBOX}/snapshot", routes.snapshot, wire.SnapshotReply, more=_more(key))
+    add("GET", f"/v{PROTOCOL}/snapshots", routes.snapshots, wire.SnapshotsReply)
+    add("DELETE", f"/v{PROTOCOL}/snapshots/{{snapshot}}", routes.remove_snapshot, DoneReply)
     add("GET", f"/v{PROTOCOL}/events", routes.events, more=_more(after), gives="text/event-stream")
 
 
@@ -125,7 +128,8 @@ class _Routes:
         """Start a sandbox: what it is to be in, what has become of it out. Repeating the call is safe.
 
         202 means that the start takes its time: repeat the call until it gives the sandbox. With `snapshot`, it begins
-        with files that were kept.
+        with files that were kept. 409 means that the name belongs to another one; or to one that is over without having
+        been deleted, so that nobody takes an empty one for it: `DELETE` frees the name, as do ten minutes.
         """
         caller = caller_of(request.scope)
         body = read(await read_body(request.scope, request.receive, MAX_REQUEST_BYTES), _CREATE)
@@ -133,6 +137,9 @@ class _Routes:
         frame = wire.CreateFrame(**values, sandbox_id=wire.read_sandbox_id(sandbox_id))
         with anyio.move_on_after(self._slow_start_s):
             reply = await self._calls.create(frame, caller)
+            if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
+                why = f"sandbox {sandbox_id} is over: {reply.phases[-1].reason}"
+                raise SandboxConflictError(f"{why}; DELETE it to free its name, or choose another")
             return _json(write(reply), is_starting=reply.state is SandboxState.STARTING)
         return _json(write(wire.StartingReply(sandbox_id)), is_starting=True)
 
@@ -145,7 +152,10 @@ class _Routes:
         return _json(write(await self._calls.view(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def stop(self, sandbox_id: str, request: Request) -> Response:
-        """End a sandbox with everything in it. Repeating the call is safe, as is ending one that does not exist."""
+        """End a sandbox with everything in it. Repeating the call is safe, as is ending one that does not exist.
+
+        Its name is free afterwards: `PUT` makes a new one.
+        """
         return _json(write(await self._calls.stop(wire.SandboxFrame(sandbox_id), caller_of(request.scope))))
 
     async def log(self, sandbox_id: str, request: Request) -> Response:
@@ -232,6 +242,14 @@ class _Routes:
         """Keep the sandbox's files as they are now, under a name with which another one can begin."""
         frame = wire.SnapshotFrame(sandbox_id, key_of(request.scope))
         return _of(await self._calls.snapshot(frame, caller_of(request.scope)))
+
+    async def snapshots(self, request: Request) -> Response:
+        """Look at all snapshots, with their sizes, oldest first."""
+        return _json(write(await self._calls.snapshots(NoBody(), caller_of(request.scope))))
+
+    async def remove_snapshot(self, snapshot: str, request: Request) -> Response:
+        """Remove a snapshot. Repeating the call is safe, as is removing one that does not exist."""
+        return _json(write(await self._calls.remove_snapshot(wire.KeptFrame(snapshot), caller_of(request.scope))))
 
     async def events(self) -> Response:
         """Follow what happens: server-sent events with an `EventReply` each, and a sign of life each 15 s."""

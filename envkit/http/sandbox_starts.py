@@ -1,9 +1,7 @@
-"""Sandboxes that are being started for somebody who may ask again, and the names under which files were kept."""
+"""Sandboxes that are being started for somebody who may ask again."""
 
 from __future__ import annotations
 
-import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +14,6 @@ from envkit.protocols import SandboxPool
 from envkit.types import SandboxSpec
 
 _UNTOLD_S = 600.0
-_MAX_SNAPSHOTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,29 +109,3 @@ class Starts:
         finally:
             start.ended_at = clock.now()
             start.done.set()
-
-
-class Snapshots:
-    """Names of kept files that nobody can guess, since those of the backends can be, and who may use each."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[str, str]] = OrderedDict()
-
-    def name(self, tenant: str, known: str) -> str:
-        """Return a new name for what the pool knows as `known`."""
-        name = f"snapshot-{secrets.token_hex(16)}"
-        self._kept[name] = tenant, known
-        if len(self._kept) > _MAX_SNAPSHOTS:
-            self._kept.popitem(last=False)
-        return name
-
-    def known(self, name: str, seen: str | None) -> str:
-        """Return what the pool knows it as.
-
-        Raises:
-            SandboxNotFoundError: It is nobody's, or not of the tenant `seen`; None is any.
-        """
-        owner, known = self._kept.get(name, (None, ""))
-        if owner is None or seen not in (None, owner):
-            raise SandboxNotFoundError(f"there is no snapshot {name[:200]!r}")
-        return known

@@ -10,6 +10,7 @@ that nothing is lost and the usual case can be read. What a caller hands in (`st
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -38,10 +39,12 @@ Cpus: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 53)]
 OutputBytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_BYTES)]
 Mode: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
+_SANDBOX_ID = re.compile(r"^[A-Za-z0-9._~-]{1,128}$(?!\n)")  # Python's own $ lets a last line end pass
+
 SandboxId: TypeAlias = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",  # Python's own $ lets a last line end pass
+        pattern=_SANDBOX_ID.pattern,
         description="1 to 128 letters, digits, dots, dashes, underscores, tildes.",
     ),
 ]
@@ -189,6 +192,12 @@ class SnapshotFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Key | None = None
 
 
+class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which snapshot is meant."""
+
+    snapshot: str
+
+
 class ProbeFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which sandbox is to give a sign of life."""
 
@@ -310,6 +319,22 @@ class SnapshotReply(msgspec.Struct, frozen=True):
     snapshot: str
 
 
+class KeptReply(msgspec.Struct, frozen=True):
+    """A snapshot: its name, whose and of which sandbox it is, when it was taken, and what it takes of a disk."""
+
+    snapshot: str
+    tenant: str
+    sandbox_id: str
+    at_s: float
+    bytes: int
+
+
+class SnapshotsReply(msgspec.Struct, frozen=True):
+    """Snapshots, oldest first."""
+
+    snapshots: list[KeptReply]
+
+
 class ProbeReply(msgspec.Struct, frozen=True):
     """Seconds that an answer from inside took."""
 
@@ -354,10 +379,9 @@ def read_sandbox_id(text: str) -> str:
     Raises:
         RequestError: It cannot.
     """
-    try:
-        return msgspec.convert(text, SandboxId)
-    except msgspec.ValidationError:
-        raise RequestError(f"not a name: {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -") from None
+    if _SANDBOX_ID.search(text) is None:
+        raise RequestError(f"not a name: {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -")
+    return text
 
 
 def read_any_sandbox_id(text: str) -> str:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import logging
+import resource
 import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from errno import EADDRINUSE
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidState
 
 from envkit.errors import UsageError
+from envkit.http.connections import Connection, SocketConnection, keep_looking
 from envkit.http.guard import Served
 from envkit.http.wire import MAX_MESSAGE_BYTES
 
 DRAIN_S = 10.0
 """Seconds that calls which run at shutdown are given, unless the caller says otherwise."""
+
+MAX_CONNECTIONS = 10_000
+"""Connections that are served at once, unless the caller says otherwise."""
+
+_FILES = 1 << 16
+"""What is enough; programs that look at each file which they might have open take their time where it is more."""
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
@@ -45,6 +52,7 @@ async def serve(
     drain_s: float = DRAIN_S,
     certificate: Path | None = None,
     key: Path | None = None,
+    max_connections: int | None = None,
 ) -> None:
     """Serve `app` until SIGTERM, SIGINT or cancellation; then finish what runs and give back every lease.
 
@@ -59,21 +67,25 @@ async def serve(
         drain_s: Seconds that running calls are given at shutdown.
         certificate: PEM file of a certificate, and those that vouch for it; the server then speaks TLS.
         key: PEM file of its private key, without a password; None if `certificate` holds that too.
+        max_connections: Connections that are served at once; None for `MAX_CONNECTIONS`, or half of the files that this
+            process may have open if that is less. Who comes beyond it is answered with 503.
 
     Raises:
         UsageError: The port, the path or the certificate cannot be used; the message says what to do.
     """
     _check_certificate(certificate, key)
+    max_connections = max_connections or min(MAX_CONNECTIONS, _max_files() // 2)
     with _quiet(), _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
         listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
         address = _address(listener, is_tls=certificate is not None)
         try:
-            config = _config(app, certificate, key)
+            config = _config(app, certificate, key, max_connections)
             server = _Server(config, lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
             async with anyio.create_task_group() as tasks:
                 if signals is not None:
                     tasks.start_soon(server.stop_on, signals)
                 tasks.start_soon(server.run_to_the_end, listener)
+                tasks.start_soon(keep_looking, server.server_state.connections, max_connections)
                 try:
                     await server.stopping.wait()
                 finally:
@@ -131,16 +143,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Socket(WebSocketsSansIOProtocol):
-    """uvicorn's, which fails at shutdown when its client is just leaving too, and would take the server with it."""
-
-    def shutdown(self) -> None:
-        try:
-            super().shutdown()
-        except InvalidState:
-            self.transport.close()
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Have uvicorn say nothing of answers that we break off, or that we give instead of opening a socket."""
@@ -159,11 +161,11 @@ def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
     return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
 
 
-def _config(app: Served, certificate: Path | None, key: Path | None) -> uvicorn.Config:
+def _config(app: Served, certificate: Path | None, key: Path | None, most: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
-        ws=_Socket,
+        http=partial(Connection, most=most),  # type: ignore[arg-type]
+        ws=SocketConnection,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PONG_S,
@@ -182,6 +184,18 @@ def _config(app: Served, certificate: Path | None, key: Path | None) -> uvicorn.
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
+
+
+def _max_files() -> int:
+    """Return how many files this process may have open, having raised that as far as it may be and is of use."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _FILES if soft == resource.RLIM_INFINITY else soft
+    with suppress(OSError, ValueError):  # some systems have a bound that they do not tell
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
 
 
 def _check_certificate(certificate: Path | None, key: Path | None) -> None:

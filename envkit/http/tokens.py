@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import math
 import os
 import re
@@ -23,6 +24,8 @@ from typing import NamedTuple, Self
 from envkit import clock
 from envkit.errors import EnvkitError, UsageError, did_you_mean
 from envkit.http.callers import SCOPES, Caller
+
+_log = logging.getLogger(__name__)
 
 FRESH_S = 1.0
 """Seconds for which a token that was good is taken to be good, so most that a revoked one lives on."""
@@ -235,11 +238,14 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
         folder = path.parent.stat()
         if folder.st_mode & 0o022 or folder.st_uid not in (os.geteuid(), 0):
             raise UsageError(
-                f"tokens are not safe in {path.parent}, where others may write; choose a folder of yours alone"
+                f"tokens are not safe in {path.parent}, where others may write: chmod go-w {path.parent}, or choose "
+                "another folder (--state)"
             )
         if not path.exists():
             _make(path)
-        path.chmod(0o600)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)
+            _log.warning("others could use %s, and can no longer; it has hashes of tokens, not the tokens", path)
         file = _identity(path)
         database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
@@ -249,9 +255,13 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
             database.close()
             raise
     except OSError as error:
-        raise UsageError(f"tokens cannot be kept in {path}: {error.strerror or error}") from None
+        raise UsageError(
+            f"tokens cannot be kept in {path}: {error.strerror or error}; choose a folder that can be written (--state)"
+        ) from None
     except sqlite3.Error as error:
-        raise UsageError(f"{path} does not hold tokens: {error}") from None
+        raise UsageError(
+            f"{path} does not hold tokens: {error}; move it away, or choose another folder (--state)"
+        ) from None
     return database, file
 
 

@@ -36,9 +36,16 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     for cause, count in sorted(counts.losses.items()):
         losses.add_metric([cause], count)
     yield losses
-    counted = [(host.lost, host.episodes.rebuilt, host.episodes.void) for host in hosts]
-    lost, rebuilt, void = (sum(each) for each in zip(*counted, strict=True))
+    alerts = CounterMetricFamily("envkit_alerts", "Alerts, by kind.", labels=["kind"])
+    for kind, count in sorted(counts.alerts.items()):
+        alerts.add_metric([kind], count)
+    yield alerts
+    counted = [(host.lost, host.failed_starts, host.episodes.rebuilt, host.episodes.void) for host in hosts]
+    lost, failed, rebuilt, void = (sum(each) for each in zip(*counted, strict=True))
     yield CounterMetricFamily("envkit_env_boxes_lost", "Boxes that served environments and were lost.", lost)
+    yield CounterMetricFamily(
+        "envkit_env_box_failed_starts", "Boxes that were gone before they served environments.", failed
+    )
     yield CounterMetricFamily("envkit_episodes_rebuilt", "Times that an episode was rebuilt in another box.", rebuilt)
     yield CounterMetricFamily("envkit_episodes_void", "Episodes that were lost with their box.", void)
 

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from envkit import clock
 from envkit.config.serving import ServeConfig, StockSection
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import EnvkitError, SandboxStartError, UsageError
 from envkit.fleet import FleetHost, Home, Homes, Probing, RestartBudget
-from envkit.fleet.alerts import send_alerts
+from envkit.fleet.alerts import send_alerts, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.fleet.ledger import Ledger
 from envkit.http.access_log import AccessLog
@@ -30,18 +31,19 @@ from envkit.http.guard import Guard
 from envkit.http.permits import Permits
 from envkit.http.rates import Rate
 from envkit.http.server import require_address, serve
+from envkit.http.snapshots import SnapshotBounds
 from envkit.http.tokens import TokenStore
 from envkit.protocols import EnvHost, Sandbox
 from envkit.sandbox import trees
-from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.docker import DEFAULT_IMAGE, DockerBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Watch
-from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.nodes import Demand, Holds, Node
 from envkit.sandbox.pool.stocks import Stock
 from envkit.sandbox.process import ProcessBackend
 from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec, SandboxState, SandboxView
-from envkit.wiring import envs, fleet_metrics, sandboxes
+from envkit.wiring import envs, fleet_metrics, machine, sandboxes
 from envkit.wiring.tokens import open_tokens, state_folder
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 _HERE = "here"
 _ENV_BOX = ":envs-"
 """How the boxes that serve environments are called; the names that callers give have no colon."""
+_LACKING = ("No module named 'envkit", "no Python", "neither Python")
+"""What a box says whose image cannot serve environments."""
 _CALL_S = 60.0
 _BOOT_CALL_S = 5.0
 _BOOT_RETRY_S = 0.02
@@ -62,6 +66,7 @@ class Fleet:
     Attributes:
         host: Where episodes are played.
         pool: Where sandboxes are lent; None where there are none.
+        disks: Says of the disks that sandboxes need how many MiB are free and how many must be; None where it cannot.
         hosts: The parts of `host` that play in boxes.
         scale: Told how many more sandboxes there should be room for; None where nobody is.
         isolates: Whether what runs in a sandbox is kept away from this process.
@@ -69,6 +74,7 @@ class Fleet:
 
     host: EnvHost
     pool: Pool | None = None
+    disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
     hosts: tuple[FleetHost, ...] = ()
     scale: Callable[[int], Awaitable[None]] | None = None
     isolates: bool = True
@@ -113,6 +119,12 @@ async def serve_fleet(
                 trees=trees,
                 sandbox_ttl_s=limits.sandbox_ttl_s,
                 permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
+                snapshots=SnapshotBounds(
+                    limits.snapshots_per_tenant,
+                    limits.snapshots_mib_per_tenant,
+                    limits.snapshots,
+                    limits.snapshots_mib,
+                ),
                 metrics=partial(_metrics, fleet, log),
             )
             with end.by_signals():
@@ -165,6 +177,8 @@ async def _telling(config: ServeConfig, fleet: Fleet) -> AsyncIterator[None]:
         tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
     if pool is not None and scale is not None:
         tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
+    if pool is not None and fleet.disks is not None:
+        tasks.start_soon(watch_disks, fleet.disks, pool.alert)
     try:
         yield
     finally:
@@ -190,14 +204,15 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         async with envs.slots(config.envs.capacity) as slots:
             yield Fleet(slots)
         return
-    count = config.envs.boxes or len(os.sched_getaffinity(0))
     async with AsyncExitStack() as stack:
         places = await stack.enter_async_context(_places(config))
+        count, own_count = _env_counts(config, places)
         shared_box = _env_box(config, places, math.ceil(config.envs.capacity / count))
         pool = Pool(
             places.nodes,
             stocks=[Stock(shared_box, config.envs.spares, _booted), *map(_stock, config.spares)],
             most=config.limits.sandboxes_per_tenant,
+            share=config.limits.tenant_share,
             watch=Watch(**config.silence.model_dump()),
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
             ledger=places.ledger,
@@ -207,21 +222,31 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             ray = RayNodes(pool.add_node, pool.remove_node, address=config.ray.address, kind=config.ray.kind)
             scale = (await stack.enter_async_context(ray)).request
         await stack.enter_async_context(pool)
-        shared = await stack.enter_async_context(_host(config, pool, places, shared_box, "shared", boxes=count))
+        try:
+            shared = await stack.enter_async_context(_host(config, pool, places, shared_box, "shared", boxes=count))
+        except SandboxStartError as error:
+            if places.in_image and any(words in error.cause for words in _LACKING):
+                raise UsageError(_image_lacks(shared_box.image or DEFAULT_IMAGE, error.cause)) from None
+            raise
         announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
-        alone = {spec.id for spec in envs.registered() if not spec.shares}
-        if not config.envs.own_boxes or not alone:
-            yield Fleet(shared, pool, (shared,), scale, places.isolates)
+        for node in places.nodes:
+            share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
+            announce(f"room: {machine.described(node.holds)}; of each a tenant may have {share} % (node, limits)")
+        if not own_count:
+            yield Fleet(shared, pool, places.disks, (shared,), scale, places.isolates)
             return
+        alone = _alone()
         own_box = _env_box(config, places, 1)
-        own = await stack.enter_async_context(_host(config, pool, places, own_box, "own", boxes=config.envs.own_boxes))
-        yield Fleet(Homes(shared, own, lambda env_id: env_id not in alone), pool, (shared, own), scale, places.isolates)
+        own = await stack.enter_async_context(_host(config, pool, places, own_box, "own", boxes=own_count))
+        homes = Homes(shared, own, lambda env_id: env_id not in alone)
+        yield Fleet(homes, pool, places.disks, (shared, own), scale, places.isolates)
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
     """Where boxes are started: the nodes that there are at first, what to call them, whether environments need an image
-    there, whether what runs there is kept away from this process, and where leases are written down.
+    there, whether what runs there is kept away from this process, where leases are written down, and how full the disks
+    are.
     """
 
     nodes: Sequence[Node]
@@ -229,6 +254,7 @@ class _Places:
     in_image: bool
     isolates: bool
     ledger: Ledger | None
+    disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
 
 
 @asynccontextmanager
@@ -242,9 +268,35 @@ async def _places(config: ServeConfig) -> AsyncIterator[_Places]:
     assert config.backend != "none"
     backend, what, why = await sandboxes.choose(config.backend)
     async with _ledger(config, can_stay=not isinstance(backend, ProcessBackend)) as ledger, backend:
-        node = Node(_HERE, backend, Holds(**config.node.model_dump()))
+        found = await clock.to_thread(machine.this_machine)
+        if isinstance(backend, DockerBackend):  # its daemon may be elsewhere
+            await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
+            found = replace(found, memory_mib=backend.machine_memory_mib)
+        node = Node(_HERE, backend, machine.filled_in(Holds(**config.node.model_dump()), found))
         isolates = backend.capabilities()["isolation"]
-        yield _Places((node,), what + why, isinstance(backend, DockerBackend), isolates=isolates, ledger=ledger)
+        what += why
+        in_image = isinstance(backend, DockerBackend)
+        yield _Places((node,), what, in_image, isolates=isolates, ledger=ledger, disks=backend.disks)
+
+
+async def _require_image(backend: DockerBackend, image: str) -> None:
+    """Raises:
+    UsageError: There is no such image; says how to make it.
+    """
+    if not await backend.has_image(image):
+        tag = "" if image == DEFAULT_IMAGE else f" --tag {image}, or fetch it: docker pull {image}"
+        raise UsageError(
+            f"there is no image {image} here, in whose boxes environments are served; make it: "
+            f"envkit image build games{tag}"
+        )
+
+
+def _image_lacks(image: str, cause: str) -> str:
+    made = "" if image == DEFAULT_IMAGE else f" --base {image} --tag {image}{'' if ':' in image else ':1'}-envkit"
+    return (
+        f"environments are served in boxes of image {image}, which lacks envkit or Python ({cause}); make one that has "
+        f"them: envkit image build games{made}{', and name it in envs.image' if made else ''}"
+    )
 
 
 @asynccontextmanager
@@ -260,6 +312,34 @@ async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterato
     name = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_")
     async with Ledger(state_folder(_state(config)) / f"fleet-{name}.sqlite") as ledger:
         yield ledger
+
+
+def _alone() -> set[str]:
+    """Return the environments whose episodes have a box of their own each."""
+    return {spec.id for spec in envs.registered() if not spec.shares}
+
+
+def _env_counts(config: ServeConfig, places: _Places) -> tuple[int, int]:
+    """Return how many boxes serve environments that share them, and how many those that do not.
+
+    Raises:
+        UsageError: They cannot all be held.
+    """
+    processors = len(os.sched_getaffinity(0))
+    own = config.envs.own_boxes if _alone() else 0
+    if not places.nodes:
+        return config.envs.boxes or processors, own
+    (node,) = places.nodes
+    takes = Demand.of(_env_box(config, places, 1))
+    count = config.envs.boxes or machine.env_boxes(node, takes, processors)
+    room = node.room(takes)
+    if count > room:
+        raise UsageError(
+            f"environments are served in {count} {'box' if count == 1 else 'boxes'} of {takes.memory_mib} MiB each, and"
+            f" this machine holds together {machine.described(node.holds)}: lower envs.boxes or envs.memory_mib, or set"
+            " node.memory_mib"
+        )
+    return count, max(int(min(own, room - count)), min(own, 1))
 
 
 class _EnvBoxes:

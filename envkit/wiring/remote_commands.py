@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from envkit.errors import EnvkitError, UsageError
 from envkit.http.remote_sandbox import RemoteSandbox
 from envkit.http.sandbox_calls import MAX_TIMEOUT_S
 from envkit.http.sandbox_client import SandboxClient
+from envkit.http.sandbox_wire import KeptReply
 from envkit.sandbox import trees
 from envkit.types import SandboxView
 from envkit.wiring.box_commands import exit_code_of, say
@@ -26,21 +28,26 @@ class Server:
     Attributes:
         url: Its address.
         token_file: File that holds a token; None for the variable ``ENVKIT_TOKEN``, if there is one.
+        ca: PEM file of the certificates to trust it by; None for the system's.
     """
 
     url: str
     token_file: Path | None = None
+    ca: Path | None = None
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[SandboxClient]:
         """Give a client for the length of the block."""
-        async with SandboxClient(self.url, self._token(), trees=trees) as client:
+        async with SandboxClient(self.url, self._token(), ca=self.ca, trees=trees) as client:
             yield client
 
     def _token(self) -> str | None:
         if self.token_file is None:
             return None
         try:
+            if self.token_file.stat().st_mode & 0o044:
+                said = f"others can read {self.token_file}, which holds a token: chmod go-rwx {self.token_file}"
+                print(said, file=sys.stderr)
             return self.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"no token can be read from {self.token_file}: {error}") from None
@@ -130,6 +137,19 @@ async def views(server: Server) -> list[SandboxView]:
     """Return the sandboxes of a server, oldest first."""
     async with server.client() as client:
         return await client.views()
+
+
+async def snapshots(server: Server) -> list[KeptReply]:
+    """Return the snapshots of a server, oldest first."""
+    async with server.client() as client:
+        return await client.snapshots()
+
+
+async def remove_snapshots(server: Server, names: Sequence[str]) -> None:
+    """Remove snapshots of a server."""
+    async with server.client() as client:
+        for name in names:
+            await client.remove_snapshot(name)
 
 
 async def _upload(box: RemoteSandbox, uploads: Sequence[tuple[Path, str]]) -> None:

@@ -32,6 +32,7 @@ _LOG_BYTES = 64 << 10
 _LAST_WORDS_BYTES = 4096
 _BROKEN = 3
 _KILL_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_WRITABLE = ("/workspace", "/tmp")
 _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
 
@@ -263,6 +264,7 @@ class Agent:
         for text in memory:
             if text is not None:
                 found["memory_bytes"] = int(text)
+        found.update(_fullest() if os.getpid() == 1 else {})
         return found
 
     def _open_door(self, path: str) -> None:
@@ -343,6 +345,25 @@ def _encoded_environment(variables: dict[str, str] | None) -> dict[bytes, bytes]
         if not name or "=" in name:
             raise CallError("bad", "a variable cannot have the name %r" % name)
         found[encoded(name)] = encoded(value)
+    return found
+
+
+def _fullest() -> dict[str, Json]:
+    """Return which place with a bound of its own is the fullest, and how many percent of it are used."""
+    found: dict[str, Json] = {}
+    most = -1
+    for place in _WRITABLE:
+        try:
+            if os.stat(place).st_dev == os.stat("/").st_dev:  # a part of the whole, which others bound
+                continue
+            size = os.statvfs(place)
+        except OSError:
+            continue
+        shares = ((size.f_blocks, size.f_bfree), (size.f_files, size.f_ffree))
+        percent = max(100 * (whole - free) // whole if whole else 0 for whole, free in shares)
+        if percent > most:
+            most = percent
+            found = {"disk_place": place, "disk_percent": percent}
     return found
 
 

@@ -33,18 +33,22 @@ if TYPE_CHECKING:
     from .processes import Table
 
 _SCRIPTS, _CODES = 9, 8
-# `read -N` takes blocks, and counts bytes only in the C locale. The function hands a script the code of the one before
-# as `$?`: as a condition, since a failing command would end a shell that has `set -e`. What `set -x` says about this
-# loop itself goes nowhere.
-_LOOP = b"""_envkit_code=0
+# `read -N` takes blocks, and counts bytes only in the C locale; to change to that and back is a fifth of a turn's work,
+# and not needed where all is ASCII. The function hands a script the code of the one before as `$?`: as a condition,
+# since a failing command would end a shell that has `set -e`. What `set -x` says about this loop itself goes nowhere.
+_LOOP = b"""_envkit_head=
 _envkit_was() { return "$1"; }
-while { IFS= builtin read -r -N 18 -u 9 _envkit_head &&
-LC_ALL=C IFS= builtin read -r -N "${_envkit_head:9}" -u 9 _envkit_script; } 2>/dev/null
+while { _envkit_code=$?
+[[ $_envkit_head ]] && builtin printf '%s %s\\0' "${_envkit_head:0:9}" "$_envkit_code" >&8
+IFS= builtin read -r -N 19 -u 9 _envkit_head &&
+if [[ ${_envkit_head:18} == a ]]
+then IFS= builtin read -r -N "${_envkit_head:9:9}" -u 9 _envkit_script
+else LC_ALL=C IFS= builtin read -r -N "${_envkit_head:9:9}" -u 9 _envkit_script
+fi; } 2>/dev/null
 do if { _envkit_was "$_envkit_code"; } 2>/dev/null
 then builtin eval "$_envkit_script" 8>&- 9<&-
 else builtin eval "$_envkit_script" 8>&- 9<&-
 fi
-{ _envkit_code=$?; builtin printf '%s %s\\0' "${_envkit_head:0:9}" "$_envkit_code" >&8; } 2>/dev/null
 done"""
 _INTERRUPT_S = 0.4
 """How long a shell may go on starting programs, or compute, once its time is over."""
@@ -153,7 +157,8 @@ class Shell:
         self._number = (self._number + 1) % 10**9
         self._timer = self._agent.loop.after(call.timeout_s, self._on_timeout, self)
         assert self._scripts is not None
-        self._scripts.add(b"%09d%09d%s" % (self._number, len(call.script), call.script))
+        kind = b"a" if call.script.isascii() else b"b"
+        self._scripts.add(b"%09d%09d%s%s" % (self._number, len(call.script), kind, call.script))
 
     def _start(self) -> None:
         agent = self._agent

@@ -31,6 +31,7 @@ class PoolCounts:
         losses: Sandboxes that were lost, by class of cause, see `cause_class`.
         restarts: Spares that were replaced because they failed or died.
         waiting: Who waits for a sandbox, by tenant.
+        alerts: What was to be looked at, by kind.
         probe_s: How long the last probe took, in seconds, by sandbox.
     """
 
@@ -41,6 +42,7 @@ class PoolCounts:
     losses: Mapping[str, int]
     restarts: int
     waiting: Mapping[str, int]
+    alerts: Mapping[str, int]
     probe_s: Mapping[str, float]
 
 

@@ -28,6 +28,9 @@ OWN_LATENESS_S = 0.25
 """How late a timer of ours may be before that counts as our own lateness."""
 SLOW_PROBE_S = 1.0
 MEMORY_SHARE = 0.9
+DISK_PERCENT = 90
+MANY = 500
+"""Sandboxes of a pool from which each is asked less often."""
 
 _LOOK_S = 0.5
 """Seconds that finding out why a sandbox is silent may take."""
@@ -56,6 +59,17 @@ class Watch:
     def __post_init__(self) -> None:
         if not 0 < self.interval_s < self.suspect_s < self.lost_s:
             raise ValueError(f"0 < interval_s < suspect_s < lost_s does not hold of {self}")
+
+    def among(self, boxes: int) -> Watch:
+        """Return what holds among so many sandboxes.
+
+        From 500 on each is asked later, up to a quarter of an interval, since probes take the processors' time; it has
+        as long to answer as ever, so what is silent is seen as much later.
+        """
+        later_s = self.interval_s * min(max(boxes / MANY - 1, 0.0), 0.25)
+        if not later_s:
+            return self
+        return Watch(self.interval_s + later_s, self.suspect_s + later_s, self.lost_s + later_s)
 
     @property
     def tick_s(self) -> float:
@@ -122,6 +136,7 @@ async def attend(member: Member, watch: Watch, alert: Alert) -> None:
 
     Not cancelled before it has stopped; that is bounded (15 s).
     """
+    member.interval_s = watch.interval_s
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_exit, member)
         tasks.start_soon(_probe, member, watch, alert)
@@ -136,7 +151,8 @@ async def attend(member: Member, watch: Watch, alert: Alert) -> None:
 
 
 def judge(member: Member, watch: Watch, *, now: float, late_s: float) -> Verdict:
-    """Say how a sandbox that is up does, and keep in mind that we were late."""
+    """Say how a sandbox that is up does, and keep in mind that we were late, and how often it is to be asked."""
+    member.interval_s = watch.interval_s
     member.heard_at = forgiven(member.heard_at, late_s, now=now)
     found = verdict(now - member.heard_at, watch)
     if found is Verdict.WELL:
@@ -183,14 +199,14 @@ async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
     figures = sandbox.stats if isinstance(sandbox, Counts) else None
     stats_at = clock.now() + _STATS_S
     while True:
-        if (rest_s := member.heard_at + watch.interval_s - clock.now()) > 0:
+        if (rest_s := member.heard_at + member.interval_s - clock.now()) > 0:
             await anyio.sleep(rest_s)
             continue
         asked_at = clock.now()
         try:
             if figures is not None and asked_at >= stats_at:
                 stats_at = asked_at + _STATS_S
-                _check_memory(member, await figures(), alert)
+                _check_bounds(member, await figures(), alert)
             else:
                 await sandbox.probe(watch.lost_s)
         except SandboxLostError as error:
@@ -214,10 +230,13 @@ def _unforeseen(member: Member, error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _check_memory(member: Member, stats: dict[str, JSON], alert: Alert) -> None:
+def _check_bounds(member: Member, stats: dict[str, JSON], alert: Alert) -> None:
     used, bound = stats.get("memory_bytes"), member.demand.memory_mib << 20
     if isinstance(used, int) and used >= MEMORY_SHARE * bound:
         alert("memory", member, f"{used >> 20} of {bound >> 20} MiB of memory are in use")
+    percent = stats.get("disk_percent")
+    if isinstance(percent, int) and percent >= DISK_PERCENT:
+        alert("disk", member, f"{percent} % of what it may write to {stats.get('disk_place')} are used")
 
 
 async def _stop(member: Member, alert: Alert) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -19,6 +19,7 @@ KEPT_PHASES = 100
 """Of a sandbox that is silent now and then for days, the first phase and the last ones are kept."""
 
 _REST = frozenset({SandboxState.LOST, SandboxState.STOPPED})
+_NEVER_UP = frozenset({SandboxState.STARTING, SandboxState.STOPPED})
 _NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
     SandboxState.STARTING: frozenset({SandboxState.READY, SandboxState.LEASED, SandboxState.STOPPED}),
     SandboxState.READY: frozenset({SandboxState.LEASED, SandboxState.SUSPECT}) | _REST,
@@ -54,9 +55,13 @@ def time_to_live(view: SandboxView) -> float | None:
 class Events:
     """The last 10,000 events, for any number of readers. None of them holds anything up: who is slow misses some, and
     sees it by the numbers.
+
+    Attributes:
+        counts: How many there were of each kind.
     """
 
     def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
         self._ring: list[FleetEvent] = []
         self._last = 0
         self._arrived = anyio.Event()
@@ -66,6 +71,7 @@ class Events:
     def emit(
         self, kind: str, text: str, *, sandbox_id: str = "", tenant: str = "", state: SandboxState | None = None
     ) -> None:
+        self.counts[kind] += 1
         event = FleetEvent(self._last + 1, clock.wall(), kind, sandbox_id, tenant, text, state)
         if len(self._ring) < KEPT_EVENTS:
             self._ring.append(event)
@@ -174,16 +180,30 @@ class Past:
 
     def __init__(self) -> None:
         self._views: OrderedDict[str, tuple[float, SandboxView]] = OrderedDict()
+        self._freed: set[str] = set()
 
     def add(self, view: SandboxView, *, now: float) -> None:
         self._views[view.id] = (now, view)
         self._views.move_to_end(view.id)
+        self._freed.discard(view.id)
         if len(self._views) > KEPT_VIEWS:
-            self._views.popitem(last=False)
+            self._drop_oldest()
 
     def get(self, id: str) -> SandboxView | None:
         found = self._views.get(id)
         return None if found is None else found[1]
+
+    def free(self, id: str, tenant: str | None) -> None:
+        """Let the name of one be used again, if it is of this tenant; None is any."""
+        if id in self._views and tenant in (None, self._views[id][1].tenant):
+            self._freed.add(id)
+
+    def take_name(self, id: str) -> None:
+        """Forget the one of this name, if the name is free: it was freed, or nobody ever had what it stood for."""
+        found = self.get(id)
+        if found is not None and (id in self._freed or {one.state for one in found.phases} <= _NEVER_UP):
+            del self._views[id]
+            self._freed.discard(id)
 
     def all(self) -> list[SandboxView]:
         return [view for _, view in self._views.values()]
@@ -191,4 +211,8 @@ class Past:
     def forget(self, *, now: float) -> None:
         """Forget what is older than it may be."""
         while self._views and now - next(iter(self._views.values()))[0] >= KEPT_VIEWS_S:
-            self._views.popitem(last=False)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        id, _ = self._views.popitem(last=False)
+        self._freed.discard(id)

@@ -48,6 +48,7 @@ class Member:
         cleared: Set when nothing is left of it.
         starting: Ends its start when cancelled.
         heard_at: When it last gave an answer, on the clock of the loop.
+        interval_s: Seconds from an answer to the next probe.
         used_at: When it was last used.
         latency_s: How long its last probe took; None before the first.
         is_judged: Whether it is being found out why it is silent.
@@ -75,6 +76,7 @@ class Member:
         self.cleared = anyio.Event()
         self.starting = anyio.CancelScope()
         self.heard_at = self.used_at = clock.now()
+        self.interval_s = 0.0
         self.latency_s: float | None = None
         self.is_judged = False
         self._tell = tell

@@ -12,6 +12,8 @@ from envkit.types import SandboxSpec
 
 _MEMORY_MIB = 1024
 _DISK_MIB = 256
+_SYSTEM_DISK_MIB = 4096
+_PIDS = 256
 _ROUNDING = 1e-9
 """Shares of processors that are added and taken away again do not come out even."""
 
@@ -25,12 +27,14 @@ class Holds:
         cpus: Processors that their bounds add up to.
         memory_mib: MiB of memory, likewise.
         disk_mib: MiB of disk, likewise.
+        pids: Processes and threads, likewise.
     """
 
     boxes: int | None = None
     cpus: float | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
+    pids: int | None = None
 
 
 class Demand(NamedTuple):
@@ -40,13 +44,16 @@ class Demand(NamedTuple):
     cpus: float = 0.0
     memory_mib: int = 0
     disk_mib: int = 0
+    pids: int = 0
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> Demand:
         """Fill in what `spec` leaves open as backends do; processors that have no bound are not counted."""
         memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
-        disk_mib = min(_DISK_MIB, max(memory_mib // 4, 1)) if spec.disk_mib is None else spec.disk_mib
-        return cls(1, spec.cpus or 0.0, memory_mib, disk_mib)
+        default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
+        disk_mib = default_mib if spec.disk_mib is None else spec.disk_mib
+        pids = _PIDS if spec.pids is None else spec.pids
+        return cls(1, spec.cpus or 0.0, memory_mib, disk_mib, pids)
 
     def with_other(self, other: Demand) -> Demand:
         return Demand(
@@ -54,6 +61,7 @@ class Demand(NamedTuple):
             self.cpus + other.cpus,
             self.memory_mib + other.memory_mib,
             self.disk_mib + other.disk_mib,
+            self.pids + other.pids,
         )
 
     def without(self, other: Demand) -> Demand:
@@ -62,6 +70,7 @@ class Demand(NamedTuple):
             self.cpus - other.cpus,
             self.memory_mib - other.memory_mib,
             self.disk_mib - other.disk_mib,
+            self.pids - other.pids,
         )
 
 
@@ -136,6 +145,25 @@ def why_impossible(nodes: Collection[Node], demand: Demand) -> str | None:
         return "; ".join(excesses)
     asked_together = ", ".join(f"{field}={getattr(demand, field):g}" for field in Demand._fields[1:])
     return f"no node holds {asked_together} together"
+
+
+def beyond_share(nodes: Collection[Node], demand: Demand, share: float) -> str | None:
+    """Say which bound is too much for one who may have a share of what all nodes hold together, and how much that is.
+
+    Args:
+        nodes: All nodes.
+        demand: What one has and wants, together.
+        share: In (0, 1].
+
+    Returns:
+        None where nothing is too much. What one of the nodes does not count has no share.
+    """
+    for field in Demand._fields:
+        bounds = [getattr(node.holds, field) for node in nodes]
+        if bounds and None not in bounds and getattr(demand, field) > share * sum(bounds) + _ROUNDING:
+            asked, most = getattr(demand, field), share * sum(bounds)
+            return f"{field}={asked:g} together is more than {share:.0%} of what all nodes hold, which is {most:g}"
+    return None
 
 
 def cheapest_room(nodes: Iterable[Node], spares: Sequence[tuple[Node, Demand]], demand: Demand) -> list[int] | None:

@@ -55,6 +55,7 @@ class Pool:
         nodes: Where sandboxes are at first; their backends are open for as long as the pool is.
         stocks: What is kept ready.
         most: Sandboxes that one tenant may have at once; None for any number. Those of tenant ``""`` are not counted.
+        share: Share of what all nodes hold together that one tenant may have beyond its first sandbox, likewise.
         watch: When one that is silent counts as what.
         restarts: How often the spares of one stock may be replaced because they did not start or died; None for 20
             times in 10 minutes.
@@ -68,6 +69,7 @@ class Pool:
         *,
         stocks: Sequence[Stock] = (),
         most: int | None = None,
+        share: float = 1.0,
         watch: Watch | None = None,
         restarts: RestartBudget | None = None,
         ledger: Ledger | None = None,
@@ -83,6 +85,7 @@ class Pool:
             list(stocks),
             self._journal,
             most=most,
+            share=share,
             watch=self._watch,
             budget=restarts or RestartBudget(restarts=20),
             stays=ledger is not None,
@@ -119,6 +122,7 @@ class Pool:
             raise SandboxConflictError(f"{id!r} is not a name that can be given")
         while (coming := self._coming(id)) is not None:
             await coming.wait()
+        self._journal.past.take_name(id)
         known = self._seen(id)
         if known is not None:
             if known.spec != spec or known.tenant != tenant:
@@ -135,6 +139,18 @@ class Pool:
         finally:
             del self._making[id]
             made.set()
+
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return how much of a disk a snapshot takes; 0 if it is gone, perhaps with its node."""
+        node, _, name = snapshot.partition("/")
+        found = self._roster.nodes.get(node)
+        return 0 if found is None else await found.backend.snapshot_bytes(name)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot; safe to repeat."""
+        node, _, name = snapshot.partition("/")
+        if (found := self._roster.nodes.get(node)) is not None:
+            await found.backend.remove_snapshot(name)
 
     def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
         """Return a sandbox by its name; see `envkit.protocols.SandboxPool.get`.
@@ -171,15 +187,20 @@ class Pool:
         if member is not None and tenant in (None, member.tenant):
             member.end("stopped")
             await member.cleared.wait()
+        self._journal.past.free(id, tenant)
 
     def events(self, *, after: int = 0) -> AsyncIterator[FleetEvent]:
         """Give what happened and what happens; see `envkit.protocols.SandboxPool.events`.
 
         The last 10,000 events are remembered. A reader who is slower than that misses some, as their numbers show.
-        Besides ``"state"`` there are ``"memory"``, ``"probe"``, ``"restarts"`` and ``"stop"``, each at most once a
-        minute for one sandbox, ``"stock"`` and ``"ledger"``. It ends when the pool does.
+        Besides ``"state"`` there are ``"memory"``, ``"disk"``, ``"probe"``, ``"restarts"`` and ``"stop"``, each at most
+        once a minute for one sandbox, ``"stock"`` and ``"ledger"``. It ends when the pool does.
         """
         return self._journal.events.since(after)
+
+    def alert(self, kind: str, text: str) -> None:
+        """Tell of something that is to be looked at and is about no single sandbox; once a minute for each kind."""
+        self._journal.alert(kind, None, text)
 
     def add_node(self, node: Node) -> None:
         """Use a further node from now on.
@@ -212,6 +233,7 @@ class Pool:
             losses=dict(tally.losses),
             restarts=tally.restarts,
             waiting=self._roster.queue.waiting(),
+            alerts={kind: count for kind, count in self._journal.events.counts.items() if kind != "state"},
             probe_s={member.id: member.latency_s for member in alive if member.latency_s is not None},
         )
 
@@ -268,12 +290,13 @@ class Pool:
 
     async def _sweep(self) -> None:
         """Look at all sandboxes now and then: who is silent, and whose time is over."""
-        watch = self._watch
-        due = clock.now() + watch.tick_s
+        tick_s = self._watch.tick_s
+        due = clock.now() + tick_s
         while True:
             await anyio.sleep(due - clock.now())
             now = clock.now()
-            late_s, due = now - due, now + watch.tick_s
+            late_s, due = now - due, now + tick_s
+            watch = self._watch.among(len(self._roster.members))
             for member in list(self._roster.members.values()):
                 if member.is_over or not member.settled.is_set():
                     continue

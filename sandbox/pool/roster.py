@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from envkit.sandbox.pool.admission import Answer, Queue, Ticket
 from envkit.sandbox.pool.health import CLOSED, Watch, attend
 from envkit.sandbox.pool.journal import Journal
 from envkit.sandbox.pool.member import Member
-from envkit.sandbox.pool.nodes import Demand, Node, cheapest_room, place, why_impossible
+from envkit.sandbox.pool.nodes import Demand, Node, beyond_share, cheapest_room, place, why_impossible
 from envkit.sandbox.pool.stocks import Shelf, Stock
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 
@@ -38,6 +37,7 @@ class Roster:
         stocks: What is kept ready.
         journal: Told of everything.
         most: Sandboxes that one tenant may have at once; None for any number.
+        share: Share of what all nodes hold together that one tenant may have beyond its first sandbox.
         watch: When one that is silent counts as what.
         budget: How often the spares of one stock may be replaced.
         stays: Whether sandboxes outlive this process.
@@ -56,6 +56,7 @@ class Roster:
         journal: Journal,
         *,
         most: int | None,
+        share: float,
         watch: Watch,
         budget: RestartBudget,
         stays: bool,
@@ -67,10 +68,11 @@ class Roster:
         self.last_number = 0
         self._journal = journal
         self._most = most
+        self._share = share
         self._watch = watch
         self._budget = budget
         self._stays = stays
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, Demand] = {}
         self._tasks: TaskGroup
         self._is_open = False
 
@@ -164,7 +166,7 @@ class Roster:
         self.members[member.id] = member
         shelf = None if is_lent else self._shelf(view.spec)
         if is_lent:
-            self._held[member.tenant] += 1
+            self._count(member)
         elif shelf is not None and shelf.missing:
             shelf.spares[member] = None
         member.come_back(view.phases, SandboxState.LEASED if is_lent else SandboxState.READY, sandbox)
@@ -216,7 +218,11 @@ class Roster:
         member.tenant, member.ttl_s = ticket.tenant, ticket.ttl_s
         member.is_lent, member.is_named = True, ticket.name is not None
         member.used_at = clock.now()
-        self._held[ticket.tenant] += 1
+        self._count(member)
+
+    def _count(self, member: Member) -> None:
+        """Count a sandbox as its tenant's."""
+        self._held[member.tenant] = self._held.get(member.tenant, Demand()).with_other(member.demand)
 
     def _begin(self, member: Member, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
         member.node.take(member.demand)
@@ -299,15 +305,27 @@ class Roster:
         member.node.give_back(member.demand)
         del self.members[member.id]
         if member.is_lent:
-            self._held[member.tenant] -= 1
-            if not self._held[member.tenant]:
+            self._held[member.tenant] = self._held[member.tenant].without(member.demand)
+            if not self._held[member.tenant].boxes:
                 del self._held[member.tenant]
         self._journal.left(member)
         member.cleared.set()
         self.serve()
 
     def _is_at_bound(self, ticket: Ticket[Member]) -> bool:
-        return self._most is not None and ticket.tenant != "" and self._held[ticket.tenant] >= self._most
+        return self._why_bound(ticket) is not None
+
+    def _why_bound(self, ticket: Ticket[Member]) -> str | None:
+        """Say why its tenant may not have one more; None where it may."""
+        held = self._held.get(ticket.tenant)
+        if held is None or not ticket.tenant:
+            return None
+        if self._most is not None and held.boxes >= self._most:
+            return f"the {self._most} sandboxes that it may have at once"
+        if self._share == 1:
+            return None
+        why = beyond_share(self.nodes.values(), held.with_other(ticket.demand), self._share)
+        return None if why is None else f"as much as one tenant may have at once: with this one, {why}"
 
     def _makes_room(self, ticket: Ticket[Member]) -> bool:
         """Say whether there will be room for `ticket` without anybody giving anything back, and see to it."""
@@ -327,8 +345,8 @@ class Roster:
         waited = f" within {waited_s:g} s" if waited_s else " now"
         if not self._is_open:
             return CLOSED
-        if self._is_at_bound(ticket):
-            return f"tenant {ticket.tenant!r} has the {self._most} sandboxes that it may have at once"
+        if (why := self._why_bound(ticket)) is not None:
+            return f"tenant {ticket.tenant!r} has {why}; stop one of its sandboxes first"
         return f"no node has room for a further sandbox{waited}" if self.nodes else "there are no nodes now"
 
     def _shelf(self, spec: SandboxSpec) -> Shelf | None:

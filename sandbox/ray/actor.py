@@ -159,6 +159,14 @@ class NodeActor:
         """Keep the files of a box; return the ``name``."""
         return await _answer(self._snapshot(ticket))
 
+    async def snapshot_bytes(self, snapshot: str) -> Answer:
+        """Return in ``bytes`` what a snapshot takes of the disk."""
+        return await _answer(self._snapshot_bytes(snapshot))
+
+    async def remove_snapshot(self, snapshot: str) -> Answer:
+        """Remove a snapshot; one of an earlier actor is gone already."""
+        return await _answer(self._remove_snapshot(snapshot))
+
     async def close(self) -> Answer:
         """End every box, but those that were started to stay, and return once `serve` has ended."""
         self._closing.set()
@@ -213,6 +221,16 @@ class NodeActor:
 
     async def _snapshot(self, ticket: int) -> Answer:
         return {"name": f"{await self._guest(ticket).box.snapshot()}@{self._run}"}
+
+    async def _snapshot_bytes(self, snapshot: str) -> Answer:
+        name, _, run = snapshot.rpartition("@")
+        return {"bytes": await self._backend.snapshot_bytes(name) if run == self._run else 0}
+
+    async def _remove_snapshot(self, snapshot: str) -> Answer:
+        name, _, run = snapshot.rpartition("@")
+        if run == self._run:
+            await self._backend.remove_snapshot(name)
+        return {}
 
     def _guest(self, ticket: int) -> _Guest:
         if ticket not in self._guests:

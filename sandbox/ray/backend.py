@@ -89,6 +89,14 @@ class RayNodeBackend:
         """Start `spec` with the files of `snapshot`, which this backend took."""
         return await self._start(spec, snapshot)
 
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        """Return what a snapshot takes of the node's disk."""
+        return int((await self._actor.ask("snapshot_bytes", snapshot))["bytes"])
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot from the node; safe to repeat."""
+        await self._actor.ask("remove_snapshot", snapshot)
+
     async def attach(self, box_id: str) -> Box:
         """Return a box that stays on this node, which an earlier backend started.
 

@@ -55,6 +55,12 @@ class RemoteBackend:
     async def restore(self, snapshot: str, spec: SandboxSpec) -> RemoteBox:
         return await self._create(spec, snapshot)
 
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        return sum(one.bytes for one in await self._client.snapshots() if one.snapshot == snapshot)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        await self._client.remove_snapshot(snapshot)
+
     async def __aenter__(self) -> Self:
         pool = SmallPool(await self._open.enter_async_context(self._backend))
         host = await self._open.enter_async_context(slots())

@@ -15,6 +15,7 @@ from envkit.errors import (
     RefusedFileError,
     SandboxError,
     SandboxLostError,
+    SandboxNotFoundError,
     SandboxStartError,
     TooLargeError,
     UnreachableError,
@@ -117,6 +118,15 @@ def test_a_snapshot_is_what_the_files_were(name: str) -> None:
             assert (await branch.read("one"), await box.read("one")) == (b"before", b"after")
             with pytest.raises(SandboxStartError):
                 await backend.restore("no such", spec)
+            assert await backend.snapshot_bytes(kept) >= len(b"before")
+            for _ in range(2):
+                await backend.remove_snapshot(kept)
+            assert await backend.snapshot_bytes(kept) == 0
+            assert await branch.read("one") == b"before"
+            with pytest.raises((SandboxStartError, SandboxNotFoundError)):
+                await backend.restore(kept, spec)
+            again = await backend.restore(await box.snapshot(), spec)  # its name is not that of the removed one
+            assert await again.read("one") == b"after"
 
     run(main)
 

@@ -50,7 +50,7 @@ MADE = {
     "no image": {"image": "../../\0"},
     "host": {"network": ["\0", "a b", "-", "*" * 300]},
     "no snapshot": {"snapshot": "../../etc/passwd"},
-    "no time": {"ttl_s": 1e-300},
+    "no time": {"ttl_s": 0},
 }
 TARGETS = [
     "/v1/sandboxes/%00",

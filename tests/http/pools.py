@@ -20,6 +20,7 @@ class SmallPool:
         self._backend = backend
         self._views: dict[str, SandboxView] = {}
         self._sandboxes: dict[str, Sandbox] = {}
+        self._free: set[str] = set()
         self._happened: list[FleetEvent] = []
         self._news = anyio.Event()
 
@@ -35,7 +36,8 @@ class SmallPool:
     async def create(
         self, id: str, spec: SandboxSpec, *, tenant: str = "", ttl_s: float | None = None, snapshot: str | None = None
     ) -> SandboxView:
-        if id not in self._views:
+        if id not in self._views or id in self._free:
+            self._free.discard(id)
             self._views[id] = SandboxView(id, "", "here", tenant, spec, ())
             self._enter(id, SandboxState.STARTING, "asked for")
             try:
@@ -43,12 +45,19 @@ class SmallPool:
                 self._sandboxes[id] = sandbox = await start
             except BaseException as error:
                 self._enter(id, SandboxState.STOPPED, str(error) or "cancelled")
+                self._free.add(id)
                 raise
             self._views[id] = replace(self._views[id], box_id=sandbox.id)
             self._enter(id, SandboxState.LEASED, "it answers")
         elif (self._views[id].spec, self._views[id].tenant) != (spec, tenant):
             raise SandboxConflictError(f"sandbox {id} has another spec")
         return self._views[id]
+
+    async def snapshot_bytes(self, snapshot: str) -> int:
+        return await self._backend.snapshot_bytes(snapshot)
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        await self._backend.remove_snapshot(snapshot)
 
     def get(self, id: str, *, tenant: str | None = None) -> Sandbox:
         self.asked.append(id)
@@ -70,7 +79,12 @@ class SmallPool:
         sandbox = self._sandboxes.get(id)
         if sandbox is not None and tenant in (None, self._views[id].tenant):
             await sandbox.stop()
-            self._enter(id, SandboxState.STOPPED, "stopped")
+            self._free.add(id)
+            if self._views[id].state is not SandboxState.LOST:
+                self._enter(id, SandboxState.STOPPED, "stopped")
+
+    def lose(self, id: str, reason: str) -> None:
+        self._enter(id, SandboxState.LOST, reason)
 
     async def events(self, *, after: int = 0) -> AsyncIterator[FleetEvent]:
         while True:

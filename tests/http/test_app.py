@@ -262,6 +262,58 @@ def test_the_document_describes_every_route_and_every_type_that_it_names() -> No
     over_http(main)
 
 
+@pytest.mark.parametrize(
+    ("verb", "path", "allowed"),
+    [
+        ("HEAD", "/v1/health", "GET"),
+        ("OPTIONS", "/v1/sessions/a", "DELETE, GET, PUT"),
+        ("PATCH", "/v1/sessions/a", "DELETE, GET, PUT"),
+        ("GET", "/v1/sessions/a/step", "POST"),
+        ("GET", "/v1/sessions:step", "POST"),
+    ],
+)
+def test_a_wrong_method_is_told_all_that_the_path_takes(verb: str, path: str, allowed: str) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        answer = await client.request(verb, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert verb == "HEAD" or answer.json()["detail"] == f"{verb} {path}: Method Not Allowed"
+
+    over_http(main)
+
+
+@pytest.mark.parametrize("path", ["/v1/health/", "/v1/sessions/", "/v1/sessions/a/", "/v1/sessions/a/step/", "/docs/"])
+def test_a_slash_too_many_is_not_sent_elsewhere_with_its_token(path: str) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        for verb in ("GET", "PUT", "POST", "DELETE"):
+            answer = await client.request(verb, path)
+            assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+            assert "location" not in answer.headers
+
+    over_http(main)
+
+
+@pytest.mark.parametrize(
+    ("verb", "path"),
+    [
+        ("GET", "/v1/envs?of=all"),
+        ("POST", "/v1/sessions/a/step?turn=1"),
+        ("GET", "/metrics?name[]=x"),
+        ("GET", "/v1/health?"),
+    ],
+)
+def test_what_no_query_is_for_is_refused_as_unknown_keys_are(verb: str, path: str) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        answer = await client.request(verb, path, content=b'{"turn":0,"action":"x"}')
+        if path.endswith("?"):
+            assert answer.status_code == 200
+        else:
+            name = path.partition("?")[2].partition("=")[0]
+            assert (answer.status_code, answer.json()["detail"]) == (400, f"there is no query {name!r} here")
+
+    over_http(main)
+
+
 def test_the_registry_is_asked_anew_for_each_list() -> None:
     known: list[EnvSpec] = []
 

@@ -46,7 +46,9 @@ LONG = Task("Count-v0", 1, {"end": 10_000})
         ("/v1/health/", "admin"),
         ("/v1/what-comes-next-year", "admin"),
         ("/metrics", "metrics"),
-        ("/openapi.json", ""),
+        ("/openapi.json", None),
+        ("/docs", None),
+        ("/docs/more", ""),
         ("/", ""),
     ],
 )
@@ -54,10 +56,11 @@ def test_each_path_has_its_scope_and_what_nobody_thought_of_is_for_administrator
     assert scope_for(path) == scope
 
 
-def test_without_a_token_only_signs_of_life_are_given(tmp_path: Path) -> None:
+def test_without_a_token_only_signs_of_life_and_the_document_are_given(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
-        assert [(await stage.ask("GET", path)).status_code for path in ("/v1/health", "/v1/ready")] == [200, 200]
-        for path in ("/v1/sessions", "/v1/envs", "/metrics", "/openapi.json", "/nothing"):
+        for path in ("/v1/health", "/v1/ready", "/openapi.json", "/docs"):
+            assert (await stage.ask("GET", path)).status_code == 200
+        for path in ("/v1/sessions", "/v1/envs", "/metrics", "/docs/", "/redoc", "/nothing"):
             refused = await stage.ask("GET", path)
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             assert refused.headers["content-type"] == "application/problem+json"
@@ -316,6 +319,29 @@ def test_a_tenant_may_have_so_many_sockets_and_others_theirs(tmp_path: Path) -> 
     on_stage(main, tmp_path, max_sockets=2)
 
 
+def test_a_tenant_has_no_more_requests_under_way_than_it_may(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, slow = stage.token(), {"env_id": "Sleeper-v0", "seed": 1}
+        for name in ("a", "b"):
+            await stage.ask("PUT", f"/v1/sessions/{name}", acme, json=slow)
+        async with anyio.create_task_group() as tasks:
+
+            async def step(name: str) -> None:
+                path = f"/v1/sessions/{name}/step"
+                answer = await stage.ask("POST", path, acme, json={"turn": 0, "action": "sleep 1"})
+                assert answer.status_code == 200
+
+            for name in ("a", "b"):
+                tasks.start_soon(step, name)
+            await anyio.sleep(0.3)
+            refused = await stage.ask("GET", "/v1/envs", acme)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert (await stage.ask("GET", "/v1/envs", stage.token("umbrella"))).status_code == 200
+        assert (await stage.ask("GET", "/v1/envs", acme)).status_code == 200
+
+    on_stage(main, tmp_path, max_requests=2)
+
+
 def test_without_tokens_everybody_may_do_everything(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         await stage.ask("PUT", "/v1/sessions/a", json=COUNT)
@@ -368,7 +394,7 @@ def test_each_request_and_each_socket_is_a_line_without_secrets(
     lines = [json.loads(line) for line in text.splitlines()]
     lines.sort(key=lambda line: line["method"] == "WS")  # a socket's line comes when the server has seen it close
     assert [(line["method"], line["path"], line["status"], line["tenant"]) for line in lines] == [
-        ("PUT", "/v1/sessions/a", 200, "acme"),
+        ("PUT", "/v1/sessions/a", 400, "acme"),
         ("GET", "/v1/envs", 401, ""),
         ("WS", "/v1/ws", 101, "acme"),
         ("WS", "/v1/ws", 401, ""),

@@ -81,7 +81,10 @@ def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
         await anyio.sleep(0.3)
         failed = await client.put(A, json={})
         assert (failed.status_code, failed.json()["fields"]["cause"]) == (503, "no image")
-        assert (await client.put(A, json={})).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
+        assert (await client.get(A)).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
+        assert (await client.put(A, json={})).status_code == 202  # it is tried again
+        await anyio.sleep(0.3)
+        assert (await client.put(A, json={})).json()["fields"]["sandbox_id"] == "fake-1"
 
     over_http(main, scripted(start_s=0.2, start_failure="no image"), slow_reset_s=0.05)
 
@@ -93,6 +96,39 @@ def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing() -> None:
         assert (await client.get(A)).json()["state"] == "stopped"
 
     over_http(main, scripted(start_s=30), slow_reset_s=0.05)
+
+
+def test_a_name_is_free_once_its_sandbox_was_deleted() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        key = {"Idempotency-Key": "k"}
+        boxes = []
+        for wish in ({}, {}, {"memory_mib": 64}):
+            made = await client.put(A, json=wish)
+            assert (made.status_code, made.json()["state"]) == (200, "leased")
+            boxes.append(made.json()["box_id"])
+            assert (await client.post(f"{A}/exec", json=run("count"), headers=key)).json()["stdout"] == "1"
+            await client.delete(A)
+            assert (await client.get(A)).json()["state"] == "stopped"
+        assert boxes == ["fake-0", "fake-1", "fake-2"]
+
+    over_http(main)
+
+
+def test_a_name_whose_sandbox_was_lost_gives_no_empty_one_until_it_is_deleted() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        pool.lose("a", "killed by signal 9")
+        for _ in range(2):
+            refused = await client.put(A, json={})
+            assert (refused.status_code, refused.json()["type"]) == (409, "sandbox_conflict")
+            assert refused.json()["detail"] == (
+                "sandbox a is over: killed by signal 9; DELETE it to free its name, or choose another"
+            )
+        assert (await client.delete(A)).status_code == 200
+        assert (await client.get(A)).json()["state"] == "lost"
+        assert (await client.put(A, json={})).json()["box_id"] == "fake-1"
+
+    over_http(main)
 
 
 def test_the_same_key_with_the_same_body_runs_once() -> None:
@@ -293,6 +329,22 @@ def test_a_server_without_a_pool_has_no_sandboxes() -> None:
     without_pool(main)
 
 
+def test_snapshots_are_listed_with_their_sizes_and_removed() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        await client.put(f"{A}/files", params={"path": "f"}, content=b"0123456789")
+        name = (await client.post(f"{A}/snapshot")).json()["snapshot"]
+        (listed,) = (await client.get("/v1/snapshots")).json()["snapshots"]
+        seen = {key: listed[key] for key in ("snapshot", "tenant", "sandbox_id", "bytes")}
+        assert seen == {"snapshot": name, "tenant": "", "sandbox_id": "a", "bytes": 10}
+        for _ in range(2):
+            assert (await client.delete(f"/v1/snapshots/{name}")).json() == {"done": True}
+        assert (await client.get("/v1/snapshots")).json() == {"snapshots": []}
+        assert (await client.put("/v1/sandboxes/b", json={"snapshot": name})).status_code == 404
+
+    over_http(main)
+
+
 def test_every_route_is_described_with_what_it_takes() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         paths = (await client.get("/openapi.json")).json()["paths"]
@@ -310,6 +362,28 @@ def test_every_route_is_described_with_what_it_takes() -> None:
         }
         names = [one["name"] for one in paths[f"{one}/files"]["put"]["parameters"]]
         assert {"sandbox_id", "path", "mode", "Idempotency-Key"} <= set(names)
-        assert {"/v1/sandboxes", "/v1/sandboxes:exec", "/v1/events"} <= set(paths)
+        assert {
+            "/v1/sandboxes",
+            "/v1/sandboxes:exec",
+            "/v1/events",
+            "/v1/snapshots",
+            "/v1/snapshots/{snapshot}",
+        } <= set(paths)
+
+    over_http(main)
+
+
+def test_a_query_that_is_misspelt_is_refused_not_ignored() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put("/v1/sandboxes/a", json={})
+        for verb, path, hint in (
+            ("PUT", "files?path=/x&modus=755", "'modus' here; did you mean 'mode'?"),
+            ("GET", "files?path=/x&max_byte=1", "'max_byte' here; did you mean 'max_bytes'?"),
+            ("POST", "exec?timeout_s=5", "'timeout_s' here"),
+            ("POST", "shells/main?user=grader", "'user' here"),
+        ):
+            answer = await client.request(verb, f"/v1/sandboxes/a/{path}", content=b'{"argv":["count"],"timeout_s":5}')
+            assert (answer.status_code, answer.json()["detail"]) == (400, f"there is no query {hint}")
+        assert (await client.get("/v1/sandboxes/a/files?path=/runs")).status_code == 404
 
     over_http(main)

@@ -187,6 +187,26 @@ def test_a_folder_that_others_may_write_to_is_refused(path: Path) -> None:
         TokenStore(path)
 
 
+def test_a_file_that_others_can_read_is_closed_to_them_and_that_is_said(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TokenStore(path) as tokens:
+        text = tokens.create("acme", ["play"])
+    path.chmod(0o644)
+    with TokenStore(path) as tokens:
+        assert tokens.check(text) is not None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [record.getMessage() for record in caplog.records] == [
+        f"others could use {path}, and can no longer; it has hashes of tokens, not the tokens"
+    ]
+
+
+def test_a_folder_that_cannot_be_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot be kept in .*; choose a folder that can be written \(--state\)"):
+        TokenStore(tmp_path / "file" / "tokens.sqlite")
+
+
 def test_processes_that_open_and_write_a_new_file_at_once_lose_nothing(path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from envkit.http.tokens import TokenStore\n"

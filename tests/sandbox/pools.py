@@ -50,6 +50,7 @@ async def opened(
     boxes: int | None = None,
     stocks: Sequence[Stock] = (),
     most: int | None = None,
+    share: float = 1.0,
     watch: Watch | None = None,
     restarts: RestartBudget | None = None,
     ledger: Ledger | None = None,
@@ -61,7 +62,8 @@ async def opened(
 
     async with FakeBackend(fate) as backend:
         node = Node("here", backend, Holds(boxes=boxes))
-        async with Pool([node], stocks=stocks, most=most, watch=watch, restarts=restarts, ledger=ledger) as pool:
+        pool = Pool([node], stocks=stocks, most=most, share=share, watch=watch, restarts=restarts, ledger=ledger)
+        async with pool:
             yield pool, backend
 
 

@@ -63,6 +63,7 @@ SCRIPTS = {
     "posix": ("set -o posix; echo a", 0, b"a\n"),
     "pipefail": ("set -o pipefail; false | true", 1, b""),
     "errors counted": ("set -e; false || echo a", 0, b"a\n"),
+    "next turn of a loop that is not its own": ("echo a; continue; echo b", 0, b"a\n"),
     "many lines": ("seq 1 200000 | tail -c 7", 0, b"200000\n"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,19 @@ def test_groups_of_the_dead_are_found_and_those_of_the_living_are_not(tmp_path: 
     version_1(tmp_path, "envkit-of-somebody-else")
     (group,) = cgroups.gone(cgroups.find(tmp_path))
     assert group.views()[0][0] == tmp_path / "memory" / dead
+
+
+def test_groups_may_vanish_while_they_are_looked_at(tmp_path: Path) -> None:
+    version_1(tmp_path, folders.owner_name(os.getpid()))
+    places = cgroups.find(tmp_path)
+    group = places.parents["memory"] / "envkit-of-somebody-else"
+    come_and_go = f"import os\nwhile True: os.mkdir({str(group)!r}); os.rmdir({str(group)!r})"
+    with subprocess.Popen([sys.executable, "-c", come_and_go]) as somebody:
+        try:
+            for _ in range(2_000):
+                cgroups.gone(places)
+        finally:
+            somebody.kill()
 
 
 def test_a_group_is_needed_for_as_long_as_who_inherited_it_lives(tmp_path: Path) -> None:

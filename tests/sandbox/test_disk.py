@@ -8,7 +8,7 @@ import signal
 import anyio
 import pytest
 
-from envkit.errors import SandboxError, SandboxLostError
+from envkit.errors import SandboxError, SandboxLostError, SandboxStartError
 from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
 from envkit.types import SandboxSpec
@@ -47,6 +47,26 @@ def test_a_box_that_fills_its_root_is_ended_soon_after_its_bound(place: str) -> 
             assert cause.endswith("more than disk_mib=100")
             assert 100 < taken_mib(cause) < 400
         assert containers_of(box.id) == []
+
+    run(main)
+
+
+def test_a_box_says_how_much_of_its_bound_it_has_written_and_its_snapshots_how_large_they_are() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, disk_mib=100)
+            await box.exec(["dd", "if=/dev/zero", "of=/var/large", "bs=1M", "count=95"], timeout_s=30)
+            with anyio.fail_after(20):
+                while (percent := (await box.stats())["disk_percent"]) == 0:  # noqa: ASYNC110 - nobody tells
+                    await anyio.sleep(0.1)
+            assert percent in range(90, 101)
+            assert (await box.stats())["disk_place"] == "/"
+            name = await box.snapshot()
+            assert 95 << 20 <= await backend.snapshot_bytes(name) < 100 << 20
+            await backend.remove_snapshot(name)
+            assert await backend.snapshot_bytes(name) == 0
+            with pytest.raises(SandboxStartError, match="there is no snapshot"):
+                await backend.restore(name, SandboxSpec(profile="system", disk_mib=100))
 
     run(main)
 

@@ -164,6 +164,13 @@ def test_files_are_kept_on_the_node_and_not_taken_for_those_of_an_actor_before()
             assert await (await visited(opened, 2)).read("kept") == b"x"
             refused = await actor.start(3, SandboxSpec(), 30.0, f"{name[:-1]}_")
             assert "there is no snapshot" in refused["problem"]["detail"]
+            assert (await actor.snapshot_bytes(f"{name}_"), await actor.remove_snapshot(f"{name}_")) == (
+                {"bytes": 0},
+                {},
+            )
+            assert (await actor.snapshot_bytes(name))["bytes"] > 0
+            assert await actor.remove_snapshot(name) == {}
+            assert await actor.snapshot_bytes(name) == {"bytes": 0}
 
     run(main)
 

@@ -187,6 +187,48 @@ def test_stop_ends_it_for_good_and_can_be_repeated() -> None:
     run(main)
 
 
+def test_a_name_that_was_stopped_can_be_given_again() -> None:
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            for number, spec in enumerate((SPEC, SPEC, replace(SPEC, memory_mib=64))):
+                view = await pool.create("a", spec, tenant="ann")
+                assert (view.box_id, view.state) == (f"fake-{number}", LEASED)
+                await pool.stop("a", tenant="ann")
+                assert [(view.id, view.box_id) for view in pool.views()] == [("a", f"fake-{number}")]
+            assert len(backend.boxes) == 3
+
+    run(main)
+
+
+def test_a_name_whose_sandbox_was_lost_or_expired_is_free_once_its_owner_stops_it() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=1), Fate()) as (pool, _):
+            await pool.create("a", SPEC, tenant="ann")
+            await anyio.sleep(2)
+            await pool.stop("a", tenant="bob")
+            assert (await pool.create("a", SPEC, tenant="ann")).state is LOST
+            await pool.stop("a", tenant="ann")
+            assert pool.view("a").state is LOST  # it is to be seen what became of it
+            assert (await pool.create("a", SPEC, tenant="ann", ttl_s=60)).state is LEASED
+            await anyio.sleep(61)
+            assert (await pool.create("a", SPEC, tenant="ann")).state is STOPPED
+            await pool.stop("a", tenant="ann")
+            assert (await pool.create("a", SPEC, tenant="ann")).state is LEASED
+
+    run(main)
+
+
+def test_a_name_whose_sandbox_never_came_up_is_tried_again() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_failure="no image"), Fate()) as (pool, _):
+            with pytest.raises(SandboxStartError, match="no image"):
+                await pool.create("a", SPEC)
+            assert pool.view("a").state is STOPPED
+            assert (await pool.create("a", SPEC)).box_id == "fake-1"
+
+    run(main)
+
+
 def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_is_over() -> None:
     async def main() -> None:
         async with opened() as (pool, backend):
@@ -355,6 +397,41 @@ def test_a_tenant_has_no_more_than_it_may_and_holds_nobody_else_up() -> None:
                 tasks.start_soon(lease_at_once, pool, "bob")
                 async with pool.lease(SPEC, tenant="ann"):
                     assert clock.now() == 7
+
+    run(main)
+
+
+def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_sandbox() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            nodes = [Node(name, backend, Holds(boxes=10, memory_mib=1024, pids=4096)) for name in ("a", "b")]
+            async with Pool(nodes, share=0.25) as pool:
+                await pool.create("large", SandboxSpec(memory_mib=500), tenant="ann")
+                why = (
+                    "^tenant 'ann' has as much as one tenant may have at once: with this one, memory_mib=700 together"
+                    " is more than 25% of what all nodes hold, which is 512; stop one of its sandboxes first$"
+                )
+                with pytest.raises(CapacityError, match=why):
+                    await pool.create("small", SandboxSpec(memory_mib=200), tenant="ann")
+                with pytest.raises(CapacityError, match=r"pids=4352 together is more than 25%.*which is 2048"):
+                    await pool.create("many", SandboxSpec(memory_mib=1, pids=4096), tenant="ann")
+                await pool.create("fits", SandboxSpec(memory_mib=12), tenant="ann")
+                await pool.create("first", SandboxSpec(memory_mib=900), tenant="bob")
+                await pool.stop("large", tenant="ann")
+                await pool.create("small", SandboxSpec(memory_mib=200), tenant="ann")
+
+    run(main)
+
+
+def test_a_node_holds_no_more_processes_than_it_can() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(pids=600))]) as pool:
+            await pool.create("a", SPEC)
+            await pool.create("b", SPEC)  # 256 each, as backends have it
+            with pytest.raises(CapacityError, match="no node has room for a further sandbox now"):
+                await pool.create("c", SPEC)
+            with pytest.raises(ImpossibleSandboxError, match=r"pids=601 is more than any node holds: .* holds 600"):
+                await pool.create("d", SandboxSpec(pids=601))
 
     run(main)
 

@@ -55,6 +55,25 @@ def test_one_that_is_paused_is_lost_and_that_is_the_cause() -> None:
     run(main)
 
 
+def test_among_very_many_each_is_asked_less_often_and_has_as_long_to_answer() -> None:
+    assert WATCH.among(500) == WATCH
+    assert WATCH.among(625) == WATCH.among(10_000) == Watch(1.25, 1.75, 4.25)
+
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            for number in range(625):
+                await pool.create(f"box-{number}", SPEC)
+            await anyio.sleep(10)
+            backend.boxes[0].pause()
+            await anyio.sleep(4.9)
+            lost = pool.view("box-0").phases[-1]
+            assert lost.reason == "paused, silent for 4.25 s"
+            assert pool.counts().losses == {"paused": 1}
+            assert {states(view)[-1] for view in pool.views()} == {LEASED, LOST}
+
+    run(main)
+
+
 @pytest.mark.parametrize("is_spare", [True, False])
 def test_one_that_answers_again_is_what_it_was(is_spare: bool) -> None:
     async def main() -> None:
@@ -158,6 +177,27 @@ def test_memory_that_is_nearly_used_up_is_told_once_a_minute() -> None:
             alerts = [event for event in await told(pool) if event.kind == "memory"]
             assert [(event.sandbox_id, event.tenant) for event in alerts] == [("a", "ann")] * 3
             assert alerts[0].text == "58 of 64 MiB of memory are in use"
+
+    run(main)
+
+
+def test_a_disk_that_is_nearly_full_is_told_and_counted() -> None:
+    class Full(FakeBox):
+        async def stats(self) -> Mapping[str, JSON]:
+            return {"disk_place": "/tmp", "disk_percent": 89 if self.id.endswith("0") else 90}
+
+    async def main() -> None:
+        async with FakeBackend(kind=Full) as backend, Pool([Node("here", backend)]) as pool:
+            await pool.create("a", SPEC)
+            await pool.create("b", SPEC, tenant="ann")
+            pool.alert("disk", "the disk of /tmp has 3 MiB free")
+            await anyio.sleep(65)
+            alerts = [event for event in await told(pool) if event.kind == "disk"]
+            assert [(event.sandbox_id, event.tenant, event.text) for event in alerts] == [
+                ("", "", "the disk of /tmp has 3 MiB free"),
+                ("b", "ann", "90 % of what it may write to /tmp are used"),
+            ]
+            assert pool.counts().alerts == {"disk": 2}
 
     run(main)
 

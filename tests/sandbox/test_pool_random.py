@@ -131,6 +131,6 @@ def test_whatever_happens_the_books_are_right_and_nothing_is_left(deeds: list[De
                 assert pool.counts().waiting == {}
             assert pool.counts().states == {}
             assert all(box.is_gone for backend in backends for box in backend.boxes)
-            assert all(node.used == (0, 0.0, 0, 0) for node in play.nodes)
+            assert all(node.used == (0, 0.0, 0, 0, 0) for node in play.nodes)
 
     clock.run(main, virtual=True)

@@ -7,7 +7,7 @@ import signal
 import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 import pytest
@@ -231,5 +231,16 @@ def test_a_watched_program_is_talked_to_and_ends_with_its_box(kind: Kind) -> Non
             assert (await box.stats())["memory_bytes"] != 0
             with pytest.raises(SandboxLostError, match="a lost: stopped"):
                 await talk_to_the_end(pool, box)
+
+    run(main)
+
+
+def test_a_box_says_which_of_its_places_is_how_full(kind: Kind) -> None:
+    async def main() -> None:
+        async with opened(kind) as pool, pool.lease(replace(kind.spec(), disk_mib=16)) as box:
+            assert isinstance(box, Handle)
+            await box.exec(["sh", "-c", "head -c 15000000 /dev/zero > /tmp/large"], timeout_s=20)
+            found = await box.stats()
+            assert (found["disk_place"], found["disk_percent"]) in [("/tmp", percent) for percent in range(85, 96)]
 
     run(main)

@@ -63,6 +63,33 @@ def test_overlapping_sends_do_not_mix() -> None:
     run(main, virtual=False)
 
 
+def test_what_was_sent_just_before_the_end_arrives() -> None:
+    async def main() -> None:
+        one, other = await pair()
+        await one.send(b"a")
+        await one.send(b"b")
+        one.close()
+        assert await other.receive() == b"ab"
+        assert await other.receive() == b""
+        other.close()
+
+    run(main, virtual=False)
+
+
+def test_what_is_sent_at_one_turn_of_the_loop_is_sent_at_once() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps what is sent at once together
+        one, other = SocketStream(ours), SocketStream(theirs)
+        async with anyio.create_task_group() as tasks:
+            for letter in (b"a", b"b", b"c"):
+                tasks.start_soon(one.send, letter)
+        assert await other.receive() == b"abc"
+        one.close()
+        other.close()
+
+    run(main, virtual=False)
+
+
 def test_a_sender_waits_for_a_receiver_and_hears_when_that_is_gone() -> None:
     async def main() -> None:
         one, other = await pair()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from envkit import config
+from envkit.config import serving
 from envkit.errors import ConfigError
 
 MINIMAL = "env: {id: FrozenLake-v0}\n"
@@ -62,6 +63,30 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> Non
 def test_what_is_not_yaml_is_said_in_one_line(text: str, tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, text)
     assert problem.startswith(f"{tmp_path}/run.yaml: not YAML: ")
+
+
+def test_keys_that_stand_twice_in_one_place_are_all_named_with_their_lines(tmp_path: Path) -> None:
+    text = "env: {id: FrozenLake-v0, options: {size: 4, size: 8}}\nseed: 1\nrollout:\n  group_size: 4\nseed: 2\n"
+    file = tmp_path / "run.yaml"
+    assert problems(tmp_path, text) == [
+        f"{file}: line 1: the key size is there already, in line 1; remove one of the two",
+        f"{file}: line 5: the key seed is there already, in line 2; remove one of the two",
+    ]
+    assert problems(tmp_path, MINIMAL, "rollout={group_size: 4, group_size: 8}") == [
+        "rollout: '{group_size: 4, group_size: 8}' has the key group_size twice"
+    ]
+
+
+def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_several_places(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("spares:\n- &small {count: 1, memory_mib: 64}\n- *small\n- {count: 1}\n")
+    assert [stock.memory_mib for stock in serving.read(path, [], {}).spares] == [64, 64, None]
+    path.write_text("node:\n  boxes: 4\n  boxes: 400\n")
+    with pytest.raises(ConfigError) as caught:
+        serving.read(path, [], {})
+    assert caught.value.problems == (
+        f"{path}: line 3: the key boxes is there already, in line 2; remove one of the two",
+    )
 
 
 def test_bytes_that_are_no_text_are_said_in_one_line(tmp_path: Path) -> None:

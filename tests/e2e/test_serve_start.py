@@ -1,0 +1,59 @@
+"""What ``envkit serve`` says when it cannot start: what is wrong, where, and what to do, at once."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = str(Path(sys.executable).with_name("envkit"))
+
+
+def said_by(state: Path, *words: str) -> str:
+    """What a server says that does not start, in one line."""
+    command = [SCRIPT, "serve", "--state", str(state), "--set", "access_log=null", "--port", "0", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    return done.stderr.rstrip("\n")
+
+
+def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = said_by(tmp_path, "--backend", "none", "--port", str(port))
+    assert said == f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any that is free"
+
+
+def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
+    node = "node={boxes: 3, memory_mib: 2048, pids: 9999}"
+    said = said_by(tmp_path, "--backend", "process", "--set", "envs.boxes=4", "--set", node)
+    assert said == (
+        "environments are served in 4 boxes of 1024 MiB each, and this machine holds together 3 sandboxes, 2,048 MiB of"
+        " memory, 9,999 processes: lower envs.boxes or envs.memory_mib, or set node.memory_mib"
+    )
+
+
+@pytest.mark.docker
+def test_an_image_that_is_missing_is_said_with_what_makes_it(tmp_path: Path) -> None:
+    said = said_by(tmp_path, "--backend", "docker", "--set", "envs.image=no/such:1")
+    assert said == (
+        "there is no image no/such:1 here, in whose boxes environments are served; make it: envkit image build games"
+        " --tag no/such:1, or fetch it: docker pull no/such:1"
+    )
+
+
+@pytest.mark.docker
+def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_path: Path) -> None:
+    said = said_by(
+        tmp_path, "--backend", "docker", "--set", "envs.boxes=1", "--set", "envs.image=debian:bookworm-offline"
+    )
+    assert said.startswith(
+        "environments are served in boxes of image debian:bookworm-offline, which lacks envkit or Python ("
+    )
+    assert said.endswith(
+        "No module named 'envkit')); make one that has them: envkit image build games --base debian:bookworm-offline"
+        " --tag debian:bookworm-offline-envkit, and name it in envs.image"
+    )

@@ -1,0 +1,129 @@
+"""How many folders of one tenant are on their way at once, in virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import anyio
+import httpx
+
+from envkit import clock
+from envkit.errors import RateLimitError
+from envkit.http.asgi import Message
+from envkit.http.folders import AT_ONCE, MAX_WAITING, Folders
+from envkit.protocols import Sandbox
+from tests.http.boxes import over_http
+from tests.http.pools import SmallPool
+from tests.http.stage import settle
+
+
+class SlowTrees:
+    """Unpacks nothing, ten seconds for each stream, and counts how many there are at once."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.most = 0
+
+    async def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]:
+        yield b""
+
+    async def unpacked(
+        self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, takes_any_link: bool = False
+    ) -> None:
+        async for _ in pieces:
+            pass
+
+    def waiting_place(self) -> AbstractAsyncContextManager[Path]:
+        return self._place()
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[Path]:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await anyio.sleep(10)
+            yield Path("nowhere")
+        finally:
+            self.now -= 1
+
+
+class NoBox:
+    """Takes whatever comes."""
+
+    async def upload(self, source: Path, target: str, *, user: str) -> None:
+        pass
+
+    async def download(self, source: str, target: Path, *, max_bytes: int, user: str) -> None:
+        pass
+
+
+async def nothing() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def nowhere(message: Message) -> None:
+    pass
+
+
+def test_of_each_tenant_a_few_travel_more_wait_and_the_rest_is_refused() -> None:
+    async def main() -> None:
+        trees = SlowTrees()
+        folders, box = Folders(trees), cast("Sandbox", NoBox())
+        outcomes: Counter[tuple[str, str]] = Counter()
+
+        async def move(tenant: str, takes: bool) -> None:
+            try:
+                if takes:
+                    await folders.take(box, "t", "agent", nothing, tenant=tenant)
+                else:
+                    await folders.give(box, "t", "agent", 1, nowhere, tenant=tenant)
+            except RateLimitError:
+                outcomes[tenant, "refused"] += 1
+            else:
+                outcomes[tenant, "done"] += 1
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(AT_ONCE + MAX_WAITING + 7):
+                tasks.start_soon(move, "acme", number % 2 == 0)
+            await settle()
+            assert (trees.now, outcomes) == (AT_ONCE, {("acme", "refused"): 7})
+            tasks.start_soon(move, "umbrella", True)
+            await anyio.sleep(11)
+            assert outcomes["umbrella", "done"] == 1  # the others' line is not its own
+        assert trees.most == AT_ONCE + 1
+        assert outcomes["acme", "done"] == AT_ONCE + MAX_WAITING
+        await move("acme", True)
+        assert outcomes["acme", "refused"] == 7
+
+    clock.run(main, virtual=True)
+
+
+def test_who_is_refused_is_told_when_to_come_again() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put("/v1/sandboxes/a", json={})
+        is_over = anyio.Event()
+
+        async def endless() -> AsyncGenerator[bytes, None]:
+            yield b"x"
+            await is_over.wait()
+
+        async def take() -> None:
+            async with aclosing(endless()) as pieces:
+                await client.put("/v1/sandboxes/a/tree?path=t", content=pieces)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(AT_ONCE + MAX_WAITING):
+                tasks.start_soon(take)
+            answer = None
+            while answer is None or answer.status_code == 404:  # until they have all come
+                with anyio.move_on_after(0.5):
+                    answer = await client.get("/v1/sandboxes/a/tree?path=t")
+            assert (answer.status_code, answer.json()["type"]) == (429, "rate_limit")
+            assert answer.headers["retry-after"] == "1"
+            is_over.set()
+
+    over_http(main)

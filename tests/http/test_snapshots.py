@@ -1,0 +1,96 @@
+"""How many snapshots there may be, and that none is removed unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxNotFoundError, SnapshotLimitError
+from envkit.http.snapshots import SnapshotBounds, Snapshots
+from envkit.protocols import Sandbox
+from envkit.sandbox.fake import FakeBackend
+from envkit.types import SandboxSpec
+from tests.http.pools import SmallPool
+
+WHAT_TO_DO = "; remove one first: envkit sandbox snapshot rm --url URL NAME, or DELETE /v1/snapshots/NAME"
+
+
+def run(bounds: SnapshotBounds, work: Callable[[Snapshots, Sandbox, SmallPool], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            pool = SmallPool(backend)
+            await pool.create("a", SandboxSpec())
+            await work(Snapshots(pool, bounds), pool.get("a"), pool)
+
+    clock.run(main, virtual=True)
+
+
+def test_a_further_one_is_refused_until_one_is_removed_and_the_oldest_stay() -> None:
+    async def work(snapshots: Snapshots, box: Sandbox, pool: SmallPool) -> None:
+        names = [await snapshots.keep("ann", "a", box.snapshot) for _ in range(2)]
+        with pytest.raises(SnapshotLimitError) as caught:
+            await snapshots.keep("ann", "a", box.snapshot)
+        assert str(caught.value) == "no snapshot: tenant 'ann' has the 2 that there may be" + WHAT_TO_DO
+        await snapshots.keep("bob", "a", box.snapshot)
+        with pytest.raises(SnapshotLimitError, match=r"^no snapshot: this server has the 3 that there may be"):
+            await snapshots.keep("cid", "a", box.snapshot)
+        assert [one.name for one in snapshots.all("ann")] == names
+        await snapshots.remove(names[0], "bob")  # it is not his
+        assert [one.name for one in snapshots.all("ann")] == names
+        await snapshots.remove(names[0], "ann")
+        with pytest.raises(SandboxNotFoundError):
+            snapshots.known(names[0], None)
+        await snapshots.keep("ann", "a", box.snapshot)
+
+    run(SnapshotBounds(per_tenant=2, in_all=3), work)
+
+
+def test_those_that_are_being_taken_count_and_a_failure_does_not() -> None:
+    async def work(snapshots: Snapshots, box: Sandbox, pool: SmallPool) -> None:
+        go = anyio.Event()
+
+        async def slow() -> str:
+            await go.wait()
+            raise OSError("the disk is full")
+
+        async def failing() -> None:
+            with pytest.raises(OSError, match="the disk is full"):
+                await snapshots.keep("ann", "a", slow)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(failing)
+            await anyio.sleep(1)
+            with pytest.raises(SnapshotLimitError, match="has the 1 that"):
+                await snapshots.keep("ann", "a", box.snapshot)
+            go.set()
+        await snapshots.keep("ann", "a", box.snapshot)
+
+    run(SnapshotBounds(per_tenant=1), work)
+
+
+def test_one_that_is_too_large_is_refused_and_nothing_of_it_is_left() -> None:
+    async def work(snapshots: Snapshots, box: Sandbox, pool: SmallPool) -> None:
+        taken: list[str] = []
+
+        async def take() -> str:
+            taken.append(await box.snapshot())
+            return taken[-1]
+
+        await box.write("/workspace/f", bytes(600 << 10))
+        await snapshots.keep("ann", "a", take)
+        with pytest.raises(SnapshotLimitError) as caught:
+            await snapshots.keep("ann", "a", take)
+        said = "no snapshot: tenant 'ann' has 0 MiB of them, this one has 1, and there may be 1"
+        assert str(caught.value) == said + WHAT_TO_DO
+        assert [await pool.snapshot_bytes(name) for name in taken] == [600 << 10, 0]
+        for tenant in ("bob", "cid"):
+            await snapshots.keep(tenant, "a", take)
+        with pytest.raises(
+            SnapshotLimitError, match=r"^no snapshot: this server has 1 MiB of them, this one has 1, and"
+        ):
+            await snapshots.keep("dan", "a", take)
+
+    run(SnapshotBounds(per_tenant_mib=1, in_all_mib=2), work)

@@ -1,0 +1,70 @@
+"""What a machine holds, where nobody says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from envkit.config import serving
+from envkit.errors import ConfigError
+from envkit.sandbox.fake import FakeBackend
+from envkit.sandbox.pool.nodes import Demand, Holds, Node
+from envkit.types import SandboxSpec
+from envkit.wiring import machine
+from envkit.wiring.machine import Machine
+
+PHYSICAL_MIB = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_what_is_left_open_follows_from_the_machine_and_what_is_said_stays() -> None:
+    large = Machine(memory_mib=24_000, pids=32_768)
+    open_ = Holds(boxes=256)
+    assert machine.filled_in(open_, large) == Holds(boxes=256, memory_mib=18_000, pids=16_384)
+    said = Holds(boxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
+    assert machine.filled_in(said, large) == said
+    assert machine.filled_in(open_, Machine(None, None)) == open_
+    words = "256 sandboxes, 18,000 MiB of memory, 16,384 processes"
+    assert machine.described(machine.filled_in(open_, large)) == words
+
+
+def test_a_control_group_of_version_2_or_one_around_it_says_less_than_the_machine_has(tmp_path: Path) -> None:
+    write(tmp_path / "own", "0::/shop/server\n")
+    write(tmp_path / "shop/server/memory.max", "max\n")
+    write(tmp_path / "shop/memory.max", f"{96 << 20}\n")
+    write(tmp_path / "pids.max", "77\n")
+    assert machine.this_machine(tmp_path, tmp_path / "own") == Machine(96, 77)
+
+
+def test_a_control_group_of_version_1_says_less_than_the_machine_has(tmp_path: Path) -> None:
+    write(tmp_path / "own", "8:pids:/\n5:cpu,memory:/server\n")
+    write(tmp_path / "memory/server/memory.limit_in_bytes", f"{128 << 20}\n")
+    write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712\n")
+    write(tmp_path / "pids/pids.max", "88\n")
+    assert machine.this_machine(tmp_path, tmp_path / "own") == Machine(128, 88)
+
+
+def test_without_control_groups_it_is_the_physical_memory(tmp_path: Path) -> None:
+    assert machine.this_machine(tmp_path, tmp_path / "missing").memory_mib == PHYSICAL_MIB
+
+
+@pytest.mark.parametrize(("memory_mib", "processors", "count"), [(96_000, 8, 8), (6_000, 8, 2), (1_100, 8, 1)])
+def test_environments_take_a_box_for_each_processor_but_only_half_of_the_node(
+    memory_mib: int, processors: int, count: int
+) -> None:
+    node = Node("here", FakeBackend(), Holds(boxes=256, memory_mib=memory_mib))
+    assert machine.env_boxes(node, Demand.of(SandboxSpec()), processors) == count
+
+
+def test_half_of_everything_is_what_a_tenant_may_have_unless_the_file_says_otherwise() -> None:
+    assert serving.read(None, [], {}).limits.tenant_share == 0.5
+    assert serving.read(None, ["limits.tenant_share=1"], {}).limits.tenant_share == 1.0
+    for share in ("0", "1.5"):
+        with pytest.raises(ConfigError, match=r"limits\.tenant_share: "):
+            serving.read(None, [f"limits.tenant_share={share}"], {})
