@@ -42,6 +42,7 @@ SOCKETS = "/run/envkit"
 _CAUSE_S = 3.0
 _KILL_S = 15.0
 _LOG_BYTES = 64 << 10
+_LONGEST = 300
 _ERRORS: Mapping[str, type[EnvkitError]] = {
     "missing": MissingFileError,
     "refused": RefusedFileError,
@@ -326,7 +327,7 @@ class Box:
         except ChannelEndedError:
             raise SandboxLostError(self._id, await self.wait()) from None
         except RefusedCallError as error:
-            raise self._refusal(error) from None
+            raise self._refusal(error, fields.get("path")) from None
 
     async def result(self, reply: Reply) -> ExecResult:
         """Return what a command did, which the agent may have said wrongly.
@@ -353,7 +354,7 @@ class Box:
         except ChannelEndedError:
             raise SandboxLostError(self._id, await self.wait()) from None
         except RefusedCallError as error:
-            raise self._refusal(error) from None
+            raise self._refusal(error, source) from None
 
     async def _forward(self, **place: JSON) -> socket:
         try:
@@ -365,8 +366,9 @@ class Box:
         self.while_alive(pump)
         return theirs
 
-    def _refusal(self, error: RefusedCallError) -> EnvkitError:
-        return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {error.text}")
+    def _refusal(self, error: RefusedCallError, path: JSON = None) -> EnvkitError:
+        where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "
+        return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {where}{error.text}")
 
     async def _require_life(self) -> None:
         if self._channel.is_ended:

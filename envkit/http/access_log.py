@@ -4,14 +4,26 @@
 bytes of bodies or messages. A status of 0 means that nothing was answered. Neither headers nor query strings are
 written, so no token is. Each line has less than `MAX_LINE_BYTES` bytes, whatever was asked: long paths and ids are cut,
 and end in an asterisk.
+
+A thread writes them, so that the server waits for nobody who is to read or keep them: `MAX_WAITING` lines wait for it,
+and what is more is dropped and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import logging.handlers
+import os
+import struct
+import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from select import PIPE_BUF, select
+from threading import Thread  # noqa: TID251 (one that is stuck must not hold the loop at its end)
 from typing import Any, Self
 
 import msgspec
@@ -23,21 +35,41 @@ MAX_LINE_BYTES = 300
 DELAY_S = 0.1
 """Seconds that a line may wait for others."""
 
+MAX_WAITING = 10_000
+"""Lines that wait to be written."""
+
+_CLOSE_S = 2.0
+_FULL_S = 0.1
 _MOST_BYTES = MAX_LINE_BYTES - 2  # less than, and there is the end of the line
+_STANDARD_ERROR = 2
 _ITEMS = {"sessions": "session", "sandboxes": "sandbox"}
 _JSON = msgspec.json.Encoder()
+_log = logging.getLogger(__name__)
 
 
 class AccessLog:
     """Writes the lines, `DELAY_S` late: a record of `logging` costs more than a request, so one carries many of them.
 
     Args:
-        handler: Where to.
+        handler: Where to; used by a thread, alone.
     """
 
     def __init__(self, handler: logging.Handler) -> None:
         self._handler = handler
         self._lines: list[bytes] = []
+        self._overflown = 0
+        self._handed = 0
+        self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        # The thread's own:
+        self._taken = 0
+        self._failed = 0
+        self._is_failing = False
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were not written, since there were too many or they could not be."""
+        return self._overflown + self._failed
 
     @classmethod
     def to(cls, path: Path | None) -> AccessLog:
@@ -46,9 +78,7 @@ class AccessLog:
         Raises:
             OSError: The file cannot be written.
         """
-        if path is None:
-            return cls(logging.StreamHandler())
-        return cls(logging.handlers.WatchedFileHandler(path, encoding="utf-8"))
+        return cls(_StandardError() if path is None else _File(path, encoding="utf-8"))
 
     def write(
         self,
@@ -64,6 +94,9 @@ class AccessLog:
         messages: tuple[int, int] | None = None,
     ) -> None:
         """Write one line, in an event loop; `messages` are those of a socket, in and out."""
+        if self._handed - self._taken + len(self._lines) >= MAX_WAITING:
+            self._overflown += 1
+            return
         if not path.isascii():  # there are characters that end lines, or steer terminals
             path = _plain(path)
         fields: dict[str, Any] = {
@@ -90,9 +123,15 @@ class AccessLog:
         self._lines.append(line)
 
     def close(self) -> None:
-        """Write what waits, and close the handler."""
+        """Write what waits, unless that takes long, and close the handler."""
         self._flush()
-        self._handler.close()
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():  # it may hold the handler's lock
+                return
+        with suppress(OSError):
+            self._handler.close()
 
     def __enter__(self) -> Self:
         return self
@@ -103,8 +142,62 @@ class AccessLog:
     def _flush(self) -> None:
         lines, self._lines = self._lines, []
         if lines:
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="access log", daemon=True)
+                self._thread.start()
+            self._handed += len(lines)
+            self._queue.put(lines)
+
+    def _run(self) -> None:
+        while (lines := self._queue.get()) is not None:
             text = b"\n".join(lines).decode()
-            self._handler.handle(logging.LogRecord("envkit.access", logging.INFO, "", 0, text, None, None))
+            try:
+                self._handler.handle(logging.LogRecord("envkit.access", logging.INFO, "", 0, text, None, None))
+            except OSError as error:
+                self._failed += len(lines)
+                if not self._is_failing:
+                    _log.warning("the access log cannot be written: %s", error)
+                self._is_failing = True
+            else:
+                self._is_failing = False
+            self._taken += len(lines)
+
+
+class _File(logging.handlers.WatchedFileHandler):
+    """A file; what goes wrong is raised."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            raise error
+        super().handleError(record)
+
+
+class _StandardError(logging.Handler):
+    """Standard error. In a pipe that nobody reads it leaves room for others, who would wait for ever to write there."""
+
+    def createLock(self) -> None:  # noqa: N802
+        self.lock = None  # one thread uses it, and whoever ends the process must not wait for that
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{self.format(record)}\n".encode()
+        while text:
+            while not _has_room():
+                select([], [], [], _FULL_S)
+            end = text.rfind(b"\n", 0, PIPE_BUF) + 1  # so much is written at once or not at all
+            text = text[os.write(_STANDARD_ERROR, text[:end]) :]
+
+
+def _has_room() -> bool:
+    """Say whether `PIPE_BUF` bytes can be written, and of a pipe less than a half is taken."""
+    if not select([], [_STANDARD_ERROR], [], _FULL_S)[1]:
+        return False
+    try:
+        size = fcntl.fcntl(_STANDARD_ERROR, fcntl.F_GETPIPE_SZ)
+    except (OSError, AttributeError):  # it is none; or not on this system
+        return True
+    taken = struct.unpack("i", fcntl.ioctl(_STANDARD_ERROR, termios.FIONREAD, bytes(4)))[0]
+    return bool(taken + PIPE_BUF <= max(size // 2, PIPE_BUF))
 
 
 def _shortened(fields: dict[str, Any]) -> bytes:

@@ -6,12 +6,15 @@ to the described API.
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import anyio
 import msgspec
 
-from envkit.errors import RequestError
+from envkit.errors import RequestError, UnreachableError
 from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
 from envkit.http.callers import caller_of
@@ -29,6 +32,9 @@ from envkit.registry import EnvSpec
 
 SLOW_RESET_S = 5.0
 """Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202."""
+
+_CUT_S = 2.0
+"""Seconds in which calls that are cut at shutdown have to end."""
 
 _STEP = msgspec.json.Decoder(wire.StepBody)
 _BEFORE_ID = f"/v{wire.PROTOCOL}/sessions/"
@@ -104,30 +110,67 @@ class App:
         self._lazy = lazy
         self._described: ASGIApp | None = None
         self._sockets: Sockets | None = None
+        self._exchanges: set[asyncio.Task[object]] = set()
+        """Requests that are being answered, but for streams of events, which end by themselves."""
+        self._is_cutting = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            is_step = path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST"
-            if is_step and not scope.get("query_string"):
-                await self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
-            elif path.startswith((_SANDBOXES, _SNAPSHOTS)) or path == _EVENTS:
+            if path == _EVENTS:
                 await self._sandbox(scope, receive, send)
-            else:
-                await self._any(scope, receive, send)
+                return
+            task = asyncio.current_task()
+            assert task is not None
+            self._exchanges.add(task)
+            try:
+                is_step = path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST"
+                if is_step and not scope.get("query_string"):
+                    await self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
+                elif path.startswith((_SANDBOXES, _SNAPSHOTS)):
+                    await self._sandbox(scope, receive, send)
+                else:
+                    await self._any(scope, receive, send)
+            except asyncio.CancelledError:
+                if not self._is_cutting:
+                    raise
+                task.uncancel()
+                await self._say_cut(send)
+            finally:
+                self._exchanges.discard(task)
         elif scope["type"] == "websocket":
             await self._socket(scope, receive, send)
         else:
             await self._live(receive, send)
 
+    @property
+    def errors(self) -> Counter[str]:
+        """Errors that were answered, by code; `envkit.http.guard.Guard` adds its own."""
+        return self._calls.sessions.tally.errors
+
     async def drain(self, timeout_s: float) -> None:
-        """Begin nothing new, and wait until the calls that came over sockets are answered."""
+        """Begin nothing new, and wait until what was asked is answered.
+
+        Requests that are not answered by then are cut, and told so; one whose answer has begun is broken off.
+        """
         self._calls.sessions.is_closing = True
         if self._calls.sandboxes is not None:
             self._calls.sandboxes.closing.set()
-        if self._sockets is not None:
-            with anyio.move_on_after(timeout_s):
+        with anyio.move_on_after(timeout_s):
+            if self._sockets is not None:
                 await self._sockets.answered()
+            while self._exchanges:
+                await asyncio.wait(self._exchanges)
+        self._is_cutting = True
+        for task in self._exchanges:
+            task.cancel()
+        if self._exchanges:
+            await asyncio.wait(self._exchanges, timeout=_CUT_S)
+
+    async def _say_cut(self, send: Send) -> None:
+        error = UnreachableError("the server is shutting down, and the call was cut")
+        with suppress(OSError, RuntimeError):  # the answer has begun, or there is nobody
+            await respond_problem(send, self._calls.problem(error))
 
     async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         calls = self._calls.by(caller_of(scope))

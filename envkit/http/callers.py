@@ -2,18 +2,19 @@
 
 A tenant's session `x` is kept under the key ``tenant:x``. Ids have no colon, so keys of different tenants never meet,
 and an administrator names the session of another tenant by its key. Without tokens there is one tenant, the empty one,
-whose keys are the ids themselves.
+whose keys are the ids themselves; once there are tokens, an administrator names those by a colon and the key.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from envkit import clock
-from envkit.errors import ForbiddenError, RateLimitError
+from envkit.errors import EnvkitError, ForbiddenError, RateLimitError
 from envkit.http.rates import Bucket
 
 PLAY, SANDBOX, METRICS, ADMIN = "play", "sandbox", "metrics", "admin"
@@ -74,8 +75,10 @@ class Caller:
 
     def key(self, id: str) -> str:
         """Return the key of the session that the caller means by `id`."""
-        if not self.tenant or (ADMIN in self.scopes and ":" in id):
+        if not self.tenant:
             return id
+        if ADMIN in self.scopes and ":" in id:
+            return id.removeprefix(":")
         return f"{self.tenant}:{id}"
 
     def sees(self, key: str) -> bool:
@@ -83,7 +86,9 @@ class Caller:
         return ADMIN in self.scopes or key.startswith(self.key(""))
 
     def name(self, key: str) -> str:
-        """Return how the caller, who sees it, names a session."""
+        """Return how the caller, who sees it, names a session; `key` gives the key again."""
+        if self.tenant and (":" not in key or key.startswith(":")):  # nobody's, or the server's own
+            return f":{key}"
         return key.removeprefix(self.key(""))
 
 
@@ -99,3 +104,14 @@ def caller_of(scope: Mapping[str, Any]) -> Caller:
     state = scope.get("state")
     caller: Caller = EVERYBODY if state is None else state.get("caller", EVERYBODY)
     return caller
+
+
+def renamed(error: EnvkitError, names: Mapping[str, str]) -> EnvkitError:
+    """Return an error that says each of the words in `names` in the way that its caller does."""
+    words = "|".join(re.escape(word) for word in names if word)
+    if not words:
+        return error
+    pattern = re.compile(rf"(?<![\w./:~-])(?:{words})(?![\w/~-]|[.:]\w)")
+    values = (getattr(error, field) for field in error.fields)
+    said = [pattern.sub(lambda found: names[found[0]], one) if isinstance(one, str) else one for one in values]
+    return type(error)(*said)

@@ -24,7 +24,7 @@ from envkit.errors import (
     did_you_mean,
     to_problem,
 )
-from envkit.http.callers import EVERYBODY, Caller
+from envkit.http.callers import EVERYBODY, Caller, renamed
 from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.session import SessionView
 from envkit.http.sessions import SessionTable
@@ -142,7 +142,7 @@ class Calls:
             RateLimitError: The caller may not play so many now; none was played.
         """
         bodies = read_each(data, _STEPS, _STEP)
-        self._caller.take(len(bodies) - 1)  # the request itself was counted before
+        self._caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         for index, body in enumerate(bodies):
@@ -231,6 +231,8 @@ class Calls:
         if not isinstance(error, EnvkitError):
             _log.error("a call failed in a way that nobody foresaw", exc_info=error)
             error = EnvkitError("the server made a mistake; its log says which")
+        elif session_id is not None and (key := self._caller.key(session_id)) != session_id:
+            error = renamed(error, {key: session_id})
         self.sessions.tally.errors[error.code] += 1
         turn = None if session_id is None else self.sessions.turn(self._caller.key(session_id))
         said = to_problem(error)

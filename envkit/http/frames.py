@@ -8,6 +8,7 @@ expire. All answers that are ready in one turn of the event loop travel in one m
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 import anyio
@@ -15,11 +16,11 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from envkit.errors import ForbiddenError, RequestError, TooLargeError
-from envkit.http.asgi import Receive, Send
+from envkit.http.asgi import Message, Receive, Send
 from envkit.http.callers import PLAY, SANDBOX, Caller
 from envkit.http.calls import Calls, read_each
 from envkit.http.sandbox_calls import PREFIX, SandboxCalls
-from envkit.http.wire import Frame, batches, read
+from envkit.http.wire import MAX_FRAMES, Frame, batches, read
 
 MAX_OWED = 10_000
 """Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
@@ -32,6 +33,12 @@ _FREE = frozenset({"health", "ready"})
 
 _KEEP_S = 1.0
 """Seconds between renewals of the leases of sandboxes."""
+
+_AHEAD_BYTES = 1 << 20
+"""How much is read ahead from a socket that has to wait, so that its end is heard."""
+
+_MESSAGE_BYTES = 256
+"""What a message takes beside its content."""
 
 _BATCH_BYTES = 1 << 19
 """Half of what clients in the wild take in one message unless told otherwise."""
@@ -58,7 +65,7 @@ class Sockets:
     async def serve(self, caller: Caller, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes; one whose caller sends too much is not read for a while."""
         calls = self._calls.by(caller)
-        outbox = _Outbox()
+        inbox, outbox = _Inbox(receive), _Outbox()
         used: set[str] = set()
         sandboxes: set[str] = set()
         await receive()
@@ -74,12 +81,12 @@ class Sockets:
                     def answer_sandbox(frame: Frame) -> None:
                         tasks.start_soon(self._answer_sandbox, calls, frame, outbox, sandboxes)
 
-                    while (message := await receive())["type"] == "websocket.receive":
+                    while (message := await inbox.take())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
                         count = self._take(calls, caller, data, outbox, used, answer_sandbox)
                         await outbox.wait_for_room()
-                        if wait_s := caller.charge(count):
-                            await anyio.sleep(wait_s)
+                        if wait_s := caller.charge(max(1, count)):
+                            await inbox.rest(wait_s)
                     tasks.cancel_scope.cancel()
         finally:
             self._open.discard(outbox)
@@ -118,10 +125,14 @@ class Sockets:
         return len(frames)
 
     def _read(self, data: bytes) -> list[Frame | RequestError]:
+        frames: list[Frame | RequestError]
         try:
-            return read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
+            frames = read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
         except RequestError as error:
             return [error]
+        if len(frames) > MAX_FRAMES:
+            return [RequestError(f"a message may have {MAX_FRAMES} frames, got {len(frames)}")]
+        return frames
 
     async def _answer(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
         outbox.put(await calls.answer(frame, used))
@@ -146,6 +157,40 @@ def _refused(caller: Caller, frame: Frame) -> ForbiddenError | None:
     except ForbiddenError as error:
         return error
     return None
+
+
+class _Inbox:
+    """Messages of one socket."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._ahead: deque[Message] = deque()
+        self._room = _AHEAD_BYTES
+
+    async def take(self) -> Message:
+        """Return the next message."""
+        if not self._ahead:
+            return await self._receive()
+        message = self._ahead.popleft()
+        self._room += _size(message)
+        return message
+
+    async def rest(self, seconds: float) -> None:
+        """Take nothing for a while; it ends early when the socket does, and what came before that is dropped."""
+        with anyio.move_on_after(seconds):
+            while self._room > 0:
+                message = await self._receive()
+                if message["type"] != "websocket.receive":
+                    self._ahead.clear()
+                    self._ahead.append(message)
+                    return
+                self._ahead.append(message)
+                self._room -= _size(message)
+            await anyio.sleep_forever()
+
+
+def _size(message: Message) -> int:
+    return _MESSAGE_BYTES + len(message.get("bytes") or message.get("text") or b"")
 
 
 class _Outbox:

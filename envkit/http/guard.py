@@ -1,10 +1,12 @@
 """The guard: stands before the application and decides who may ask for what, and how often.
 
 A request shows its token as ``Authorization: Bearer ek_...``; the application finds who that is by
-`envkit.http.callers.caller_of`. Without a store of tokens, as on a laptop, everybody may do everything. Every answer
-names its request (``X-Request-Id``), by the caller's own name if that is a sane one.
+`envkit.http.callers.caller_of`. Until there is a token, as on a laptop, everybody on the machine may do everything, but
+for web pages of others in its browser. Every answer names its request (``X-Request-Id``), by the caller's own name if
+that is a sane one.
 
-A token that is revoked ends what is open under it: a socket at its next message, a stream at its next piece.
+A token that is revoked, or is not there since there were none, ends what is open under it: a socket within `_LOOK_S`,
+a stream at its next piece, which then breaks off.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
+from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count
 from typing import Protocol
 
+import anyio
 import msgspec
 
 from envkit import clock
@@ -26,6 +30,7 @@ from envkit.http import wire
 from envkit.http.access_log import AccessLog
 from envkit.http.asgi import Header, Message, Receive, Scope, Send, respond_problem
 from envkit.http.callers import ADMIN, EVERYBODY, METRICS, NOBODY, PLAY, SANDBOX, Caller
+from envkit.http.origins import require_local
 from envkit.http.rates import Bucket, Rate
 from envkit.http.tokens import TokenStore
 
@@ -48,6 +53,9 @@ _SCOPES = (
 _OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/docs", "/openapi.json"})
 _REVOKED = 1008  # of RFC 6455: the message violates a policy
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
+_LOOK_S = 1.0
+"""Seconds between looks at the token of an open socket."""
+
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -74,12 +82,13 @@ class Guard:
 
     Args:
         app: What to guard.
-        tokens: Whom to let in; None is everybody.
+        tokens: Whom to let in; None is everybody, as is a store that never held one.
         rate: How many calls a tenant may make: requests, steps of a batch and frames of a socket count alike. A request
             beyond it is refused with 429; of a socket beyond it nothing is read for as long.
         max_sockets: Sockets that a tenant may have open.
         max_requests: Requests of a tenant that may be under way at once, where there are tokens.
         log: Where each request is written down, if anywhere.
+        errors: Where refusals are counted by code, beside what the application counts; see `App.errors`.
     """
 
     def __init__(
@@ -91,8 +100,10 @@ class Guard:
         max_sockets: int = MAX_SOCKETS,
         max_requests: int = MAX_REQUESTS,
         log: AccessLog | None = None,
+        errors: Counter[str] | None = None,
     ) -> None:
         self._app = app
+        self._errors: Counter[str] = Counter() if errors is None else errors
         self._tokens = tokens
         self._rate = rate
         self._max_sockets = max_sockets
@@ -125,14 +136,13 @@ class Guard:
                 if exchange.caller.token_id:
                     tenant = self._begin(exchange.caller.tenant)
             except EnvkitError as error:
-                await _refuse(exchange.send, error)
+                await self._refuse(exchange.send, error)
             else:
                 await self._app(scope, exchange.receive, exchange.send)
         except Exception:
-            if not exchange.is_cut:
+            if not exchange.is_cut:  # else the server breaks the connection, as the answer has no end
                 exchange.status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR  # what the server then says
                 raise
-            await send({"type": "http.response.body", "body": b""})
         finally:
             if tenant is not None:
                 tenant.requests -= 1
@@ -148,18 +158,44 @@ class Guard:
                 tenant = self._enter(exchange.caller.tenant)
             except EnvkitError as error:
                 await receive()
-                await _refuse(exchange.deny, error)
+                await self._refuse(exchange.deny, error)
             else:
-                await self._app(scope, exchange.receive, exchange.send)
+                await self._talk(exchange, scope)
         finally:
             if tenant is not None:
                 tenant.sockets -= 1
             if self._log is not None:
                 exchange.write(self._log, "WS", (exchange.messages_in, exchange.messages_out))
 
+    async def _talk(self, exchange: _SocketExchange, scope: Scope) -> None:
+        """Serve a socket for as long as its token is good."""
+        if self._tokens is None:
+            await self._app(scope, exchange.receive, exchange.send)
+            return
+        with anyio.CancelScope() as until_revoked:
+            tasks = await anyio.create_task_group().__aenter__()
+            tasks.start_soon(exchange.watch, until_revoked)
+            try:
+                await self._app(scope, exchange.receive, exchange.send)
+            finally:
+                tasks.cancel_scope.cancel()
+                # Not told of the block's own error, which it would wrap in a group.
+                await tasks.__aexit__(None, None, None)
+
     def is_good(self, token: str | None) -> bool:
-        """Say whether `token` is valid, and still was a moment ago."""
-        return self._tokens is None or (token is not None and self._tokens.check(token) is not None)
+        """Say whether `token` is valid, and still was a moment ago; None is where no tokens are needed."""
+        tokens = self._needed()
+        return tokens is None or (token is not None and tokens.check(token) is not None)
+
+    def _needed(self) -> TokenStore | None:
+        """Return whom to let in; None is everybody."""
+        return self._tokens if self._tokens is not None and self._tokens.is_needed() else None
+
+    async def _refuse(self, send: Send, error: EnvkitError) -> None:
+        self._errors[error.code] += 1
+        problem = msgspec.convert(to_problem(error), wire.Problem)
+        challenge = [_CHALLENGE] if isinstance(error, UnauthorizedError) else []
+        await respond_problem(send, problem, challenge)
 
     def new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))
@@ -169,16 +205,18 @@ class Guard:
 
         Raises:
             UnauthorizedError: There is no token, or it is not valid.
-            ForbiddenError: It does not have the scope that is needed.
+            ForbiddenError: It does not have the scope that is needed; or, without tokens, a web page of others asks.
             RateLimitError: The tenant asks too often.
         """
-        caller = EVERYBODY
-        if self._tokens is not None:
+        caller, tokens = EVERYBODY, self._needed()
+        if tokens is None:
+            require_local(scope.get("server"), exchange.host, exchange.origin)
+        else:
             needed = scope_for(exchange.path)
             if needed is None:
                 caller = NOBODY
             else:
-                caller = exchange.caller = self._known(exchange.token, self._tokens)
+                caller = exchange.caller = self._known(exchange.token, tokens)
                 if needed:
                     caller.require(needed)
         if self._rate is not None and caller is not NOBODY:
@@ -255,11 +293,16 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self.status = self._bytes_in = self._bytes_out = 0
-        self._id = b""
+        self._id = self.host = b""
+        self.origin: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"authorization":
                 if value[:7].lower() == b"bearer ":
                     self.token = value[7:].strip().decode("latin-1")
+            elif name == b"host":
+                self.host = value
+            elif name == b"origin":
+                self.origin = value
             elif name == b"x-request-id" and _SANE_ID.fullmatch(value):
                 self._id = value
         if not self._id:
@@ -272,10 +315,10 @@ class _Exchange:
 
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.body":
-            self._bytes_out += len(message.get("body", b""))
-            if message.get("more_body") and self._is_revoked():
+            if self.is_cut or (message.get("more_body") and self.is_revoked()):
                 self.is_cut = True
                 raise OSError("the token was revoked")  # as if the client had gone
+            self._bytes_out += len(message.get("body", b""))
         else:
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
@@ -294,8 +337,8 @@ class _Exchange:
             messages=messages,
         )
 
-    def _is_revoked(self) -> bool:
-        return bool(self.caller.token_id) and not self._guard.is_good(self.token)
+    def is_revoked(self) -> bool:
+        return self.caller is not NOBODY and not self._guard.is_good(self.token)
 
 
 class _SocketExchange(_Exchange):
@@ -308,7 +351,7 @@ class _SocketExchange(_Exchange):
         if message["type"] == "websocket.receive":
             self.messages_in += 1
             self._bytes_in += _size(message)
-            if self._is_revoked():
+            if self.is_revoked():
                 await self._cut()
                 return {"type": "websocket.disconnect", "code": _REVOKED}
         return message
@@ -318,7 +361,7 @@ class _SocketExchange(_Exchange):
         if kind == "websocket.send":
             self.messages_out += 1
             self._bytes_out += _size(message)
-            if self._is_revoked():
+            if self.is_revoked():
                 await self._cut()
                 raise OSError("the token was revoked")  # as if the client had gone
         elif kind == "websocket.accept":
@@ -331,7 +374,20 @@ class _SocketExchange(_Exchange):
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
+        self._bytes_out += len(message.get("body", b""))
         return self._send({**message, "type": f"websocket.{message['type']}"})
+
+    async def watch(self, scope: anyio.CancelScope) -> None:
+        """Close the socket and cancel `scope` when the token is revoked."""
+        while True:
+            await anyio.sleep(_LOOK_S)
+            try:
+                is_over = self.is_revoked()
+            except EnvkitError:  # nobody can say
+                is_over = True
+            if is_over:
+                await self._cut()
+                scope.cancel()
 
     async def _cut(self) -> None:
         if not self.is_cut:
@@ -341,9 +397,3 @@ class _SocketExchange(_Exchange):
 
 def _size(message: Message) -> int:
     return len(message.get("bytes") or message.get("text") or b"")
-
-
-async def _refuse(send: Send, error: EnvkitError) -> None:
-    problem = msgspec.convert(to_problem(error), wire.Problem)
-    challenge = [_CHALLENGE] if isinstance(error, UnauthorizedError) else []
-    await respond_problem(send, problem, challenge)

@@ -18,9 +18,9 @@ class Permits:
     """What a sandbox may be whose caller is no administrator.
 
     Attributes:
-        networks: What it may reach: ``"none"``, ``"open"`` for everything, and the names of hosts that its list may
+        networks: What it may reach beside nothing: ``"open"`` for everything, and the names of hosts that its list may
             hold, an asterisk for any characters.
-        profiles: Its profiles.
+        profiles: Its profiles, beside the strict one.
         images: Its images, beside the default one; an asterisk stands for any characters. To bubblewrap an image is a
             folder of the server's machine, and all in it can be read.
         isolates: Whether what runs inside is kept away from the server; otherwise nobody else may have one.
@@ -41,10 +41,14 @@ class Permits:
             return
         if not self.isolates:
             raise ForbiddenError("sandboxes isolate nothing on this server, and so are for tokens with the scope admin")
-        networks = [spec.network] if isinstance(spec.network, str) else spec.network
-        _require("network", networks if OPEN not in self.networks else (), self.networks)
-        _require("profile", [spec.profile], self.profiles)
-        _require("image", [] if spec.image is None else [spec.image], self.images)
+        if spec.network != "none" and OPEN not in self.networks:
+            _require("network", [spec.network] if isinstance(spec.network, str) else spec.network, self.networks)
+        if spec.profile != "strict":
+            _require("profile", [spec.profile], self.profiles)
+        if spec.image is not None:
+            if ".." in spec.image.split("/"):  # it would lead out of what a pattern allows
+                raise ForbiddenError(f"image: {spec.image[:100]!r} has '..' in it")
+            _require("image", [spec.image], self.images)
         if spec.runtime is not None:
             raise ForbiddenError("runtime: only a token with the scope admin may choose one; leave it out")
 

@@ -105,7 +105,7 @@ class Repeats:
             call = self._calls[sandbox_id][key] = _Call(content)
             self.tasks.start_soon(self._run, sandbox_id, key, call, work)
         elif call.content not in (content, _ANY):
-            raise SandboxConflictError(f"the key {key!r} belongs to another call of sandbox {sandbox_id}")
+            raise SandboxConflictError(f"the key {key!r} belongs to another call of this sandbox")
         await call.done.wait()
         assert call.outcome is not None
         return call.outcome

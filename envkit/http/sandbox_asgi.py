@@ -85,7 +85,8 @@ class SandboxPaths:
     async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(caller: Caller) -> Outcome:
             folders, sandbox = self._require_folders(), self.calls.find(id, caller)
-            await folders.take(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
+            with self.calls.naming(id, caller):
+                await folders.take(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
             return Outcome(write(DoneReply()))
 
         await self._answer(answer, scope, send)
@@ -103,7 +104,8 @@ class SandboxPaths:
             folders, sandbox = self._require_folders(), self.calls.find(id, caller)
             path, max_bytes = path_of(scope), number_of(scope, "max_bytes", MAX_TREE_BYTES)
             user = file_user_of(scope)
-            await folders.give(sandbox, path, user, max_bytes, note, tenant=caller.tenant)  # type: ignore[arg-type]
+            with self.calls.naming(id, caller):
+                await folders.give(sandbox, path, user, max_bytes, note, tenant=caller.tenant)  # type: ignore[arg-type]
         except Exception as error:
             if has_begun:  # all that is left to say is that it is not complete, by breaking the connection
                 raise
@@ -118,7 +120,8 @@ class SandboxPaths:
         except EnvkitError as error:
             await respond_outcome(send, self.calls.failure(error))
             return
-        seen = seen_by(caller_of(scope))
+        caller = caller_of(scope)
+        seen = seen_by(caller)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with anyio.create_task_group() as tasks:
@@ -127,7 +130,7 @@ class SandboxPaths:
             tasks.start_soon(_beat, send)
             async for event in self.calls.pool.events(after=after):
                 if seen in (None, event.tenant):
-                    await send({"type": "http.response.body", "body": _said(event), "more_body": True})
+                    await send({"type": "http.response.body", "body": _said(event, caller), "more_body": True})
             tasks.cancel_scope.cancel()
         await send({"type": "http.response.body", "body": b""})
 
@@ -284,9 +287,8 @@ async def _beat(send: Send) -> None:
         await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
 
 
-def _said(event: FleetEvent) -> bytes:
-    reply = wire.EventReply(
-        event.number, event.at_s, event.kind, event.sandbox_id, event.tenant, event.text, event.state
-    )
+def _said(event: FleetEvent, caller: Caller) -> bytes:
+    name = event.sandbox_id and caller.name(event.sandbox_id)
+    reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, event.state)
     kind = "".join(one for one in event.kind if one.isprintable())
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, kind.encode(), write(reply))

@@ -6,8 +6,8 @@ What a call asks for has a bound in seconds, so that none hangs, whatever its sa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -28,7 +28,7 @@ from envkit.errors import (
     did_you_mean,
 )
 from envkit.http import sandbox_wire as wire
-from envkit.http.callers import Caller
+from envkit.http.callers import Caller, renamed
 from envkit.http.permits import Permits
 from envkit.http.repeats import Outcome, Repeats
 from envkit.http.sandbox_starts import Order, Starts
@@ -171,7 +171,8 @@ class SandboxCalls:
             )
         spec = body.spec()
         self._permits.require(spec, caller)
-        await self._starts.run(Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot))
+        with self.naming(body.sandbox_id, caller):
+            await self._starts.run(Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot))
         return self._seen(self._view(body.sandbox_id, caller), caller)
 
     async def view(self, body: wire.SandboxFrame, caller: Caller) -> wire.SandboxReply:
@@ -217,7 +218,8 @@ class SandboxCalls:
 
     async def close_shell(self, body: wire.CloseShellFrame, caller: Caller) -> DoneReply:
         shell = self.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
-        await _within(_SLACK_S, shell.close)
+        with self.naming(body.sandbox_id, caller):
+            await _within(_SLACK_S, shell.close)
         return DoneReply()
 
     async def read(self, body: wire.ReadFrame, caller: Caller) -> wire.FileReply:
@@ -225,7 +227,8 @@ class SandboxCalls:
 
     async def read_file(self, id: str, path: str, max_bytes: int, caller: Caller, user: FileUser) -> bytes:
         sandbox = self.find(id, caller)
-        return await _within(_FILE_S, partial(sandbox.read, _path(path), max_bytes=max_bytes, user=user))
+        with self.naming(id, caller):
+            return await _within(_FILE_S, partial(sandbox.read, _path(path), max_bytes=max_bytes, user=user))
 
     async def write(self, body: wire.WriteFrame, caller: Caller) -> Outcome:
         sandbox = self.find(body.sandbox_id, caller)
@@ -262,7 +265,8 @@ class SandboxCalls:
     async def probe(self, body: wire.ProbeFrame, caller: Caller) -> wire.ProbeReply:
         sandbox = self.find(body.sandbox_id, caller)
         self._check_timeout(body.timeout_s)
-        return wire.ProbeReply(await sandbox.probe(body.timeout_s))
+        with self.naming(body.sandbox_id, caller):
+            return wire.ProbeReply(await sandbox.probe(body.timeout_s))
 
     async def wait(self, body: wire.SandboxFrame, caller: Caller) -> wire.WaitReply:
         sandbox = self.find(body.sandbox_id, caller)
@@ -278,13 +282,15 @@ class SandboxCalls:
         sandbox = self.find(body.sandbox_id, caller)
         if not isinstance(sandbox, Logging):
             raise UnsupportedError(f"sandbox {body.sandbox_id} keeps no log")
-        return wire.LogReply(await _within(_SLACK_S, sandbox.log))
+        with self.naming(body.sandbox_id, caller):
+            return wire.LogReply(await _within(_SLACK_S, sandbox.log))
 
     async def stats(self, body: wire.SandboxFrame, caller: Caller) -> wire.StatsReply:
         sandbox = self.find(body.sandbox_id, caller)
         if not isinstance(sandbox, Measured):
             raise UnsupportedError(f"sandbox {body.sandbox_id} does not say what it uses")
-        return wire.StatsReply(dict(await _within(_SLACK_S, sandbox.stats)))
+        with self.naming(body.sandbox_id, caller):
+            return wire.StatsReply(dict(await _within(_SLACK_S, sandbox.stats)))
 
     async def stop(self, body: wire.SandboxFrame, caller: Caller) -> DoneReply:
         """End a sandbox; goes on when the caller goes away."""
@@ -294,7 +300,8 @@ class SandboxCalls:
             with suppress(SandboxNotFoundError):  # it may be another's, and so may be what was called
                 self._view(body.sandbox_id, caller)
                 self.repeats.drop(id)
-            await _within(_STOP_S, partial(self.pool.stop, id, tenant=seen_by(caller)))
+            with self.naming(body.sandbox_id, caller):
+                await _within(_STOP_S, partial(self.pool.stop, id, tenant=seen_by(caller)))
         return DoneReply()
 
     async def cancel(self, body: wire.CancelFrame, caller: Caller) -> DoneReply:
@@ -325,16 +332,40 @@ class SandboxCalls:
     def find(self, id: str, caller: Caller) -> Sandbox:
         """Return a sandbox that is to be used. Raises as `SandboxPool.get`, and while the server shuts down."""
         self.refuse_when_closing()
-        return self.pool.get(caller.key(id), tenant=seen_by(caller))
+        try:
+            return self.pool.get(caller.key(id), tenant=seen_by(caller))
+        except EnvkitError as error:
+            raise self._named(error, id, caller) from None
+
+    @contextmanager
+    def naming(self, id: str, caller: Caller) -> Iterator[None]:
+        """Have errors of the block call a sandbox what `caller` calls it."""
+        try:
+            yield
+        except EnvkitError as error:
+            raise self._named(error, id, caller) from None
 
     async def _once(self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], bound_s: float) -> Outcome:
-        work = partial(self.outcome, partial(_within, bound_s, run))
+        async def named() -> object:
+            try:
+                return await _within(bound_s, run)
+            except EnvkitError as error:
+                raise self._named(error, body.sandbox_id, caller) from None
+
+        work = partial(self.outcome, named)
         if body.key is None:
             return await work()
         return await self.repeats.once(caller.key(body.sandbox_id), body.key, _content(body), work)
 
     def _view(self, id: str, caller: Caller) -> SandboxView:
-        return self.pool.view(caller.key(id), tenant=seen_by(caller))
+        with self.naming(id, caller):
+            return self.pool.view(caller.key(id), tenant=seen_by(caller))
+
+    def _named(self, error: EnvkitError, id: str, caller: Caller) -> EnvkitError:
+        names = {caller.key(id): id}
+        with suppress(EnvkitError):
+            names[self.pool.view(caller.key(id), tenant=seen_by(caller)).box_id] = id
+        return renamed(error, names)
 
     def _seen(self, view: SandboxView, caller: Caller) -> wire.SandboxReply:
         return wire.SandboxReply.of(replace(view, id=caller.name(view.id)))

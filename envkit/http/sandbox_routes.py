@@ -180,7 +180,7 @@ class _Routes:
         bodies = read_each(data, _EXECS, _EXEC)
         if len(bodies) > _MAX_EXECS:
             raise RequestError(f"a list may have {_MAX_EXECS} programs, got {len(bodies)}")
-        caller.take(len(bodies) - 1)  # the request itself was counted before
+        caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
         outcomes = [b""] * len(bodies)
 
         async def run(index: int, body: wire.ExecFrame | RequestError) -> None:

@@ -52,8 +52,8 @@ ShellName: TypeAlias = SandboxId
 AnySandboxId: TypeAlias = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^([A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
-        description="As it was made; for an administrator also TENANT:NAME.",
+        pattern=r"^(:?[A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
+        description="As it was made; for an administrator also TENANT:NAME, and :NAME if it was made without tokens.",
     ),
 ]
 Key: TypeAlias = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import signal
 import socket
@@ -36,6 +37,8 @@ _PING_S = 20.0
 _PONG_S = 120.0
 """A client that trains in the loop's own thread is deaf for a while."""
 _LEAVE_S = 3
+_UVICORN = logging.getLogger("uvicorn.error")
+_EXPECTED = frozenset(f"ASGI callable returned without completing {what}." for what in ("handshake", "response"))
 
 
 async def serve(
@@ -72,7 +75,7 @@ async def serve(
     """
     _check_certificate(certificate, key)
     max_connections = max_connections or min(MAX_CONNECTIONS, _max_files() // 2)
-    with _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
+    with _quiet(), _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
         listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
         address = _address(listener, is_tls=certificate is not None)
         try:
@@ -138,6 +141,20 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Have uvicorn say nothing of answers that we break off, or that we give instead of opening a socket."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return record.msg not in _EXPECTED
+
+    _UVICORN.addFilter(is_news)
+    try:
+        yield
+    finally:
+        _UVICORN.removeFilter(is_news)
 
 
 def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import os
 import re
 import secrets
@@ -77,6 +78,8 @@ class TokenStore:
         self._path = path
         self._fresh_s = fresh_s
         self._good: dict[bytes, tuple[Caller, float]] = {}
+        self._is_needed = False
+        self._looked = -math.inf
         self._opened, self._file = _open(path)
 
     def create(self, tenant: str, scopes: Iterable[str], name: str | None = None, ttl_s: float | None = None) -> str:
@@ -144,6 +147,18 @@ class TokenStore:
         with self._said(UsageError):
             rows = self._database().execute(f"SELECT {_VIEW} FROM tokens ORDER BY created, id").fetchall()
         return [_view(row) for row in rows]
+
+    def is_needed(self) -> bool:
+        """Say whether there is a token, or ever was one, since at least `fresh_s`: from then on everybody needs one.
+
+        Raises:
+            EnvkitError: The file cannot be read any more.
+        """
+        if not self._is_needed and (now := clock.stopwatch()) >= self._looked + self._fresh_s:
+            with self._said(EnvkitError):
+                self._is_needed = self._database().execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
+            self._looked = now
+        return self._is_needed
 
     def check(self, text: str) -> Caller | None:
         """Return who shows the token `text`; None if it is not valid, or not any more since at most `fresh_s`.

@@ -31,6 +31,9 @@ MAX_REQUEST_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 16 << 20
 """Size of one WebSocket message from a client, which may hold many frames."""
 
+MAX_FRAMES = 1000
+"""Frames that one WebSocket message from a client may hold."""
+
 T = TypeVar("T")
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -266,11 +269,11 @@ def write(message: object) -> bytes:
 
 
 def batches(messages: Iterable[bytes], most_bytes: int) -> Iterator[bytes]:
-    """Join messages into JSON lists of about `most_bytes` at most; one that would be alone in its list goes without."""
+    """Join messages into JSON lists of about `most_bytes`, and `MAX_FRAMES`, at most; one alone goes without a list."""
     batch: list[bytes] = []
     size = 0
     for message in messages:
-        if batch and size + len(message) > most_bytes:
+        if batch and (size + len(message) > most_bytes or len(batch) == MAX_FRAMES):
             yield _joined(batch)
             batch, size = [], 0
         batch.append(message)

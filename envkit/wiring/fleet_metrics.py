@@ -50,3 +50,10 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     yield CounterMetricFamily("envkit_episodes_void", "Episodes that were lost with their box.", void)
     waits = sum(host.waiting for host in hosts)
     yield GaugeMetricFamily("envkit_env_boxes_waiting", "Boxes that are missing until they may be replaced.", waits)
+
+
+def of_log(dropped: int) -> Iterator[Metric]:
+    """Yield the metric of an access log."""
+    from prometheus_client.core import CounterMetricFamily
+
+    yield CounterMetricFamily("envkit_access_log_dropped", "Lines of the access log that were not written.", dropped)

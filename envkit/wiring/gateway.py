@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, null
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -44,6 +45,9 @@ from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 from envkit.wiring import envs, fleet_metrics, machine, sandboxes
 from envkit.wiring.tokens import open_tokens, state_folder
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 _HERE = "here"
 _ENV_BOX = ":envs-"
@@ -99,12 +103,12 @@ async def serve_fleet(
     key = None if listen.key is None else Path(listen.key)
     require_address(listen.host, listen.port, listen.socket, certificate, key)
     tokens = _tokens(config)
-    if tokens is not None:
+    if tokens.is_needed():
         announce("tokens: every caller needs one (envkit token create)")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     end = _End()
     end.on_signals()
-    with _access_log(config) or nullcontext() as log, end.by_signals():
+    with tokens, _access_log(config) or nullcontext() as log, end.by_signals():
         async with open_fleet(config, announce) as fleet, _telling(config, fleet):
             app = create_app(
                 fleet.host,
@@ -122,11 +126,11 @@ async def serve_fleet(
                     limits.snapshots,
                     limits.snapshots_mib,
                 ),
-                metrics=None if fleet.pool is None else partial(fleet_metrics.collect, fleet.pool, fleet.hosts),
+                metrics=partial(_metrics, fleet, log),
             )
             with end.by_signals():
                 await serve(
-                    Guard(app, tokens, rate=rate, log=log),
+                    Guard(app, tokens, rate=rate, log=log, errors=app.errors),
                     host=listen.host,
                     port=listen.port,
                     uds=listen.socket,
@@ -430,22 +434,27 @@ def _is_alive(view: SandboxView) -> bool:
     return view.state in (SandboxState.LEASED, SandboxState.SUSPECT)
 
 
-def _tokens(config: ServeConfig) -> TokenStore | None:
-    """Return whom to let in; None for everybody, which is for callers on this machine alone.
+def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
+    if fleet.pool is not None:
+        yield from fleet_metrics.collect(fleet.pool, fleet.hosts)
+    if log is not None:
+        yield from fleet_metrics.of_log(log.dropped)
+
+
+def _tokens(config: ServeConfig) -> TokenStore:
+    """Return whom to let in: everybody until there is a token, which is for callers on this machine alone.
 
     Raises:
         UsageError: Others could come, and there are no tokens.
     """
     store = open_tokens(_state(config))
-    if store.list():
-        return store
-    store.close()
-    if config.listen.socket is None and not _is_loopback(config.listen.host):
+    if not store.is_needed() and config.listen.socket is None and not _is_loopback(config.listen.host):
+        store.close()
         raise UsageError(
             f"{config.listen.host} can be reached by others, and there are no tokens: make one with "
             "'envkit token create', or listen on 127.0.0.1"
         )
-    return None
+    return store
 
 
 def _access_log(config: ServeConfig) -> AccessLog | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from envkit.http.app import create_app
+from envkit.http.guard import Guard
 from envkit.http.server import serve
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S
 from envkit.wiring.envs import registered, slots
@@ -38,4 +39,4 @@ async def serve_envs(
     """
     async with slots(capacity) as envs:
         app = create_app(envs, envs=registered, ttl_s=ttl_s, step_timeout_s=step_timeout_s, lazy=lazy)
-        await serve(app, host=host, port=port, uds=uds, on_ready=on_ready)
+        await serve(Guard(app) if uds is None else app, host=host, port=port, uds=uds, on_ready=on_ready)

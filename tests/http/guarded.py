@@ -17,6 +17,8 @@ from envkit.http.app import create_app
 from envkit.http.guard import Guard
 from envkit.http.server import serve
 from envkit.http.tokens import TokenStore
+from tests.http.boxes import scripted
+from tests.http.pools import SmallPool
 from tests.http.worlds import slots
 
 
@@ -41,9 +43,9 @@ OnStage: TypeAlias = Callable[[Stage], Awaitable[None]]
 
 @asynccontextmanager
 async def guarded(
-    folder: Path, *, ttl_s: float = 600, has_tokens: bool = True, **settings: Any
+    folder: Path, *, ttl_s: float = 600, has_tokens: bool = True, has_sandboxes: bool = False, **settings: Any
 ) -> AsyncIterator[Stage]:
-    """Serve for the length of the block; `settings` are the guard's."""
+    """Serve for the length of the block; `settings` are the guard's, and sandboxes scripted ones."""
     addresses: list[str] = []
     is_ready = anyio.Event()
 
@@ -52,9 +54,12 @@ async def guarded(
         is_ready.set()
 
     with TokenStore(folder / "tokens.sqlite", fresh_s=0.05) as tokens:
-        async with slots(8) as host, anyio.create_task_group() as tasks:
-            app = Guard(create_app(host, ttl_s=ttl_s), tokens if has_tokens else None, **settings)
-            tasks.start_soon(partial(serve, app, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
+        async with slots(8) as host, scripted() as backend, anyio.create_task_group() as tasks:
+            if has_tokens:
+                tokens.create("first", ["metrics"])  # from now on everybody needs one
+            app = create_app(host, ttl_s=ttl_s, pool=SmallPool(backend) if has_sandboxes else None)
+            guard = Guard(app, tokens, errors=app.errors, **settings)
+            tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
             await is_ready.wait()
             async with httpx.AsyncClient(base_url=addresses[0], trust_env=False) as client:
                 yield Stage(addresses[0], tokens, client)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import string
+import subprocess
+import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envkit import clock
-from envkit.http.access_log import DELAY_S, MAX_LINE_BYTES, AccessLog
+from envkit.http.access_log import DELAY_S, MAX_LINE_BYTES, MAX_WAITING, AccessLog
 
 LINE: dict[str, Any] = {
     "id": "r-1",
@@ -81,11 +86,13 @@ def test_lines_that_come_together_are_written_together_and_soon() -> None:
         for _ in range(3):
             log.write(**LINE)
         assert handler.texts == []
-        await anyio.sleep(DELAY_S)
+        with anyio.fail_after(20):
+            while not handler.texts:  # noqa: ASYNC110
+                await anyio.sleep(DELAY_S)
         assert [len(text.splitlines()) for text in handler.texts] == [3]
         log.close()
 
-    clock.run(main, virtual=True)
+    clock.run(main)
     assert len(handler.texts) == 1
 
 
@@ -122,9 +129,93 @@ def test_a_file_may_be_moved_away(tmp_path: Path) -> None:
     async def main() -> None:
         with AccessLog.to(path) as log:
             log.write(**LINE)
-            await anyio.sleep(DELAY_S)
+            with anyio.fail_after(20):
+                while not path.read_text():  # noqa: ASYNC110
+                    await anyio.sleep(DELAY_S)
             path.rename(tmp_path / "old.log")
             log.write(**LINE)
 
-    clock.run(partial(main), virtual=True)
+    clock.run(partial(main))
     assert [len((tmp_path / name).read_text().splitlines()) for name in ("old.log", "access.log")] == [1, 1]
+
+
+def test_nobody_waits_for_who_does_not_write_and_what_does_not_fit_is_counted() -> None:
+    free = threading.Event()
+
+    class Stuck(Kept):
+        def emit(self, record: logging.LogRecord) -> None:
+            free.wait(20)
+            super().emit(record)
+
+    handler = Stuck()
+
+    async def main() -> None:
+        with AccessLog(handler) as log:
+            for _ in range(10):
+                for _ in range(MAX_WAITING // 8):
+                    log.write(**LINE)
+                await anyio.sleep(2 * DELAY_S)
+            assert log.dropped == 10 * (MAX_WAITING // 8) - MAX_WAITING
+            free.set()
+
+    clock.run(main, virtual=True)
+    assert sum(len(text.splitlines()) for text in handler.texts) == MAX_WAITING
+
+
+def test_a_folder_that_is_gone_costs_lines_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+
+    async def main() -> int:
+        with AccessLog.to(folder / "access.log") as log:
+            log.write(**LINE)
+            await anyio.sleep(2 * DELAY_S)
+            shutil.rmtree(folder)
+            for _ in range(3):
+                log.write(**LINE)
+            with anyio.fail_after(20):
+                while not log.dropped:  # noqa: ASYNC110
+                    await anyio.sleep(DELAY_S)
+            folder.mkdir()
+            log.write(**LINE)
+        return log.dropped
+
+    assert clock.run(main) == 3
+    assert len((folder / "access.log").read_text().splitlines()) == 1
+    assert [text.partition(":")[0] for text in caplog.messages] == ["the access log cannot be written"]
+
+
+WRITER = """
+import sys
+from envkit import clock
+from envkit.http.access_log import MAX_WAITING, AccessLog
+import anyio
+
+line = dict(id="r", tenant="", method="GET", path="/", status=200, seconds=0.0, bytes_in=0, bytes_out=0)
+
+async def main():
+    with AccessLog.to(None) as log:
+        for _ in range(20):
+            for _ in range(1000):
+                log.write(**line)
+            await anyio.sleep(0.2)
+        print("a last word", file=sys.stderr, flush=True)
+    print(log.dropped, flush=True)
+
+clock.run(main)
+"""
+
+
+def test_a_process_whose_errors_nobody_reads_goes_on_and_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        try:
+            assert running.wait(60) == 0
+            assert running.stdout is not None
+            assert running.stderr is not None
+            assert int(running.stdout.read()) > 5000
+            *lines, last = running.stderr.read().splitlines()
+        finally:
+            running.kill()
+    assert last == b"a last word"
+    assert len(lines) > 100
+    assert {json.loads(line)["path"] for line in lines} == {"/"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envkit.errors import ForbiddenError
-from envkit.http.callers import EVERYBODY, Caller, caller_of
+from envkit.errors import EnvkitError, ForbiddenError, SandboxLostError
+from envkit.http.callers import EVERYBODY, Caller, caller_of, renamed
 
 ACME = Caller("acme", frozenset({"play"}))
 OTHER = Caller("acm", frozenset({"play"}))
@@ -29,11 +29,33 @@ def test_an_administrator_names_what_is_others_by_its_key() -> None:
     assert (ADMIN.name("ops:a"), ADMIN.key("a")) == ("a", "ops:a")
 
 
+def test_an_administrator_names_what_was_made_without_tokens_and_what_is_the_servers_own() -> None:
+    assert [ADMIN.name(key) for key in ("a", ":envs-1", "envs-1")] == [":a", "::envs-1", ":envs-1"]
+    for key in ("a", ":envs-1", "envs-1", "acme:a", "ops:a"):
+        assert ADMIN.key(ADMIN.name(key)) == EVERYBODY.key(EVERYBODY.name(key)) == key
+    assert ACME.key(":a") == "acme::a"
+
+
 def test_admin_includes_every_scope_and_others_only_their_own() -> None:
     ADMIN.require("sandbox")
     ACME.require("play")
     with pytest.raises(ForbiddenError, match="the scope sandbox; this one has play"):
         ACME.require("sandbox")
+
+
+def test_an_error_says_the_callers_own_names_and_leaves_paths_alone() -> None:
+    names = {"acme:x": "x", "bwrap-1": "x"}
+    lost = renamed(SandboxLostError("acme:x", "bwrap-1: it ended"), names)
+    assert isinstance(lost, SandboxLostError)
+    assert (lost.sandbox_id, lost.cause, str(lost)) == ("x", "x: it ended", "sandbox x lost: x: it ended")
+    for text, said in {
+        "there is no sandbox 'acme:x'": "there is no sandbox 'x'",
+        "bwrap-1: /acme:x/bwrap-1: no file": "x: /acme:x/bwrap-1: no file",
+        "acme:x.": "x.",
+        "acme:x.y acme:xy bwrap-12 other.acme:x": "acme:x.y acme:xy bwrap-12 other.acme:x",
+    }.items():
+        assert str(renamed(EnvkitError(text), names)) == said
+    assert str(renamed(EnvkitError("all"), {"": "x"})) == "all"
 
 
 def test_whoever_passed_no_guard_is_everybody() -> None:

@@ -12,7 +12,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from envkit import clock
-from envkit.http.frames import MAX_OWED
+from envkit.http.asgi import Message
+from envkit.http.callers import Caller
+from envkit.http.calls import Calls
+from envkit.http.frames import Sockets
+from envkit.http.rates import Bucket, Rate
+from envkit.http.sessions import SessionTable
+from envkit.http.wire import MAX_FRAMES
 from envkit.types import Task
 from tests.http.worlds import Lender, serving, slots
 
@@ -168,6 +174,68 @@ def test_a_frame_that_is_too_large_is_refused_alone() -> None:
     play(main, max_request_bytes=2000)
 
 
+def test_a_message_of_too_many_frames_is_refused_as_a_whole() -> None:
+    async def main(socket: ClientConnection) -> None:
+        assert len(await ask(socket, [frame(1, "health")] * MAX_FRAMES)) == MAX_FRAMES
+        await socket.send(json.dumps([frame(1, "health")] * (MAX_FRAMES + 1)))
+        refused = json.loads(await socket.recv())
+        assert (refused["id"], refused["error"]["type"]) == (None, "bad_request")
+        assert refused["error"]["detail"] == "a message may have 1000 frames, got 1001"
+
+    play(main)
+
+
+def test_a_socket_that_has_to_wait_hears_its_end() -> None:
+    async def main() -> float:
+        bucket = Bucket(Rate(per_s=0.01, burst=1), clock.stopwatch())
+        messages: list[Message] = [{"type": "websocket.connect"}]
+        messages += [{"type": "websocket.receive", "text": json.dumps(frame(one, "health"))} for one in range(5)]
+        messages.append({"type": "websocket.disconnect", "code": 1000})
+
+        async def receive() -> Message:
+            return messages.pop(0)
+
+        async def send(message: Message) -> None:
+            pass
+
+        began = clock.now()
+        async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks:
+            sockets = Sockets(Calls(sessions, tuple), tasks, 1 << 20)
+            await sockets.serve(Caller("acme", bucket=bucket), receive, send)
+        return clock.now() - began
+
+    assert clock.run(main, virtual=True) < 1
+
+
+def test_a_socket_that_has_to_wait_loses_nothing() -> None:
+    async def main() -> tuple[float, int]:
+        bucket = Bucket(Rate(per_s=1, burst=1), clock.stopwatch())
+        text = json.dumps(frame("x" * 1000, "health"))
+        count = 2000  # more than is read ahead
+        answered = 0
+        sender, receiver = anyio.create_memory_object_stream[Message](count + 2)
+        sender.send_nowait({"type": "websocket.connect"})
+        for _ in range(count):
+            sender.send_nowait({"type": "websocket.receive", "text": text})
+
+        async def send(message: Message) -> None:
+            nonlocal answered
+            answers = json.loads(message.get("bytes", b"[]"))
+            answered += len(answers) if isinstance(answers, list) else 1
+            if answered == count:
+                sender.send_nowait({"type": "websocket.disconnect", "code": 1000})
+
+        async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks, sender, receiver:
+            sockets = Sockets(Calls(sessions, tuple), tasks, 1 << 20)
+            began = clock.now()
+            await sockets.serve(Caller("acme", bucket=bucket), receiver.receive, send)
+        return clock.now() - began, answered
+
+    seconds, answered = clock.run(main, virtual=True)
+    assert answered == 2000
+    assert seconds > 0
+
+
 def test_a_socket_anywhere_else_is_refused() -> None:
     async def run() -> int:
         async with slots() as host, serving(host) as address:
@@ -219,9 +287,9 @@ def test_a_client_that_never_reads_is_not_read_from_and_can_leave() -> None:
             async with connect(url, proxy=None) as watcher:
                 deaf = await connect(url, proxy=None, max_queue=1)
                 await deaf.send(json.dumps(frame(0, "create", session_id="a", **COUNT)))
-                many = json.dumps([frame("x" * 2000, "step")] * (MAX_OWED // 3))
+                many = json.dumps([frame("x" * 2000, "step")] * MAX_FRAMES)
                 with anyio.move_on_after(2) as scope:
-                    for _ in range(9):
+                    for _ in range(30):
                         await deaf.send(many)
                 assert scope.cancelled_caught
                 (answer,) = await ask(watcher, frame(1, "session", session_id="a"))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from envkit import clock
 from envkit.errors import ForbiddenError, RateLimitError, UnauthorizedError
@@ -16,6 +20,7 @@ from envkit.http.asgi import Message, Receive, Scope, Send
 from envkit.http.client import EnvClient
 from envkit.http.guard import Guard, scope_for
 from envkit.http.rates import Rate
+from envkit.http.server import serve
 from envkit.http.tokens import TokenStore
 from envkit.types import Task
 from tests.http.guarded import Stage, on_stage
@@ -132,6 +137,57 @@ def test_an_administrator_sees_ends_and_plays_the_sessions_of_all(tmp_path: Path
         assert (await stage.ask("GET", "/v1/sessions/a", admin)).status_code == 200
 
     on_stage(main, tmp_path)
+
+
+def test_errors_call_things_as_their_caller_does(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token("acme", "play,sandbox")
+        wrong = [
+            await stage.ask("GET", "/v1/sessions/x", token),
+            await stage.ask("POST", "/v1/sessions/x/step", token, json={"turn": 0, "action": "x"}),
+            await stage.ask("GET", "/v1/sandboxes/x", token),
+            await stage.ask("POST", "/v1/sandboxes/x/exec", token, json={"argv": ["true"], "timeout_s": 1}),
+        ]
+        await stage.ask("PUT", "/v1/sessions/a", token, json=COUNT)
+        await stage.ask("PUT", "/v1/sandboxes/a", token, json={})
+        run = {"argv": ["true"], "timeout_s": 1, "sandbox_id": "a"}
+        wrong += [
+            await stage.ask("PUT", "/v1/sessions/a", token, json={**COUNT, "seed": 8}),
+            await stage.ask("PUT", "/v1/sandboxes/a", token, json={"memory_mib": 1}),
+            await stage.ask("GET", "/v1/sandboxes/a/files?path=/none", token),
+        ]
+        assert wrong[-1].json()["detail"] == "a: /none: there is no such file"
+        await stage.ask("DELETE", "/v1/sandboxes/a", token)
+        wrong.append(await stage.ask("POST", "/v1/sandboxes/a/exec", token, json=run | {"sandbox_id": "a"}))
+        wrong.append(await stage.ask("POST", "/v1/sandboxes:exec", token, json=[run]))
+        for answer in wrong:
+            assert "acme:" not in answer.text
+            assert "fake-" not in answer.text
+        assert wrong[-1].json()[0]["error"]["fields"]["sandbox_id"] == "a"
+
+    on_stage(main, tmp_path, has_sandboxes=True)
+
+
+def test_sandboxes_that_were_made_without_tokens_are_an_administrators(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        await stage.ask("PUT", "/v1/sandboxes/x", json={})
+        admin = stage.token("ops", "admin")
+        await anyio.sleep(0.1)
+        await stage.ask("PUT", "/v1/sandboxes/x", admin, json={})
+        seen = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
+        assert [one["sandbox_id"] for one in seen] == [":x", "x"]
+        run = {"argv": ["echo"], "timeout_s": 1}
+        assert (await stage.ask("POST", "/v1/sandboxes/:x/exec", admin, json=run)).json()["exit_code"] == 0
+        assert (await stage.ask("DELETE", "/v1/sandboxes/:x", admin)).json() == {"done": True}
+        seen = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
+        assert [(one["sandbox_id"], one["state"]) for one in seen] == [(":x", "stopped"), ("x", "leased")]
+        async with stage.http.stream("GET", "/v1/events", headers={"Authorization": f"Bearer {admin}"}) as events:
+            async for line in events.aiter_lines():
+                if line.startswith("data:"):
+                    assert json.loads(line[5:])["sandbox_id"] == ":x"
+                    break
+
+    on_stage(main, tmp_path, has_tokens=False, has_sandboxes=True)
 
 
 def test_errors_of_a_tenants_session_know_its_turn_and_world(tmp_path: Path) -> None:
@@ -313,7 +369,9 @@ def test_every_answer_names_its_request(tmp_path: Path) -> None:
     on_stage(main, tmp_path)
 
 
-def test_each_request_and_each_socket_is_a_line_without_secrets(tmp_path: Path) -> None:
+def test_each_request_and_each_socket_is_a_line_without_secrets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "access.log"
     log = AccessLog.to(path)
 
@@ -346,6 +404,8 @@ def test_each_request_and_each_socket_is_a_line_without_secrets(tmp_path: Path) 
     assert lines[0]["out"] > 50
     assert (lines[2]["messages_in"], lines[2]["messages_out"]) == (2, 2)
     assert lines[2]["in"] > 50
+    assert lines[3]["out"] > 50
+    assert caplog.messages == []
 
 
 class Stream:
@@ -380,9 +440,168 @@ def test_a_stream_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
             headers = [(b"authorization", f"Bearer {token}".encode())]
             scope: Scope = {"type": "http", "path": "/v1/events", "method": "GET", "headers": headers}
             await Guard(Stream(), tokens)(scope, receive, send)
-        assert [message.get("more_body", False) for message in sent] == [False, True, True, True, True, False]
+        assert [message.get("more_body", False) for message in sent] == [
+            False,
+            True,
+            True,
+            True,
+            True,
+        ]  # no end, so it breaks off
 
     clock.run(main)
+
+
+def test_a_stream_that_is_cut_does_not_look_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Served(Stream):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await super().__call__(scope, receive, send)
+                return
+            for phase in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{phase}.complete"})
+
+    async def main() -> None:
+        addresses: list[str] = []
+        is_ready = anyio.Event()
+
+        def on_ready(address: str) -> None:
+            addresses.append(address)
+            is_ready.set()
+
+        with TokenStore(tmp_path / "tokens.sqlite", fresh_s=0.05) as tokens:
+            headers = {"Authorization": f"Bearer {tokens.create('ops', ['admin'], 'ops')}"}
+            async with anyio.create_task_group() as tasks:
+                run = partial(serve, port=0, on_ready=on_ready, handle_signals=False, drain_s=1)
+                tasks.start_soon(run, Guard(Served(), tokens))
+                await is_ready.wait()
+                async with (
+                    httpx.AsyncClient(base_url=addresses[0], trust_env=False) as client,
+                    client.stream("GET", "/v1/events", headers=headers) as stream,
+                ):
+                    pieces = stream.aiter_raw()
+                    await anext(pieces)
+                    tokens.revoke("ops")
+                    with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+                        async for _ in pieces:
+                            pass
+                tasks.cancel_scope.cancel()
+
+    clock.run(main)
+    assert caplog.messages == []
+
+
+PAGES = [
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://localhost:1"},
+    {"Origin": "http://evil.example", "Host": "evil.example"},
+    {"Host": "evil.example:8000"},
+    {"Host": "127.0.0.1.evil.example"},
+]
+
+
+@pytest.mark.parametrize("headers", PAGES, ids=str)
+def test_without_tokens_no_web_page_of_others_is_heard(tmp_path: Path, headers: dict[str, str]) -> None:
+    async def main(stage: Stage) -> None:
+        refused = await stage.ask("PUT", "/v1/sessions/a", json=COUNT, headers=headers)
+        assert (refused.status_code, refused.json()["type"]) == (403, "forbidden")
+        assert "envkit token create" in refused.json()["detail"]
+        with pytest.raises(InvalidStatus) as caught:
+            await _socket(stage, headers)
+        assert caught.value.response.status_code == 403
+        assert (await stage.ask("GET", "/v1/sessions")).json() == {"sessions": []}
+
+    on_stage(main, tmp_path, has_tokens=False)
+
+
+def test_without_tokens_our_own_pages_and_programs_of_the_machine_are_heard(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        port = stage.address.rpartition(":")[2]
+        for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"LOCALHOST:{port}", "127.1.2.3", f"[::1]:{port}"):
+            for headers in ({"Host": host}, {"Host": host, "Origin": f"http://{host}"}):
+                assert (await stage.ask("GET", "/v1/envs", headers=headers)).status_code == 200, headers
+        async with await _socket(stage, {"Origin": stage.address}):
+            pass
+
+    on_stage(main, tmp_path, has_tokens=False)
+
+
+def test_with_a_token_any_page_and_name_will_do(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token()
+        for headers in PAGES:
+            assert (await stage.ask("GET", "/v1/envs", token, headers=headers)).status_code == 200
+            assert (await stage.ask("GET", "/v1/envs", headers=headers)).status_code == 401
+
+    on_stage(main, tmp_path)
+
+
+async def _socket(stage: Stage, headers: dict[str, str]) -> ClientConnection:
+    """Open a socket as a page or program that sends such headers."""
+    host = headers.get("Host", stage.address.removeprefix("http://"))
+    more = {name: value for name, value in headers.items() if name != "Host"}
+    port = int(stage.address.rpartition(":")[2])
+    return await connect(f"ws://{host}/v1/ws", host="127.0.0.1", port=port, additional_headers=more, proxy=None)
+
+
+def test_from_the_first_token_on_everybody_needs_one(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        async with EnvClient(stage.address) as client, client.lease(LONG) as episode:
+            await episode.reset()
+            await stage.ask("PUT", "/v1/sessions/mine", json=COUNT)
+            admin = stage.token("ops", "admin", name="ops")
+            await anyio.sleep(0.1)
+            assert (await stage.ask("GET", "/v1/sessions")).status_code == 401
+            with pytest.raises(UnauthorizedError):
+                await episode.step("x")
+            names = {one["session_id"] for one in (await stage.ask("GET", "/v1/sessions", admin)).json()["sessions"]}
+            assert ":mine" in names
+            step = await stage.ask("POST", "/v1/sessions/:mine/step", admin, json={"turn": 0, "action": "x"})
+            assert step.json()["turn"] == 1
+            await stage.ask("DELETE", "/v1/sessions/:mine", admin)
+            assert (await stage.ask("GET", "/v1/sessions/:mine", admin)).status_code == 404
+            stage.tokens.revoke("ops")
+            await anyio.sleep(0.1)
+            assert (await stage.ask("GET", "/v1/sessions")).status_code == 401
+
+    on_stage(main, tmp_path, has_tokens=False)
+
+
+def test_a_revoked_token_ends_a_socket_over_which_nothing_goes(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token()
+        async with await _socket(stage, {"Authorization": f"Bearer {token}"}) as socket:
+            stage.tokens.revoke(token.split("_")[1])
+            with anyio.fail_after(10), pytest.raises(ConnectionClosed, match="the token was revoked"):
+                await socket.recv()
+
+    on_stage(main, tmp_path)
+
+
+def test_what_the_guard_refuses_is_counted(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token("acme", "metrics")
+        await stage.ask("GET", "/v1/envs")
+        await stage.ask("GET", "/v1/envs", token)
+        await stage.ask("GET", "/v1/envs", token)
+        await stage.ask("GET", "/v1/envs", token)
+        lines = (await stage.ask("GET", "/metrics", stage.token("ops", "metrics"))).text.splitlines()
+        assert {line for line in lines if line.startswith("envkit_errors_total")} == {
+            'envkit_errors_total{code="forbidden"} 3.0',
+            'envkit_errors_total{code="unauthorized"} 1.0',
+        }
+
+    on_stage(main, tmp_path)
+
+
+def test_a_list_of_nothing_is_a_call_like_any_other(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token()
+        statuses = [(await stage.ask("POST", "/v1/sessions:step", token, json=[])).status_code for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+
+    on_stage(main, tmp_path, rate=Rate(per_s=0.1, burst=3))
 
 
 def test_an_application_that_breaks_is_written_down_and_its_error_is_not_hidden(tmp_path: Path) -> None:

@@ -35,9 +35,23 @@ def test_an_ordinary_sandbox_is_for_everybody() -> None:
 def test_what_the_server_lists_may_be_asked_for() -> None:
     permits = Permits(networks=("*.example.org",), profiles=("strict", "system"), images=("swe/*",))
     permits.require(SandboxSpec(network=("a.example.org",), profile="system", image="swe/one"), USER)
-    for spec in (SandboxSpec(network=("a.example.org", "b.org")), SandboxSpec(), SandboxSpec(network="open")):
+    for spec in (SandboxSpec(network=("a.example.org", "b.org")), SandboxSpec(network="open")):
         with pytest.raises(ForbiddenError, match="network"):
             permits.require(spec, USER)
+
+
+def test_what_reaches_nothing_is_for_everybody_whatever_the_server_lists() -> None:
+    Permits(networks=("pypi.org",), profiles=("system",)).require(SandboxSpec(), USER)
+    Permits(networks=(), profiles=()).require(SandboxSpec(network=()), USER)
+
+
+@pytest.mark.parametrize("image", ["/srv/images/../../etc", "/srv/images/..", "swe/../secret", "swe/a/../../secret"])
+def test_no_image_climbs_out_of_what_is_listed(image: str) -> None:
+    permits = Permits(images=("/srv/images/*", "swe/*"))
+    with pytest.raises(ForbiddenError, match=r"^image: '.*' has '\.\.' in it$"):
+        permits.require(SandboxSpec(image=image), USER)
+    permits.require(SandboxSpec(image="swe/one..two"), USER)
+    permits.require(SandboxSpec(image="/srv/images/one"), USER)
 
 
 def test_an_open_network_holds_every_host() -> None:

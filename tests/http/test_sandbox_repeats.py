@@ -80,7 +80,7 @@ def test_a_repeat_that_comes_while_the_first_runs_waits_for_it() -> None:
 def test_the_key_of_another_call_is_refused() -> None:
     async def main(repeats: Repeats) -> None:
         await repeats.once("box", "a", b"x", Work())
-        with pytest.raises(SandboxConflictError, match="the key 'a' belongs to another call of sandbox box"):
+        with pytest.raises(SandboxConflictError, match="the key 'a' belongs to another call of this sandbox"):
             await repeats.once("box", "a", b"y", Work())
 
     on_repeats(main)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
 import envkit
@@ -22,6 +23,8 @@ from envkit.http.app import create_app
 from envkit.http.client import EnvClient
 from envkit.http.server import serve
 from envkit.types import Task
+from tests.http.boxes import scripted
+from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
 
 PROGRAM = """
@@ -82,6 +85,12 @@ async def play(address: str) -> tuple[int, str]:
         return client.capacity, (await episode.reset()).observation.text
 
 
+def test_a_server_of_environments_alone_hears_no_web_page_of_others_either() -> None:
+    with server() as (_, address):
+        refused = httpx.get(f"{address}/v1/sessions", headers={"Origin": "http://evil.example"}, trust_env=False)
+        assert (refused.status_code, refused.json()["type"]) == (403, "forbidden")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_server_cleanly_and_in_silence(number: signal.Signals) -> None:
     with server() as (running, address):
@@ -119,6 +128,39 @@ def test_a_signal_lets_the_running_step_finish_and_refuses_new_ones() -> None:
                 assert (await episode.step("sleep 0.5")).observation.text == "1 slept"
 
     clock.run(run)
+
+
+async def asked_while_it_stops(seconds: float, drain_s: float) -> tuple[httpx.Response, float]:
+    """Return what a call that takes `seconds` is answered over HTTP by a server that is told to stop meanwhile."""
+    answers: list[httpx.Response] = []
+    async with scripted() as backend, slots() as host, anyio.create_task_group() as tasks:
+        stop = serving(host, pool=SmallPool(backend), drain_s=drain_s)
+        address = await stop.__aenter__()
+        async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=30) as client:
+            await client.put("/v1/sandboxes/a", json={})
+
+            async def ask() -> None:
+                body = {"argv": ["sleep", str(seconds)], "timeout_s": 60}
+                answers.append(await client.post("/v1/sandboxes/a/exec", json=body))
+
+            tasks.start_soon(ask)
+            await anyio.sleep(0.3)
+            began = clock.now()
+            await stop.__aexit__(None, None, None)
+    return answers[0], clock.now() - began
+
+
+def test_a_call_over_http_is_finished_before_a_server_stops(caplog: pytest.LogCaptureFixture) -> None:
+    answer, _ = clock.run(asked_while_it_stops, 4.5, 20)
+    assert (answer.status_code, answer.json()["exit_code"]) == (200, 0)
+    assert caplog.messages == []
+
+
+def test_a_call_that_takes_too_long_at_the_end_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    answer, took_s = clock.run(asked_while_it_stops, 40, 0.2)
+    assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+    assert (answer.json()["type"], answer.json()["retry"], took_s < 15) == ("unreachable", True, True)
+    assert caplog.messages == []
 
 
 def test_a_server_that_is_killed_is_reported_at_once_and_nothing_hangs() -> None:

@@ -152,6 +152,19 @@ def test_removing_the_file_revokes_all_that_was_in_it(tokens: TokenStore, path: 
     assert tokens.check(tokens.create("acme", ["play"])) is not None
 
 
+def test_tokens_are_needed_from_the_first_on_whatever_becomes_of_it(tokens: TokenStore, path: Path) -> None:
+    assert not tokens.is_needed()
+    with TokenStore(path) as other:
+        other.create("acme", ["play"], "bob")
+        assert tokens.is_needed()
+        other.revoke("bob")
+    with TokenStore(path) as later:
+        assert later.is_needed()
+    for file in path.parent.iterdir():
+        file.unlink()
+    assert tokens.is_needed()
+
+
 def test_a_file_that_is_spoilt_meanwhile_lets_nobody_in(tokens: TokenStore, path: Path) -> None:
     text = tokens.create("acme", ["play"])
     path.unlink()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envkit.errors import RequestError
-from envkit.http.wire import ResetReply, StepReply, batches, read_id, write
+from envkit.http.wire import MAX_FRAMES, ResetReply, StepReply, batches, read_id, write
 from envkit.types import Observation, Reset, Step
 
 
@@ -52,3 +52,4 @@ def test_messages_are_joined_up_to_a_size_and_a_single_one_stays_single() -> Non
     assert list(batches([b"1", b"22", b"333", b"4444", b"5"], 5)) == [b"[1,22]", b"333", b"[4444,5]"]
     assert list(batches([b"x" * 9], 5)) == [b"x" * 9]
     assert list(batches([], 5)) == []
+    assert [batch.count(b"1") for batch in batches([b"1"] * (2 * MAX_FRAMES + 1), 1 << 20)] == [1000, 1000, 1]
