@@ -120,3 +120,13 @@ def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path,
     with pytest.raises(UsageError, match=r"is no ledger of envkit|cannot be used"):
         kept_in(path)
     assert path.read_bytes() == content
+
+
+def test_a_ledger_is_known_by_a_name_of_its_own_whenever_it_is_opened(tmp_path: Path) -> None:
+    async def name(path: Path) -> str:
+        async with Ledger(path) as ledger:
+            return ledger.id
+
+    names = [clock.run(name, tmp_path / file) for file in ("a", "b", "a", "b")]
+    assert names[:2] == names[2:]
+    assert len(set(names)) == 2

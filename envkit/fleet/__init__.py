@@ -8,6 +8,5 @@ not get through, and then end all calls that are under way in the box: none of t
 from envkit.fleet.box import BoxClient, Home
 from envkit.fleet.homes import Homes
 from envkit.fleet.host import FleetHost, Probing
-from envkit.restarts import RestartBudget, restart_delay
 
-__all__ = ["BoxClient", "FleetHost", "Home", "Homes", "Probing", "RestartBudget", "restart_delay"]
+__all__ = ["BoxClient", "FleetHost", "Home", "Homes", "Probing"]

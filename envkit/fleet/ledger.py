@@ -6,6 +6,7 @@ loses its power loses its sandboxes too.
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -34,6 +35,7 @@ create table if not exists sandboxes (
     id text primary key, box_id text not null, node text not null, tenant text not null,
     spec text not null, phases text not null, expires_at_s real
 ) without rowid;
+create table if not exists identity (id text not null);
 """
 
 
@@ -49,12 +51,18 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._id: str
         self._connection: sqlite3.Connection
         self._pending: dict[str, SandboxView] = {}
         self._pending_seats: dict[str, SeatRecord | None] = {}
         self._seats: dict[str, SeatRecord] = {}
         self._written = anyio.Event()
         self._is_writing = False
+
+    @property
+    def id(self) -> str:
+        """What no other ledger is called; the same whenever it is opened."""
+        return self._id
 
     async def save(self, view: SandboxView) -> None:
         """Record a sandbox as it is; one that is over is forgotten. The newest of several records counts."""
@@ -114,6 +122,7 @@ class Ledger:
 
     async def __aenter__(self) -> Self:
         self._connection = await clock.to_thread(_open, self._path)
+        (self._id,) = self._connection.execute("select id from identity").fetchone()
         rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
         for key, box, session, env_id, seed, options in rows:
             self._seats[key] = SeatRecord(box, session, Task(env_id, int(seed), msgspec.json.decode(options)))
@@ -153,6 +162,8 @@ def _open(path: Path) -> sqlite3.Connection:
         if version not in (0, _VERSION):
             raise UsageError(f"{path} was written by another version of envkit; move it away or choose another folder")
         connection.executescript(_SCHEMA)
+        named = "insert into identity select ? where not exists (select 1 from identity)"
+        connection.execute(named, (secrets.token_hex(8),))
         connection.execute(f"pragma user_version = {_VERSION}")
     except sqlite3.OperationalError as error:
         connection.close()

@@ -19,7 +19,7 @@ import anyio
 
 from envkit.config.serving import ServeConfig, StockSection
 from envkit.errors import EnvkitError, UsageError
-from envkit.fleet import FleetHost, Home, Homes, Probing, RestartBudget
+from envkit.fleet import FleetHost, Home, Homes, Probing
 from envkit.fleet.alerts import send_alerts
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.fleet.ledger import Ledger
@@ -31,6 +31,7 @@ from envkit.http.rates import Rate
 from envkit.http.server import require_address, serve
 from envkit.http.tokens import TokenStore
 from envkit.protocols import EnvHost, Sandbox
+from envkit.restarts import RestartBudget
 from envkit.sandbox import trees
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.pool import Pool

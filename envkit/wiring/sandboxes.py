@@ -11,10 +11,11 @@ from typing import Literal, TypeAlias
 from envkit import clock
 from envkit.config import HealthSection, RestartSection
 from envkit.errors import UnknownEnvError, UsageError
-from envkit.fleet import BoxClient, FleetHost, Home, Probing, RestartBudget
+from envkit.fleet import BoxClient, FleetHost, Home, Probing
 from envkit.http.client import EnvClient
 from envkit.protocols import EnvHost, LastingEpisode
 from envkit.registry import ENTRY_POINT_GROUP
+from envkit.restarts import RestartBudget
 from envkit.sandbox import docker, interpreter
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend, why_unavailable

@@ -42,7 +42,7 @@ class RayNodes:
     Args:
         add: Told of each new node, as `envkit.sandbox.pool.Pool.add_node`.
         remove: Told of each node that is gone, and why, as `Pool.remove_node`.
-        address: Of the cluster, see `envkit.sandbox.cluster.connect`.
+        address: Of the cluster, see `envkit.sandbox.ray.cluster.connect`.
         kind: The backend that the nodes use.
         lonely_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
     """
