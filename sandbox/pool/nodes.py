@@ -134,13 +134,15 @@ class Node:
         return max(min(counts, default=math.inf), 0.0)
 
 
-def usable(nodes: Iterable[Node], demand: Demand, *, now: float) -> list[Node]:
-    """Return the nodes that could hold `demand`, were they empty; those that rest only when there is no other.
+def usable(nodes: Collection[Node], demand: Demand, *, now: float) -> Collection[Node]:
+    """Return the nodes without those that rest, unless no other could hold `demand`, were it empty.
 
     A node on which nothing starts would otherwise be the least loaded one, and get nearly all.
     """
-    able = [node for node in nodes if node.could_hold(demand)]
-    return [node for node in able if now >= node.resumes_at] or able
+    awake = [node for node in nodes if now >= node.resumes_at]
+    if len(awake) == len(nodes) or any(node.could_hold(demand) for node in awake):
+        return awake
+    return nodes
 
 
 def place(nodes: Iterable[Node], demand: Demand) -> Node | None:

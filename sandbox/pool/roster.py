@@ -119,11 +119,11 @@ class Roster:
         if not self._is_open:
             return
         self.queue.serve(self._offer)
-        nodes = [node for node in self.nodes.values() if not self._is_for_others(node, self.queue.short)]
         for shelf in self.shelves:
             spec, demand = shelf.stock.spec, Demand.of(shelf.stock.spec)
             while shelf.missing and clock.now() >= shelf.resumes_at:
-                node = place(usable(nodes, demand, now=clock.now()), demand)
+                fitting = [node for node in self._awake(demand) if node.fits(demand)]
+                node = place([node for node in fitting if not self._is_for_others(node, self.queue.short)], demand)
                 if node is None:
                     break
                 spare = Member(self._own_name(), spec, node, self._entered)
@@ -222,13 +222,18 @@ class Roster:
 
     def _free_for(self, ticket: Ticket[Member]) -> Collection[Node]:
         """Return those of its homes that are not kept for who has waited for too long."""
-        homes = usable(self._homes(ticket), ticket.demand, now=clock.now())
+        homes = self._awake(ticket.demand) if ticket.snapshot is None else self._homes(ticket)
         claims = list(takewhile(lambda claim: claim is not ticket, self.queue.claims))
         return [node for node in homes if not self._is_for_others(node, claims)] if claims else homes
 
+    def _awake(self, demand: Demand) -> Collection[Node]:
+        return usable(self.nodes.values(), demand, now=clock.now())
+
     def _is_for_others(self, node: Node, others: Iterable[Ticket[Member]]) -> bool:
         """Say whether one of those `others`, who wait, could use this node."""
-        return any(node in self._homes(one) and node.could_hold(one.demand) for one in others)
+        return any(
+            node.could_hold(one.demand) for one in others if one.snapshot is None or one.snapshot[0] == node.name
+        )
 
     def _why_never(self, ticket: Ticket[Member]) -> SandboxError | None:
         """Return what is raised to who can never be served by the nodes that there are."""
@@ -267,8 +272,10 @@ class Roster:
             try:
                 with member.starting:
                     if member.sandbox is None:
+                        is_trial = clock.now() < member.node.resumes_at
                         await starts.start(member, boot, ledger=self._ledger_id, move=self._move)
-                        self.serve()  # its node may have been at rest
+                        if is_trial:
+                            self.serve()
             finally:
                 if member.sandbox is not None:
                     await attend(member, self._watch, self._journal.alert)
@@ -282,9 +289,9 @@ class Roster:
     def _move(self, member: Member) -> bool:
         """A sandbox did not start: put it on another node with room that nobody waits for; say whether there is one."""
         self._tasks.start_soon(self._serve_at, member.node.resumes_at)
-        others = (node for node in self.nodes.values() if node is not member.node and member.snapshot is None)
+        others = [node for node in self._awake(member.demand) if node is not member.node and member.snapshot is None]
         free = (node for node in others if not self._is_for_others(node, self.queue.claims))
-        found = place(usable(free, member.demand, now=clock.now()), member.demand)
+        found = place(free, member.demand)
         if found is None:
             return False
         member.node.give_back(member.demand)

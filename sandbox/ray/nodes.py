@@ -26,6 +26,7 @@ _LOOK_EVERY_S = 1.0
 _AGAIN_S = 15.0
 """Seconds until a node that was lost, or on which no actor could be started, is tried again: so long Ray may take to
 notice that it is gone."""
+_FORGET_S = 5.0
 _LEFT = "the fleet has left its cluster"
 _NOT_NEEDED = "its node is not needed"
 _PER_BOX: Mapping[str, float] = {"CPU": 1, "memory": 1 << 30}
@@ -62,12 +63,13 @@ class RayNodes:
         self._kind: NodeKind = kind
         self._lonely_s = lonely_s
         self._is_connected_by_us = False
+        self._has_asked = False
         self._alive: dict[str, cluster.ClusterNode] = {}
         self._tended: dict[str, _Tended] = {}
         self._again_at: dict[str, float] = {}
 
     async def request(self, more: int) -> None:
-        """Ask the cluster's autoscaler for room for `more` boxes beside what the nodes hold now; 0 cancels that.
+        """Ask the cluster's autoscaler for room for `more` boxes beside what the nodes hold now, until we leave.
 
         A box is one of the resource ``envkit_boxes`` where a node has it, otherwise one processor and a GiB of memory.
         With less than 0, so many fewer would do: nodes that have no box, and hold no more than that, are left, so that
@@ -75,7 +77,7 @@ class RayNodes:
         """
         there = [node for node in self._alive.values() if self._again_at.get(node.id, 0.0) in (0.0, math.inf)]
         room = sum(map(_fitting, there))
-        count = max(room + more, 0) if more else 0
+        count = max(room + more, 0)
         are_counted = any(BOXES in node.resources for node in self._alive.values())
         if more > 0:
             self._again_at = {node_id: at for node_id, at in self._again_at.items() if at < math.inf}
@@ -86,6 +88,7 @@ class RayNodes:
                 self._again_at[tended.node.id] = math.inf
                 self._remove(tended.node.name, _NOT_NEEDED)
                 tended.scope.cancel()
+        self._has_asked = True
         await clock.to_thread(cluster.request, [{BOXES: 1.0} if are_counted else _PER_BOX] * count)
 
     async def __aenter__(self) -> Self:
@@ -112,9 +115,20 @@ class RayNodes:
                 kind = error = trace = None
             await self._tasks.__aexit__(kind, error, trace)
         finally:
-            if self._is_connected_by_us:
-                with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True):
+                await self._ask_for_nothing()
+                if self._is_connected_by_us:
                     await clock.to_thread(cluster.disconnect)
+
+    async def _ask_for_nothing(self) -> None:
+        """Have the autoscaler forget what we asked for, which it would keep for ever."""
+        if not self._has_asked:
+            return
+        with anyio.move_on_after(_FORGET_S):
+            try:
+                await anyio.to_thread.run_sync(cluster.request, [], abandon_on_cancel=True)
+            except Exception as error:  # Ray's own errors have no class in common
+                _log.warning("the Ray cluster's autoscaler still keeps room for sandboxes: %s", error)
 
     async def _watch(self) -> None:
         while True:
@@ -144,6 +158,7 @@ class RayNodes:
         try:
             with tended.scope:
                 async with backend:
+                    self._again_at.pop(node.id, None)
                     self._add(Node(node.name, backend, _holds(node)))
                     tended.settled.set()
                     try:

@@ -22,7 +22,7 @@ from envkit.protocols import Sandbox
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Node
 from envkit.sandbox.ray.backend import RayNodeBackend
-from envkit.sandbox.ray.cluster import connect
+from envkit.sandbox.ray.cluster import connect, disconnect
 from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec
 from tests.contract.boxes import agent_above, arguments, new_marker, parent, processes, run, sleepers, until
@@ -263,6 +263,10 @@ def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped
                 await backend.start(SandboxSpec(image="/nowhere"))
         assert len(sleepers(marker)) == 1
         async with found(cluster) as backends:
+            other = await backends[name].start(SandboxSpec(stay=True, lonely_s=30, ledger="a-ledger"))
+            assert await backends[name].staying("a-ledger") == [other.id]
+            await backends[name].remove(other.id)
+            assert await backends[name].staying("a-ledger") == []
             again = await backends[name].attach(box.id)
             assert await again.read("kept") == b"x"
             await again.stop()
@@ -298,12 +302,24 @@ def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_
         return json.loads(_internal_kv_get("autoscaler_resource_request"))
 
     async def main() -> None:
+        await clock.to_thread(connect, cluster.address)
+        try:
+            await ask()
+            assert asked() == []
+        finally:
+            await clock.to_thread(disconnect)
+
+    async def ask() -> None:
         async with opened(cluster) as (pool, nodes):
             a_box = {"CPU": 1, "memory": 1 << 30}
             await nodes.request(3)
             assert asked() == [a_box] * (2 * 4 + 3)  # two nodes hold four each
-            await nodes.request(0)
-            assert asked() == []
+            os.kill(min(cluster.actors()), signal.SIGKILL)
+            await until(lambda: len(cluster.actors()) == 1)
+            await until(lambda: len(cluster.actors()) == 2, 40)
+            await anyio.sleep(1)
+            await nodes.request(3)
+            assert asked() == [a_box] * (2 * 4 + 3)  # one that came back counts again
             async with pool.lease(SandboxSpec()) as box:
                 await nodes.request(-7)
                 assert asked() == [a_box]
