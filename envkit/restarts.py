@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -43,7 +44,8 @@ class Replacement(NamedTuple):
 
     Attributes:
         at: The moment.
-        is_late: Whether the budget was spent, so that this is when the oldest failure leaves the window.
+        is_late: Whether the budget was spent, so that this is when the oldest failure leaves the window; never, if
+            nothing is ever replaced.
     """
 
     at: float
@@ -61,6 +63,6 @@ class Failures:
         self._moments = [moment for moment in self._moments if now - moment < budget.window_s]
         delay_s = restart_delay(self._moments, budget, now=now)
         if delay_s is None:
-            return Replacement(min(self._moments, default=now) + budget.window_s, is_late=True)
+            return Replacement(min(self._moments, default=math.inf) + budget.window_s, is_late=True)
         self._moments.append(now)
         return Replacement(now + delay_s, is_late=False)

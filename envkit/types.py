@@ -279,6 +279,8 @@ class SandboxSpec:
         stay: Whether it outlives the process that started it.
         lonely_s: Seconds without anybody connected to it after which a box that stays ends itself; None for never.
         start_timeout_s: Seconds until a box that is not ready counts as failed.
+        ledger: Id of the ledger in which a box that stays is written down; who opens that next may end it. Empty for
+            none.
     """
 
     command: tuple[str, ...] = ()
@@ -296,6 +298,7 @@ class SandboxSpec:
     stay: bool = False
     lonely_s: float | None = None
     start_timeout_s: float = 30.0
+    ledger: str = ""
 
 
 class SandboxState(StrEnum):

@@ -44,7 +44,7 @@ from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk, DiskUse
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
 from envkit.sandbox.hold import Hold
-from envkit.sandbox.leftovers import BOX_LABEL, STAY_LABEL
+from envkit.sandbox.leftovers import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
 from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 DEFAULT_IMAGE = "envkit/games:1"
@@ -145,9 +145,10 @@ class DockerBackend:
             await self._daemon.remove_image(snapshot)
         await clock.to_thread(snapshots.remove, self._boxes.folder / _SNAPSHOTS, snapshot)
 
-    async def staying(self) -> list[str]:
-        """Return the ids of the boxes that stay on this machine, sorted."""
-        return sorted(one["Labels"][BOX_LABEL] for one in await self._daemon.containers(STAY_LABEL))
+    async def staying(self, ledger: str | None = None) -> list[str]:
+        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted."""
+        label = STAY_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
+        return sorted(one["Labels"][BOX_LABEL] for one in await self._daemon.containers(label))
 
     async def attach(self, box_id: str) -> Box:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
@@ -360,7 +361,7 @@ class DockerBackend:
     async def _run(self, plan: _Plan, argv: Sequence[str], opening: bytes) -> AttachedContainer:
         """Start the box's container; as `attached.run`."""
         spec = plan.spec
-        labels = leftovers.labels(self._run_name, plan.box_id, stays=spec.stay)
+        labels = leftovers.labels(self._run_name, plan.box_id, stays=spec.stay, ledger=spec.ledger)
         options = partial(container.options, spec, plan.image, argv, labels, system_calls=self._filter)
         if spec.profile == "system" and self._bounds_disk is not False:
             try:

@@ -163,6 +163,15 @@ class FakeBackend:
             raise SandboxError(f"there is no box {box_id!r} that stays")
         return found[0]
 
+    async def staying(self, ledger: str | None = None) -> list[str]:
+        """Return the ids of the boxes that stay, or of those of one ledger."""
+        there = [box for box in self.boxes if box.spec.stay and not box.is_gone]
+        return [box.id for box in there if ledger in (None, box.spec.ledger)]
+
+    async def remove(self, box_id: str) -> None:
+        """End a box that stays; raises as `attach`."""
+        (await self.attach(box_id)).die("removed")
+
     async def __aenter__(self) -> Self:
         self._is_open = True
         return self

@@ -21,6 +21,7 @@ RUN_LABEL = "envkit.run"
 OWNER_LABEL = "envkit.owner"
 BOX_LABEL = "envkit.box"
 STAY_LABEL = "envkit.stay"
+LEDGER_LABEL = "envkit.ledger"
 
 _ENDED = ("created", "dead", "exited")
 _ANSWER_S = 5.0
@@ -29,16 +30,17 @@ _REAP_S = 15.0
 _PAUSE_S = 0.05
 
 
-def labels(run: str, box_id: str, *, stays: bool) -> dict[str, str]:
+def labels(run: str, box_id: str, *, stays: bool, ledger: str = "") -> dict[str, str]:
     """Return the labels of what belongs to a box of this process.
 
     Args:
         run: Name of the backend's run.
         box_id: The box.
         stays: Whether it outlives us.
+        ledger: Id of the ledger in which it is written down if so.
     """
     found = {RUN_LABEL: run, OWNER_LABEL: _owner(), BOX_LABEL: box_id}
-    return {**found, STAY_LABEL: "yes"} if stays else found
+    return {**found, STAY_LABEL: "yes", LEDGER_LABEL: ledger} if stays else found
 
 
 @contextmanager

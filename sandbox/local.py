@@ -123,6 +123,10 @@ class LocalBackend:
         """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`."""
         await clock.to_thread(snapshots.remove, self._boxes.folder / "snapshots", snapshot)
 
+    async def staying(self, ledger: str | None = None) -> list[str]:
+        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted."""
+        return await clock.to_thread(stays.ids, ledger)
+
     async def attach(self, box_id: str) -> Box:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
 
@@ -199,7 +203,7 @@ class LocalBackend:
                 await self._send_agent(ours)
             if limit.cancelled_caught:
                 raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
-            box = self._box(box_id, ours, held, self._furnished(held), spec, look.disk_mib)
+            box = self._box(box_id, ours, held, self._furnished(held, spec), spec, look.disk_mib)
         except OSError as error:
             ours.close()
             cause = await held.cause()
@@ -221,7 +225,7 @@ class LocalBackend:
             await asyncio.get_running_loop().sock_sendall(stream, self._opening)
         await anyio.wait_readable(stream)
 
-    def _furnished(self, held: Life) -> Path:
+    def _furnished(self, held: Life, spec: SandboxSpec) -> Path:
         """Give the box's users their folders, before any program of the box runs; return that of its sockets.
 
         Raises:
@@ -236,7 +240,7 @@ class LocalBackend:
             first.give(SOCKETS, _AGENT_UID)
             first.give(GRADER_HOME, _GRADER_UID)
         if held.folder is not None:
-            stays.remember(held.folder, first.pid, held.group.name)
+            stays.remember(held.folder, first.pid, held.group.name, spec.ledger)
         return sockets
 
     def _box(

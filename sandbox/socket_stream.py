@@ -101,6 +101,10 @@ class SocketStream:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
+        except ConnectionError:
+            raise
+        except OSError as error:  # such as that there is no route any more
+            raise ConnectionError(error.strerror or str(error)) from None
 
     def _on_readable(self) -> None:
         try:

@@ -2,7 +2,7 @@
 
 Such a box has a folder of its own whose owner is the box's bubblewrap, so that it is cleared away once that is gone,
 and the end of whose name is in the box's id. It lies where every process of our user looks, whatever its environment,
-and in it one file that names the box's first process and its group.
+and in it one file that names the box's first process, its group, and the ledger that knows of it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class Stay:
         folder: Its folder.
         group: Name of its control group.
         first_pid: Number of its first process.
+        ledger: Id of the ledger in which it is written down; empty for none.
     """
 
     folder: Path
     group: str
     first_pid: int
+    ledger: str
 
 
 def begin(pid: int) -> tuple[str, Path]:
@@ -38,9 +40,9 @@ def begin(pid: int) -> tuple[str, Path]:
     return f"bwrap-{_tail(folder)}", folder
 
 
-def remember(folder: Path, first_pid: int, group: str) -> None:
-    """Write down the box's first process and the name of its control group."""
-    (folder / _FILE).write_text(f"{folders.owner_name(first_pid)} {group}")
+def remember(folder: Path, first_pid: int, group: str, ledger: str) -> None:
+    """Write down the box's first process, the name of its control group, and the id of its ledger."""
+    (folder / _FILE).write_text(f"{folders.owner_name(first_pid)} {group} {ledger}")
 
 
 def find(box_id: str) -> Stay | None:
@@ -50,18 +52,19 @@ def find(box_id: str) -> Stay | None:
         return None
     for folder in folders.of_tail(match[1]):
         try:
-            first, group = (folder / _FILE).read_text().split()
+            first, group, *ledger = (folder / _FILE).read_text().split()
         except (OSError, ValueError):  # gone, or just being written
             continue
         if not folders.is_owner_gone(first) and not folders.is_owner_gone(folder.name):
-            return Stay(folder, group, int(first.split("-")[2]))
+            return Stay(folder, group, int(first.split("-")[2]), "".join(ledger))
     return None
 
 
-def ids() -> list[str]:
-    """Return the ids of all boxes of our user on this machine, sorted."""
+def ids(ledger: str | None = None) -> list[str]:
+    """Return the ids of all boxes of our user on this machine, or of those of one ledger, sorted."""
     named = {f"bwrap-{_tail(folder)}" for folder in folders.of_tail("*") if (folder / _FILE).exists()}
-    return sorted(box_id for box_id in named if find(box_id) is not None)
+    found = {box_id: find(box_id) for box_id in named}
+    return sorted(id for id, stay in found.items() if stay is not None and ledger in (None, stay.ledger))
 
 
 def _tail(folder: Path) -> str:

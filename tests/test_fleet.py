@@ -13,9 +13,10 @@ import pytest
 
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError, UnreachableError
-from envkit.fleet import FleetHost, Probing, RestartBudget
+from envkit.fleet import FleetHost, Probing
 from envkit.fleet.box import BoxEvent, after
 from envkit.protocols import LastingEpisode
+from envkit.restarts import RestartBudget
 from envkit.types import ExecResult, Observation, Reset, SandboxState, Step, Task
 
 TASK = Task("Game-v0", 7)

@@ -128,6 +128,22 @@ def test_what_is_wanted_for_long_enough_is_acted_upon() -> None:
     clock.run(main, virtual=True)
 
 
+def test_who_cannot_be_told_what_is_wanted_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        told: list[int] = []
+
+        async def act(count: int) -> None:
+            told.append(count)
+            raise RuntimeError("the cluster's head is gone")
+
+        with anyio.move_on_after(35):
+            await autoscale(lambda: 2, act, 10)
+        assert told == [2, 2]
+
+    clock.run(main, virtual=True)
+    assert caplog.text.count("RuntimeError: the cluster's head is gone") == 2
+
+
 def test_a_users_program_is_told_how_many_more_are_wanted(tmp_path: Path) -> None:
     program = f"import sys; open({str(tmp_path / 'said')!r}, 'w').write(' '.join(sys.argv[1:]))"
     clock.run(run_command, [sys.executable, "-c", program, "--by"], -7)

@@ -265,3 +265,13 @@ def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_p
     for place in (tmp_path, path / "deeper.sqlite"):
         with pytest.raises(UsageError, match=r"leases cannot be written down in .*; choose another folder \(--state\)"):
             kept_in(place)
+
+
+def test_a_ledger_is_known_by_a_name_of_its_own_whenever_it_is_opened(tmp_path: Path) -> None:
+    async def name(path: Path) -> str:
+        async with Ledger(path) as ledger:
+            return ledger.id
+
+    names = [clock.run(name, tmp_path / file) for file in ("a", "b", "a", "b")]
+    assert names[:2] == names[2:]
+    assert len(set(names)) == 2

@@ -10,8 +10,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStartError
-from envkit.fleet import FleetHost, RestartBudget
+from envkit.fleet import FleetHost
 from envkit.fleet.seats import SeatRecord, Seats
+from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.test_fleet import TASK, Box, Yard, play, run
 

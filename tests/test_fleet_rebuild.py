@@ -12,8 +12,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import DeadlineError, EnvError, EnvkitError, SandboxLostError, UnreachableError
-from envkit.fleet import FleetHost, Homes, RestartBudget
+from envkit.fleet import FleetHost, Homes
 from envkit.protocols import LastingEpisode
+from envkit.restarts import RestartBudget
 from envkit.types import Observation, Reset, Step, Task
 
 TASK = Task("Echo-v0", 3)

@@ -9,6 +9,5 @@ from envkit.fleet.box import BoxClient, Home
 from envkit.fleet.homes import Homes
 from envkit.fleet.host import FleetHost
 from envkit.fleet.watch import Probing
-from envkit.restarts import RestartBudget, restart_delay
 
-__all__ = ["BoxClient", "FleetHost", "Home", "Homes", "Probing", "RestartBudget", "restart_delay"]
+__all__ = ["BoxClient", "FleetHost", "Home", "Homes", "Probing"]

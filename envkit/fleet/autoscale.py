@@ -18,7 +18,7 @@ async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[No
 
     Args:
         wanted: Says how many more sandboxes there should be room for; less than 0: fewer would do.
-        act: Told the smaller of the two wishes.
+        act: Told the smaller of the two wishes. What it raises is logged, and the next wish is told all the same.
         interval_s: Seconds between two looks.
     """
     before = 0
@@ -26,7 +26,10 @@ async def autoscale(wanted: Callable[[], int], act: Callable[[int], Awaitable[No
         await anyio.sleep(interval_s)
         now = wanted()
         if steady := steadily(before, now):
-            await act(steady)
+            try:
+                await act(steady)
+            except Exception:  # whatever it is that adds nodes, what is there is served without it
+                _log.exception("nobody could be told that %d more sandboxes are wanted", steady)
         before = now
 
 

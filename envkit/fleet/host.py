@@ -235,7 +235,7 @@ class FleetHost:
             due, is_late = failures.add(self._budget, now=now)
             if is_late:
                 spent = f"{self._budget.restarts} replacements within {self._budget.window_s:g} s are used up"
-                if self._gives_up:
+                if self._gives_up or due == math.inf:
                     self._failure = SandboxStartError("fleet", f"no box is left, and {spent}; last: {failure}")
                     break
                 self._alert(f"boxes of environments: {spent}; one is missing for {due - now:.0f} s; last: {failure}")

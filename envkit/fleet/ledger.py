@@ -6,6 +6,7 @@ loses its power loses its sandboxes too.
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -34,6 +35,7 @@ create table if not exists sandboxes (
     id text primary key, box_id text not null, node text not null, tenant text not null,
     spec text not null, phases text not null, expires_at_s real
 ) without rowid;
+create table if not exists identity (id text not null);
 """
 
 
@@ -60,12 +62,18 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._id: str
         self._connection: sqlite3.Connection
         self._seats: dict[str, SeatRecord] = {}
         self._next = _Batch()
         self._last = _Batch()
         """The one that is being written, or was."""
         self._last.done.set()
+
+    @property
+    def id(self) -> str:
+        """What no other ledger is called; the same whenever it is opened."""
+        return self._id
 
     async def save(self, view: SandboxView) -> None:
         """Record a sandbox as it is; one that is over is forgotten. The newest of several records counts.
@@ -150,6 +158,7 @@ class Ledger:
         try:
             self.load()  # what cannot be read is said before anything is started
             with _undamaged(self._path):
+                (self._id,) = self._connection.execute("select id from identity").fetchone()
                 rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
                 for key, box, session, env_id, seed, options in rows:
                     self._seats[key] = SeatRecord(box, session, Task(env_id, int(seed), msgspec.json.decode(options)))
@@ -201,6 +210,8 @@ def _open(path: Path) -> sqlite3.Connection:
                 "that version, or move the file away, or choose another folder (--state)"
             )
         connection.executescript(_SCHEMA)
+        named = "insert into identity select ? where not exists (select 1 from identity)"
+        connection.execute(named, (secrets.token_hex(8),))
         connection.execute(f"pragma user_version = {_VERSION}")
     except sqlite3.OperationalError as error:
         connection.close()

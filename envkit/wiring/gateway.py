@@ -21,7 +21,7 @@ import anyio
 from envkit import clock
 from envkit.config.serving import ServeConfig, StockSection
 from envkit.errors import CapacityError, EnvkitError, SandboxStartError, UsageError
-from envkit.fleet import FleetHost, Home, Homes, Probing, RestartBudget
+from envkit.fleet import FleetHost, Home, Homes, Probing
 from envkit.fleet.alerts import send_alerts, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.fleet.ledger import Ledger
@@ -34,6 +34,7 @@ from envkit.http.server import require_address, serve
 from envkit.http.snapshots import SnapshotBounds
 from envkit.http.tokens import TokenStore
 from envkit.protocols import EnvHost, Sandbox
+from envkit.restarts import RestartBudget
 from envkit.sandbox import trees
 from envkit.sandbox.docker import DEFAULT_IMAGE, DockerBackend
 from envkit.sandbox.pool import Pool

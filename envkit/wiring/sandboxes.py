@@ -13,10 +13,11 @@ import anyio
 from envkit import clock
 from envkit.config import HealthSection, RestartSection
 from envkit.errors import UnknownEnvError, UnreachableError, UsageError
-from envkit.fleet import BoxClient, FleetHost, Home, Probing, RestartBudget
+from envkit.fleet import BoxClient, FleetHost, Home, Probing
 from envkit.http.client import EnvClient
 from envkit.protocols import EnvHost, LastingEpisode
 from envkit.registry import ENTRY_POINT_GROUP
+from envkit.restarts import RestartBudget
 from envkit.sandbox import docker, interpreter
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend, why_unavailable

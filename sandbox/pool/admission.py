@@ -10,14 +10,15 @@ from typing import Generic, TypeVar
 
 import anyio
 
+from envkit.errors import SandboxError
 from envkit.sandbox.pool.nodes import Demand
 from envkit.types import SandboxSpec
 
 T = TypeVar("T")
 
 MOST_PASSED = 32
-"""How often others may be served while there is room for them and not for who has the turn. Then all wait for it, so
-that somebody who needs much is not kept waiting by many who need little."""
+"""How often others may be served while there is room for them and not for who has the turn. Then whatever could be used
+by it waits for it, so that somebody who needs much is not kept waiting by many who need little."""
 
 
 class Answer(Enum):
@@ -42,6 +43,7 @@ class Ticket(Generic[T]):
         snapshot: The files that it is to begin with: the node that has them, and what they are called there.
         woken: Set when it is served, or when there is nothing to wait for any more.
         given: What it was given; None until then.
+        refusal: Why it can never be served; None while it may be.
         giving_up: What is given up to make room for it.
         passed: How often others were served while there was no room for it.
     """
@@ -54,6 +56,7 @@ class Ticket(Generic[T]):
     snapshot: tuple[str, str] | None = None
     woken: anyio.Event = field(default_factory=anyio.Event)
     given: T | None = None
+    refusal: SandboxError | None = None
     giving_up: list[T] = field(default_factory=list)
     passed: int = 0
 
@@ -62,12 +65,15 @@ class Queue(Generic[T]):
     """Those who wait: of each tenant in the order of arrival, the tenants in turn.
 
     Attributes:
-        is_short: Whether somebody waits for room, rather than because of its tenant's bound, since the last `serve`.
+        short: Whom the last `serve` refused for want of room, rather than because of their tenant's bound.
+        claims: Those of them who were passed too often: nobody is to be given what one of them before it could use.
     """
 
     def __init__(self) -> None:
+        self.short: dict[Ticket[T], None] = {}
+        self.claims: dict[Ticket[T], None] = {}
         self._lines: OrderedDict[str, deque[Ticket[T]]] = OrderedDict()
-        self.is_short = False
+        self._overdue: dict[Ticket[T], None] = {}
 
     def add(self, ticket: Ticket[T]) -> None:
         self._lines.setdefault(ticket.tenant, deque()).append(ticket)
@@ -79,6 +85,8 @@ class Queue(Generic[T]):
             line.remove(ticket)
             if not line:
                 del self._lines[ticket.tenant]
+        for some in (self._overdue, self.short, self.claims):
+            some.pop(ticket, None)
 
     def waiting(self) -> Mapping[str, int]:
         """Return how many wait, by tenant."""
@@ -91,27 +99,40 @@ class Queue(Generic[T]):
         """Offer what there is to the first of each tenant in turn, until a whole round takes nothing.
 
         Args:
-            offer: Gives a ticket what it wants, if that is possible now.
+            offer: Gives a ticket what it wants, if that is possible now and claimed by nobody.
         """
-        refused: set[Ticket[T]] = set()
+        self.short, self.claims = {}, {}
+        for ticket in list(self._overdue):
+            answer = offer(ticket)
+            if answer is Answer.GRANTED:
+                self._grant(ticket)
+            elif answer is Answer.NO_ROOM:
+                self.short[ticket] = self.claims[ticket] = None
         turns_left = len(self._lines)
-        self.is_short = False
         while turns_left:
             tenant, line = next(iter(self._lines.items()))
             ticket = line[0]
-            answer = offer(ticket)
-            if answer is Answer.NO_ROOM:
-                self.is_short = True
-                if ticket.passed >= MOST_PASSED:
-                    return  # it stays the next
-                refused.add(ticket)
-            self._lines.move_to_end(tenant)
             turns_left -= 1
+            answer = Answer.NO_ROOM if ticket in self.claims else offer(ticket)
             if answer is Answer.GRANTED:
-                line.popleft()
-                if not line:
-                    del self._lines[tenant]
-                for one in refused:
-                    one.passed += 1
+                self._grant(ticket)
                 turns_left = len(self._lines)
-                ticket.woken.set()
+                self._pass()
+                continue
+            self._lines.move_to_end(tenant)
+            if answer is Answer.NO_ROOM:
+                self.short[ticket] = None
+
+    def _grant(self, ticket: Ticket[T]) -> None:
+        """It has what it wanted; the other tenants are next."""
+        self.discard(ticket)
+        if ticket.tenant in self._lines:
+            self._lines.move_to_end(ticket.tenant)
+        ticket.woken.set()
+
+    def _pass(self) -> None:
+        """Somebody was served while there was no room for others."""
+        for ticket in self.short:
+            ticket.passed += 1
+            if ticket.passed == MOST_PASSED:
+                self._overdue[ticket] = self.claims[ticket] = None

@@ -65,12 +65,11 @@ def cause_class(cause: str) -> str:
     return next((name for words, name in _CLASSES if words in cause), "other")
 
 
-def wanted(*, waiting: int, missing: int, free: float) -> int:
+def wanted(*, missing: int, free: float) -> int:
     """Return how many more boxes there should be room for, or, negative, how many fewer would do.
 
     Args:
-        waiting: Leases that wait for room.
-        missing: Spares that there is no room for.
+        missing: Leases and spares that wait for room.
         free: Boxes that there is room for; infinity where that is not bounded.
     """
-    return 0 if math.isinf(free) else waiting + missing - int(free)
+    return 0 if math.isinf(free) else missing - int(free)

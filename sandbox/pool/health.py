@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -120,7 +119,7 @@ class Counts(Protocol):
 
 
 async def attend(member: Member, watch: Watch, alert: Alert) -> None:
-    """Watch a sandbox that is up until it is over, and then stop it, unless it is to be left.
+    """Watch a sandbox that is up until it is over, and then stop it.
 
     Not cancelled before it has stopped; that is bounded (15 s).
     """
@@ -133,8 +132,7 @@ async def attend(member: Member, watch: Watch, alert: Alert) -> None:
         finally:
             member.end(CLOSED)
             # Before its watchers: a call that is cancelled waits for what it had started, unless the box is gone.
-            if not member.is_left:
-                await _stop(member, alert)
+            await _stop(member, alert)
         tasks.cancel_scope.cancel()
 
 
@@ -161,13 +159,22 @@ async def give_up(member: Member, watch: Watch) -> None:
     sandbox: object = member.sandbox
     try:
         if isinstance(sandbox, Looks):
-            with anyio.move_on_after(_LOOK_S), suppress(EnvkitError, OSError):
-                if seen := await sandbox.look():
+            with anyio.move_on_after(_LOOK_S):
+                if seen := await _seen(member, sandbox):
                     cause = f"{seen}, {cause}"
         if member.heard_at == heard_at:
             member.lose(cause)
     finally:
         member.is_judged = False
+
+
+async def _seen(member: Member, sandbox: Looks) -> str:
+    try:
+        return await sandbox.look()
+    except (EnvkitError, OSError):
+        return ""
+    except Exception as error:
+        return _unforeseen(member, error)
 
 
 async def _await_exit(member: Member) -> None:
@@ -234,5 +241,7 @@ async def _stop(member: Member, alert: Alert) -> None:
             await member.sandbox.stop()
         except (EnvkitError, OSError) as error:
             alert("stop", member, f"it may be left behind: {error}")
+        except Exception as error:
+            alert("stop", member, f"it may be left behind: {_unforeseen(member, error)}")
     if limit.cancelled_caught:
         alert("stop", member, f"it may be left behind: it did not stop within {_STOP_S:g} s")

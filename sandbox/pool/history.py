@@ -114,6 +114,11 @@ class Events:
 class Ledger(Protocol):
     """Where sandboxes are written down, so that they are found again after a restart."""
 
+    @property
+    def id(self) -> str:
+        """What no other ledger is called, without blanks; the same whenever it is opened."""
+        ...
+
     async def save(self, view: SandboxView) -> None:
         """Write down what a sandbox has become; a later view of the same id takes the place of this one."""
         ...

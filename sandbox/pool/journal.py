@@ -9,7 +9,7 @@ from envkit.sandbox.pool.member import Member, ended
 from envkit.types import SandboxState, SandboxView
 
 ALERT_S = 60.0
-"""Seconds from one alert to the next of the same kind about the same sandbox."""
+"""Seconds from one alert to the next of the same kind about the same sandbox or stock."""
 
 
 class Journal:
@@ -30,7 +30,7 @@ class Journal:
         self.past = Past()
         self.tally = Tally()
         self.saver = None if ledger is None else Saver(ledger, self._unsaved)
-        self._alerted: dict[tuple[str, str], float] = {}
+        self._alerted: dict[tuple[object, str], float] = {}
 
     def entered(self, member: Member) -> None:
         """A sandbox is in another state."""
@@ -43,7 +43,7 @@ class Journal:
             self.tally.failed_starts += 1
 
     def left(self, member: Member) -> None:
-        """Nothing is left of a sandbox, or it was left to itself."""
+        """Nothing is left of a sandbox."""
         if not member.is_forgotten:
             self.past.add(member.record(), now=clock.now())
 
@@ -56,12 +56,13 @@ class Journal:
         self._told(view)
         self.past.add(view, now=clock.now())
 
-    def alert(self, kind: str, member: Member | None, text: str) -> None:
-        """Something is to be looked at."""
+    def alert(self, kind: str, member: Member | None, text: str, *, about: object = "") -> None:
+        """Something is to be looked at: with a sandbox, or with something else, which `about` is."""
         sandbox_id, tenant = ("", "") if member is None else (member.id, member.tenant)
         now = clock.now()
-        if now - self._alerted.get((sandbox_id, kind), -ALERT_S) >= ALERT_S:
-            self._alerted[sandbox_id, kind] = now
+        subject = (sandbox_id or about, kind)
+        if now - self._alerted.get(subject, -ALERT_S) >= ALERT_S:
+            self._alerted[subject] = now
             self.events.emit(kind, text, sandbox_id=sandbox_id, tenant=tenant)
 
     def forget(self) -> None:

@@ -41,7 +41,6 @@ class Member:
         failure: What is raised to who waited for it; None unless it did not become ready.
         has_failed: Whether that is because its start failed, and not because it was not wanted any more.
         is_forgotten: Whether nothing is to be seen of it afterwards.
-        is_left: Whether it is not to be stopped.
         cause: Why it is over, in one line; empty until then.
         settled: Set when it is ready, or over.
         gone: Set when it is over.
@@ -69,7 +68,6 @@ class Member:
         self.failure: SandboxError | None = None
         self.has_failed = False
         self.is_forgotten = False
-        self.is_left = False
         self.cause = ""
         self.settled = anyio.Event()
         self.gone = anyio.Event()
@@ -150,12 +148,6 @@ class Member:
             self.has_failed = True
             self._finish(SandboxState.STOPPED, cause)
 
-    def let_go(self, reason: str) -> None:
-        """Leave it running, as it is, for who comes back to it; all calls end at once."""
-        if not self.is_over:
-            self.is_left = True
-            self._cut(reason)
-
     def end(self, reason: str) -> None:
         """Have it stopped; all its calls end at once. Only the first end counts."""
         if not self.is_over:
@@ -208,15 +200,12 @@ class Member:
         return SandboxView(self.id, box_id, self.node.name, self.tenant, self.spec, self.phases, expires_at_s)
 
     def _finish(self, state: SandboxState, cause: str) -> None:
-        self._cut(cause)
-        self.enter(state, cause)
-
-    def _cut(self, cause: str) -> None:
         self.cause = cause
         self.gone.set()
         self.starting.cancel()
         for call in self._calls:
             call.cancel()
+        self.enter(state, cause)
 
 
 def ended(view: SandboxView, reason: str, state: SandboxState = SandboxState.STOPPED) -> SandboxView:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from envkit.protocols import SandboxBackend
+from envkit.restarts import RestartBudget, restart_delay
 from envkit.types import SandboxSpec
 
 _MEMORY_MIB = 1024
 _DISK_MIB = 256
 _SYSTEM_DISK_MIB = 4096
 _PIDS = 256
+_RESTS = RestartBudget(restarts=10, longest_delay_s=10.0)
+"""How long a node rests after a failed start; its last nine failures are kept, so that it is never for good."""
 _ROUNDING = 1e-9
 """Shares of processors that are added and taken away again do not come out even."""
 
@@ -84,6 +87,7 @@ class Node:
 
     Attributes:
         used: What its sandboxes take together.
+        resumes_at: Until when, on the clock of the loop, it is given a rest because sandboxes did not start there.
     """
 
     def __init__(self, name: str, backend: SandboxBackend, holds: Holds | None = None) -> None:
@@ -91,6 +95,8 @@ class Node:
         self.backend = backend
         self.holds = holds or Holds()
         self.used = Demand()
+        self.resumes_at = 0.0
+        self._failures: list[float] = []
         bounds = (getattr(self.holds, field) for field in Demand._fields)
         self._bounds = tuple((place, bound) for place, bound in enumerate(bounds) if bound is not None)
 
@@ -99,6 +105,22 @@ class Node:
 
     def give_back(self, demand: Demand) -> None:
         self.used = self.used.without(demand)
+
+    def begin(self, demand: Demand, *, now: float) -> None:
+        """A sandbox is started here; where others did not start, no further one until it is known how it goes."""
+        self.take(demand)
+        if self._failures:
+            self.resumes_at = now + _RESTS.longest_delay_s
+
+    def failed(self, *, now: float) -> None:
+        """A sandbox did not start here: rest before the next one, longer each time."""
+        self.resumes_at = now + (restart_delay(self._failures, _RESTS, now=now) or 0.0)
+        self._failures = [*self._failures, now][1 - _RESTS.restarts :]
+
+    def started(self) -> None:
+        """A sandbox started here."""
+        self._failures.clear()
+        self.resumes_at = 0.0
 
     def fits(self, demand: Demand, freed: Demand | None = None) -> bool:
         """Say whether there is room for `demand`, once `freed` is given back."""
@@ -119,6 +141,17 @@ class Node:
         used = self.used
         counts = ((bound - used[place] + _ROUNDING) // demand[place] for place, bound in self._bounds if demand[place])
         return max(min(counts, default=math.inf), 0.0)
+
+
+def usable(nodes: Collection[Node], demand: Demand, *, now: float) -> Collection[Node]:
+    """Return the nodes without those that rest, unless no other could hold `demand`, were it empty.
+
+    A node on which nothing starts would otherwise be the least loaded one, and get nearly all.
+    """
+    awake = [node for node in nodes if now >= node.resumes_at]
+    if len(awake) == len(nodes) or any(node.could_hold(demand) for node in awake):
+        return awake
+    return nodes
 
 
 def place(nodes: Iterable[Node], demand: Demand) -> Node | None:

@@ -34,7 +34,7 @@ from envkit.sandbox.pool.health import CLOSED, Verdict, Watch, give_up, judge
 from envkit.sandbox.pool.history import Ledger, Saver, is_over, time_to_live
 from envkit.sandbox.pool.journal import Journal
 from envkit.sandbox.pool.member import Member, ended
-from envkit.sandbox.pool.nodes import Demand, Node, why_impossible
+from envkit.sandbox.pool.nodes import Demand, Node, usable, why_impossible
 from envkit.sandbox.pool.roster import Roster
 from envkit.sandbox.pool.stocks import Stock
 from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
@@ -60,7 +60,6 @@ class Pool:
         restarts: How often the spares of one stock may be replaced because they did not start or died; None for 20
             times in 10 minutes.
         ledger: Where sandboxes are written down, so that the next pool finds them; they outlive this process then.
-        leave_running: Whether those that are named, and the spares, are left running in the end; needs a ledger.
     """
 
     def __init__(
@@ -73,13 +72,9 @@ class Pool:
         watch: Watch | None = None,
         restarts: RestartBudget | None = None,
         ledger: Ledger | None = None,
-        leave_running: bool = False,
     ) -> None:
-        if leave_running and ledger is None:
-            raise ValueError("without a ledger nobody would find again what is left running")
         self._watch = watch or Watch()
         self._ledger = ledger
-        self._leaves = leave_running
         self._journal = Journal(ledger)
         self._roster = Roster(
             list(stocks),
@@ -88,7 +83,7 @@ class Pool:
             share=share,
             watch=self._watch,
             budget=restarts or RestartBudget(restarts=20),
-            stays=ledger is not None,
+            ledger_id=None if ledger is None else ledger.id,
         )
         self._making: dict[str, anyio.Event] = {}
         for node in nodes:
@@ -225,6 +220,7 @@ class Pool:
         for member in list(self._roster.members.values()):
             if member.node is node:
                 member.lose(cause)
+        self._roster.refuse()
         self._roster.serve()
 
     def counts(self) -> PoolCounts:
@@ -247,12 +243,12 @@ class Pool:
         """Return how many more sandboxes there should be room for, or, negative, how many fewer would do.
 
         Room is counted in sandboxes such as who waits longest wants, else the first stock, else of no given bounds.
+        What further nodes could not help is not wanted: what is beyond a tenant's bound, and stocks too large for any.
         """
-        waiting, shelves = self._roster.queue.all(), self._roster.shelves
-        demands = [*(one.demand for one in waiting), *(Demand.of(shelf.stock.spec) for shelf in shelves)]
-        demand = demands[0] if demands else Demand.of(SandboxSpec())
-        free = sum(node.room(demand) for node in self._roster.nodes.values())
-        return wanted(waiting=len(waiting), missing=sum(shelf.missing for shelf in shelves), free=free)
+        missing, shelves = self._roster.missing(), self._roster.shelves
+        demand = next(iter(missing), Demand.of(shelves[0].stock.spec if shelves else SandboxSpec()))
+        free = sum(node.room(demand) for node in usable(self._roster.nodes.values(), demand, now=clock.now()))
+        return wanted(missing=len(missing), free=free)
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
@@ -276,8 +272,6 @@ class Pool:
     ) -> None:
         self._roster.close()
         for member in list(self._roster.members.values()):
-            if self._leaves and member.settled.is_set() and (member.is_named or not member.is_lent):
-                member.let_go(CLOSED)
             member.end(CLOSED)
         try:
             with anyio.CancelScope(shield=True):
@@ -319,6 +313,8 @@ class Pool:
         """Come back to what another process left running."""
         views = ledger.load()
         found = await recovery.attached(views, self._roster.nodes)
+        kept = {view.box_id for view in views if view.id in found}
+        await recovery.end_others(ledger.id, self._roster.nodes, kept)
         for view in views:
             if (own := _OWN_NAME.fullmatch(view.id)) is not None:
                 self._roster.last_number = max(self._roster.last_number, int(own[1]))

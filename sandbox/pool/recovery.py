@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import anyio
@@ -13,8 +14,11 @@ from envkit.sandbox.pool.history import is_over
 from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxState, SandboxView
 
+_log = logging.getLogger(__name__)
+
 GONE = "gone while the server was down"
 _ATTACH_S = 15.0
+_END_S = 15.0
 
 
 @runtime_checkable
@@ -27,6 +31,14 @@ class Attaches(Protocol):
         Raises:
             EnvkitError: There is none of this id, or it does not let us in.
         """
+        ...
+
+    async def staying(self, ledger: str) -> Sequence[str]:
+        """Return the ids of those that were started for one ledger and still run."""
+        ...
+
+    async def remove(self, box_id: str) -> None:
+        """End one that runs; raises as `attach`."""
         ...
 
 
@@ -62,3 +74,32 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
                 taken.add(place)
                 tasks.start_soon(attach, view)
     return found
+
+
+async def end_others(ledger: str, nodes: Mapping[str, Node], kept: Collection[str]) -> None:
+    """End what was started for a ledger and is not `kept`, such as what had no id yet when its server was killed.
+
+    All at once, and within 15 s; what does not end until then ends itself when it has been lonely for long enough.
+    """
+
+    async def end(node: Node, backend: Attaches, box_id: str) -> None:
+        try:
+            await backend.remove(box_id)
+        except (EnvkitError, OSError) as error:
+            _log.warning("sandbox %s of an earlier server may be left behind on %s: %s", box_id, node.name, error)
+
+    async def end_on(node: Node, backend: Attaches) -> None:
+        try:
+            staying = await backend.staying(ledger)
+        except (EnvkitError, OSError) as error:
+            _log.warning("sandboxes of an earlier server may be left behind on %s: %s", node.name, error)
+            return
+        for box_id in staying:
+            if box_id not in kept:  # by its id alone: two nodes may be one machine
+                tasks.start_soon(end, node, backend, box_id)
+
+    with anyio.move_on_after(_END_S):
+        async with anyio.create_task_group() as tasks:
+            for node in nodes.values():
+                if isinstance(node.backend, Attaches):
+                    tasks.start_soon(end_on, node, node.backend)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import replace
-from functools import partial
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from itertools import takewhile
 
 import anyio
 from anyio.abc import TaskGroup
 
 from envkit import clock
-from envkit.errors import CapacityError, EnvkitError, ImpossibleSandboxError, SandboxError, SandboxStartError
+from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
+from envkit.sandbox.pool import starts
 from envkit.sandbox.pool.admission import Answer, Queue, Ticket
 from envkit.sandbox.pool.health import CLOSED, Watch, attend
 from envkit.sandbox.pool.journal import Journal
 from envkit.sandbox.pool.member import Member
-from envkit.sandbox.pool.nodes import Demand, Node, beyond_share, cheapest_room, place, why_impossible
+from envkit.sandbox.pool.nodes import Demand, Node, beyond_share, cheapest_room, place, usable, why_impossible
 from envkit.sandbox.pool.stocks import Shelf, Stock
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 
-_log = logging.getLogger(__name__)
-
-_LONELY_S = 600.0
-"""Seconds that boxes wait for the next server, where the last one was killed."""
 _ROOM_S = 20.0
 """Seconds that who does not wait for room waits for what is being given up for it."""
 
@@ -40,7 +36,7 @@ class Roster:
         share: Share of what all nodes hold together that one tenant may have beyond its first sandbox.
         watch: When one that is silent counts as what.
         budget: How often the spares of one stock may be replaced.
-        stays: Whether sandboxes outlive this process.
+        ledger_id: Of the ledger in which sandboxes are written down, which outlive this process; None for none.
 
     Attributes:
         nodes: The nodes, by name.
@@ -60,7 +56,7 @@ class Roster:
         share: float,
         watch: Watch,
         budget: RestartBudget,
-        stays: bool,
+        ledger_id: str | None,
     ) -> None:
         self.nodes: dict[str, Node] = {}
         self.last_gone = ""
@@ -73,7 +69,7 @@ class Roster:
         self._share = share
         self._watch = watch
         self._budget = budget
-        self._stays = stays
+        self._ledger_id = ledger_id
         self._held: dict[str, Demand] = {}
         self._tasks: TaskGroup
         self._is_open = False
@@ -97,10 +93,8 @@ class Roster:
         """
         if not self._is_open:
             raise SandboxError("the pool is not open; use 'async with'")
-        if ticket.snapshot is not None and ticket.snapshot[0] not in self.nodes:
-            raise SandboxStartError(ticket.name or "", f"there is no snapshot {'/'.join(ticket.snapshot)!r}")
-        if (why := why_impossible(self._homes(ticket), ticket.demand)) is not None:
-            raise ImpossibleSandboxError(why)
+        if (never := self._why_never(ticket)) is not None:
+            raise never
         self.queue.add(ticket)
         try:
             self.serve()
@@ -110,7 +104,7 @@ class Roster:
                 with anyio.move_on_after(waited_s):
                     await ticket.woken.wait()
                 if ticket.given is None:
-                    raise CapacityError(self._why_full(ticket, waited_s))
+                    raise ticket.refusal or CapacityError(self._why_full(ticket, waited_s))
             if not ticket.given.settled.is_set():  # a wait that is none would let the next spare be started first
                 await ticket.given.settled.wait()
         except BaseException:
@@ -129,17 +123,42 @@ class Roster:
         if not self._is_open:
             return
         self.queue.serve(self._offer)
-        if self.queue.is_short:
-            return
         for shelf in self.shelves:
-            spec = shelf.stock.spec
+            spec, demand = shelf.stock.spec, Demand.of(shelf.stock.spec)
             while shelf.missing and clock.now() >= shelf.resumes_at:
-                node = place(self.nodes.values(), Demand.of(spec))
+                fitting = [node for node in self._awake(demand) if node.fits(demand)]
+                node = place([node for node in fitting if not self._is_for_others(node, self.queue.short)], demand)
                 if node is None:
                     break
                 spare = Member(self._own_name(), spec, node, self._entered)
                 shelf.spares[spare] = None
                 self._begin(spare, shelf.stock.boot)
+
+    def refuse(self) -> None:
+        """Tell those who can never be served by the nodes that there are now."""
+        for ticket in self.queue.all():
+            ticket.refusal = self._why_never(ticket)
+            if ticket.refusal is not None:
+                self.queue.discard(ticket)
+                ticket.woken.set()
+
+    def missing(self) -> list[Demand]:
+        """Return what there is no room for and further nodes could give, first what is waited for.
+
+        Of each tenant it is no more than it may have; what no node can hold is left out, as it could not be kept on
+        more of them either.
+        """
+        held = dict(self._held)
+        found = []
+        for ticket in self.queue.all():
+            if ticket.snapshot is None and self._why_bound(ticket, held.get(ticket.tenant)) is None:
+                held[ticket.tenant] = held.get(ticket.tenant, Demand()).with_other(ticket.demand)
+                found.append(ticket.demand)
+        for shelf in self.shelves:
+            demand = Demand.of(shelf.stock.spec)
+            if why_impossible(self.nodes.values(), demand) is None:
+                found += [demand] * shelf.missing
+        return found
 
     def come_back(
         self,
@@ -183,12 +202,13 @@ class Roster:
         if self._is_at_bound(ticket):
             return Answer.AT_BOUND
         shelf = self._shelf(ticket.spec) if ticket.snapshot is None else None
-        if shelf is not None and (spare := shelf.ready()) is not None:
+        nodes = self._free_for(ticket)
+        if shelf is not None and (spare := shelf.ready(nodes)) is not None:
             del shelf.spares[spare]
             ticket.given = spare
             self._lend(spare, ticket)
             return Answer.GRANTED
-        node = place(self._homes(ticket), ticket.demand)
+        node = place(nodes, ticket.demand)
         if node is None:
             self._makes_room(ticket)
             return Answer.NO_ROOM
@@ -203,6 +223,28 @@ class Roster:
         if ticket.snapshot is None:
             return self.nodes.values()
         return [node for node in self.nodes.values() if node.name == ticket.snapshot[0]]
+
+    def _free_for(self, ticket: Ticket[Member]) -> Collection[Node]:
+        """Return those of its homes that are not kept for who has waited for too long."""
+        homes = self._awake(ticket.demand) if ticket.snapshot is None else self._homes(ticket)
+        claims = list(takewhile(lambda claim: claim is not ticket, self.queue.claims))
+        return [node for node in homes if not self._is_for_others(node, claims)] if claims else homes
+
+    def _awake(self, demand: Demand) -> Collection[Node]:
+        return usable(self.nodes.values(), demand, now=clock.now())
+
+    def _is_for_others(self, node: Node, others: Iterable[Ticket[Member]]) -> bool:
+        """Say whether one of those `others`, who wait, could use this node."""
+        return any(
+            node.could_hold(one.demand) for one in others if one.snapshot is None or one.snapshot[0] == node.name
+        )
+
+    def _why_never(self, ticket: Ticket[Member]) -> SandboxError | None:
+        """Return what is raised to who can never be served by the nodes that there are."""
+        if ticket.snapshot is not None and ticket.snapshot[0] not in self.nodes:
+            return SandboxStartError(ticket.name or "", f"there is no snapshot {'/'.join(ticket.snapshot)!r}")
+        why = why_impossible(self._homes(ticket), ticket.demand)
+        return None if why is None else ImpossibleSandboxError(why)
 
     def _lend(self, spare: Member, ticket: Ticket[Member]) -> None:
         before = spare.record()
@@ -227,7 +269,7 @@ class Roster:
         self._held[member.tenant] = self._held.get(member.tenant, Demand()).with_other(member.demand)
 
     def _begin(self, member: Member, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
-        member.node.take(member.demand)
+        member.node.begin(member.demand, now=clock.now())
         self.members[member.id] = member
         member.enter(SandboxState.STARTING, f"starts on {member.node.name}")
         self._tasks.start_soon(self._live, member, boot)
@@ -238,7 +280,10 @@ class Roster:
             try:
                 with member.starting:
                     if member.sandbox is None:
-                        await self._start(member, boot)
+                        is_trial = clock.now() < member.node.resumes_at
+                        await starts.start(member, boot, ledger=self._ledger_id, move=self._move)
+                        if is_trial:
+                            self.serve()
             finally:
                 if member.sandbox is not None:
                     await attend(member, self._watch, self._journal.alert)
@@ -249,28 +294,19 @@ class Roster:
             member.end(CLOSED)
             self._leave(member)
 
-    async def _start(self, member: Member, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
-        spec = member.spec
-        if self._stays:
-            lonely_s = _LONELY_S if spec.lonely_s is None else spec.lonely_s
-            spec = replace(spec, stay=True, lonely_s=lonely_s)
-        try:
-            backend = member.node.backend
-            start = backend.start if member.snapshot is None else partial(backend.restore, member.snapshot)
-            member.sandbox = await start(spec)
-            if boot is not None:
-                with anyio.move_on_after(spec.start_timeout_s) as limit:
-                    await boot(member.sandbox)
-                if limit.cancelled_caught:
-                    return member.fail(f"it was not booted within {spec.start_timeout_s:g} s")
-        except SandboxStartError as error:
-            return member.fail(error.cause)
-        except (EnvkitError, OSError) as error:
-            return member.fail(str(error))
-        except Exception as error:  # what nobody foresaw is the end of this one, and not of all the others
-            _log.exception("sandbox %s could not be started in a way that nobody foresaw", member.id)
-            return member.fail(f"{type(error).__name__}: {error}")
-        return member.up()
+    def _move(self, member: Member) -> bool:
+        """A sandbox did not start: put it on another node with room that nobody waits for; say whether there is one."""
+        self._tasks.start_soon(self._serve_at, member.node.resumes_at)
+        others = [node for node in self._awake(member.demand) if node is not member.node and member.snapshot is None]
+        free = (node for node in others if not self._is_for_others(node, self.queue.claims))
+        found = place(free, member.demand)
+        if found is None:
+            return False
+        member.node.give_back(member.demand)
+        member.node = found
+        found.begin(member.demand, now=clock.now())
+        self.serve()
+        return True
 
     def _entered(self, member: Member) -> None:
         """A sandbox has another state."""
@@ -294,9 +330,11 @@ class Roster:
             self._journal.tally.restarts += 1
         else:
             spent = f"{self._budget.restarts} replacements within {self._budget.window_s:g} s are used up"
-            wait = f"there is no other for {shelf.resumes_at - now:.0f} s"
-            self._journal.alert("restarts", None, f"stock of {shelf.stock.name}: {spent}; {wait}; last: {spare.cause}")
-        self._tasks.start_soon(self._serve_at, shelf.resumes_at)
+            until = "any more" if shelf.resumes_at == math.inf else f"for {shelf.resumes_at - now:.0f} s"
+            text = f"stock of {shelf.stock.name}: {spent}; there is no other {until}; last: {spare.cause}"
+            self._journal.alert("restarts", None, text, about=shelf)
+        if shelf.resumes_at < math.inf:
+            self._tasks.start_soon(self._serve_at, shelf.resumes_at)
 
     async def _serve_at(self, moment: float) -> None:
         await anyio.sleep(max(moment - clock.now(), 0.0))
@@ -306,6 +344,8 @@ class Roster:
         """Nothing is left of a sandbox."""
         member.node.give_back(member.demand)
         del self.members[member.id]
+        if clock.now() < member.node.resumes_at:
+            self._tasks.start_soon(self._serve_at, member.node.resumes_at)
         if member.is_lent:
             self._held[member.tenant] = self._held[member.tenant].without(member.demand)
             if not self._held[member.tenant].boxes:
@@ -315,11 +355,10 @@ class Roster:
         self.serve()
 
     def _is_at_bound(self, ticket: Ticket[Member]) -> bool:
-        return self._why_bound(ticket) is not None
+        return self._why_bound(ticket, self._held.get(ticket.tenant)) is not None
 
-    def _why_bound(self, ticket: Ticket[Member]) -> str | None:
-        """Say why its tenant may not have one more; None where it may."""
-        held = self._held.get(ticket.tenant)
+    def _why_bound(self, ticket: Ticket[Member], held: Demand | None) -> str | None:
+        """Say why its tenant, which holds so much, may not have one more; None where it may."""
         if held is None or not ticket.tenant:
             return None
         if self._most is not None and held.boxes >= self._most:
@@ -338,7 +377,7 @@ class Roster:
             spares = [spare for shelf in self.shelves for spare in shelf.spares]
             spares.sort(key=lambda spare: spare.state is not SandboxState.STARTING)
             places = [(spare.node, spare.demand) for spare in spares]
-            ticket.giving_up = [spares[at] for at in cheapest_room(self._homes(ticket), places, ticket.demand) or ()]
+            ticket.giving_up = [spares[at] for at in cheapest_room(self._free_for(ticket), places, ticket.demand) or ()]
             for spare in ticket.giving_up:
                 spare.end("its room is needed")
         return bool(ticket.giving_up)
@@ -347,7 +386,7 @@ class Roster:
         waited = f" within {waited_s:g} s" if waited_s else " now"
         if not self._is_open:
             return CLOSED
-        if (why := self._why_bound(ticket)) is not None:
+        if (why := self._why_bound(ticket, self._held.get(ticket.tenant))) is not None:
             return f"tenant {ticket.tenant!r} has {why}; stop one of its sandboxes first"
         if not self.nodes:
             return "there are no nodes now" + (f"; {self.last_gone}" if self.last_gone else "")

@@ -143,6 +143,14 @@ class NodeActor:
         """Come back to a box that another actor of this node has left running; return as `start`."""
         return await _answer(self._attach(ticket, box_id, lonely_s))
 
+    async def staying(self, ledger: str) -> Answer:
+        """Return the ``ids`` of the boxes of one ledger that stay on this machine."""
+        return await _answer(self._staying(ledger))
+
+    async def remove(self, box_id: str) -> Answer:
+        """End a box that another actor has left running."""
+        return await _answer(self._remove(box_id))
+
     async def stop(self, ticket: int) -> Answer:
         """End a box, or its start, and return once nothing is left of it; safe to repeat."""
         return await _answer(self._stop(ticket))
@@ -194,6 +202,13 @@ class NodeActor:
     async def _attach(self, ticket: int, box_id: str, lonely_s: float) -> Answer:
         box = await self._backend.attach(box_id)
         return self._admit(ticket, _Guest(box, lonely_s, stays=True, left_at=clock.now()))
+
+    async def _staying(self, ledger: str) -> Answer:
+        return {"ids": await self._backend.staying(ledger)}
+
+    async def _remove(self, box_id: str) -> Answer:
+        await self._backend.remove(box_id)
+        return {}
 
     def _admit(self, ticket: int, guest: _Guest) -> Answer:
         self._guests[ticket] = guest
@@ -299,7 +314,7 @@ class NodeActor:
 
 async def _carry(source: SocketStream, target: SocketStream, both: TaskGroup) -> None:
     """Carry bytes until `source` ends, and with it the connection the other way; what was taken is delivered."""
-    with suppress(ConnectionError):
+    with suppress(OSError):
         while data := await source.receive():
             await target.send(data)
         with anyio.move_on_after(_LAST_BYTES_S):

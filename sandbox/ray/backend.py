@@ -113,6 +113,14 @@ class RayNodeBackend:
             return await self._admitted(ticket, asked, SandboxSpec(stay=True))
         raise SandboxError(f"node {self.node.name} did not come back to {box_id!r} within {_ATTACH_S:g} s")
 
+    async def staying(self, ledger: str) -> list[str]:
+        """Return the ids of the boxes of one ledger that stay on this node's machine."""
+        return [str(box_id) for box_id in (await self._actor.ask("staying", ledger))["ids"]]
+
+    async def remove(self, box_id: str) -> None:
+        """End a box that stays; raises `SandboxError` as `attach`."""
+        await self._actor.ask("remove", box_id)
+
     def lose(self, cause: str) -> None:
         """Take note that the node is gone: its boxes are lost at once, for `cause`; safe to repeat."""
         self._lost = self._lost or cause

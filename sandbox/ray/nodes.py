@@ -29,6 +29,7 @@ _AGAIN_S = 15.0
 notice that it is gone."""
 _RECONNECT_S = 1.0
 _RECONNECT_MOST_S = 30.0
+_FORGET_S = 5.0
 _SILENT = "the head of the Ray cluster does not answer"
 _LEFT = "the fleet has left its cluster"
 _NOT_NEEDED = "its node is not needed"
@@ -74,12 +75,13 @@ class RayNodes:
         self._lonely_s = lonely_s
         self._cluster: Cluster | None = None
         self._is_entered = False
+        self._has_asked = False
         self._alive: dict[str, ClusterNode] = {}
         self._tended: dict[str, _Tended] = {}
         self._again_at: dict[str, float] = {}
 
     async def request(self, more: int) -> None:
-        """Ask the cluster's autoscaler for room for `more` boxes beside what the nodes hold now; 0 cancels that.
+        """Ask the cluster's autoscaler for room for `more` boxes beside what the nodes hold now, until we leave.
 
         A box is one of the resource ``envkit_boxes`` where a node has it, otherwise one processor and a GiB of memory.
         With less than 0, so many fewer would do: nodes that have no box, and hold no more than that, are left, so that
@@ -90,7 +92,7 @@ class RayNodes:
             return
         there = [node for node in self._alive.values() if self._again_at.get(node.id, 0.0) in (0.0, math.inf)]
         room = sum(map(_fitting, there))
-        count = max(room + more, 0) if more else 0
+        count = max(room + more, 0)
         are_counted = any(BOXES in node.resources for node in self._alive.values())
         if more > 0:
             self._again_at = {node_id: at for node_id, at in self._again_at.items() if at < math.inf}
@@ -101,6 +103,7 @@ class RayNodes:
                 self._again_at[tended.node.id] = math.inf
                 self._remove(tended.node.name, _NOT_NEEDED)
                 tended.scope.cancel()
+        self._has_asked = True
         try:
             await self._cluster.request([{BOXES: 1.0} if are_counted else _PER_BOX] * count)
         except SandboxError as error:
@@ -124,6 +127,16 @@ class RayNodes:
             kind = error = trace = None
         await self._tasks.__aexit__(kind, error, trace)
 
+    async def _ask_for_nothing(self, cluster: Cluster) -> None:
+        """Have the autoscaler forget what we asked for, which it would keep for ever."""
+        if not self._has_asked or cluster.is_silent:
+            return
+        with anyio.move_on_after(_FORGET_S, shield=True):
+            try:
+                await cluster.request([])
+            except SandboxError as error:
+                _log.warning("the Ray cluster's autoscaler still keeps room for sandboxes: %s", error)
+
     async def _stay(self, *, task_status: TaskStatus[None]) -> None:
         """Be connected, and try again when that has ended."""
         wait_s = 0.0
@@ -133,7 +146,10 @@ class RayNodes:
                     if self._is_entered:
                         _log.warning("connected to the Ray cluster at %r again", self._address)
                     wait_s = 0.0
-                    why = await self._follow(self._cluster, task_status)
+                    try:
+                        why = await self._follow(self._cluster, task_status)
+                    finally:
+                        await self._ask_for_nothing(self._cluster)
                 if not self._is_entered:
                     raise SandboxError(why)
             except EnvkitError as error:
@@ -207,6 +223,7 @@ class RayNodes:
         try:
             with tended.scope:
                 async with backend:
+                    self._again_at.pop(node.id, None)
                     self._add(Node(node.name, backend, _holds(node)))
                     tended.settled.set()
                     try:

@@ -24,6 +24,7 @@ class Book:
     """A ledger that takes some time."""
 
     def __init__(self, save_s: float = 0.01) -> None:
+        self.id = "book"
         self.save_s = save_s
         self.pages: dict[str, SandboxView] = {}
         self.order: list[tuple[str, SandboxState]] = []

@@ -463,6 +463,183 @@ def test_who_needs_much_is_not_passed_by_for_ever() -> None:
     run(main)
 
 
+def test_what_is_of_no_use_to_who_has_waited_for_long_is_given_to_others() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            pool = Pool([Node("big", backend, Holds(cpus=8)), Node("small", backend, Holds(cpus=1))])
+            async with pool, anyio.create_task_group() as tasks:
+                await pool.create("a", SandboxSpec(cpus=7))
+                tasks.start_soon(lease_later, pool, SandboxSpec(cpus=8))
+                await anyio.sleep(1)
+                for _ in range(60):
+                    async with pool.lease(SandboxSpec(cpus=1), tenant="small", wait_s=0) as box:
+                        assert pool.view(box.id).node == "small" or clock.now() < 33
+                        await anyio.sleep(1)
+                # What the large one could use is kept for it by now.
+                async with pool.lease(SandboxSpec(cpus=1), tenant="small", wait_s=0):
+                    with pytest.raises(CapacityError):
+                        await pool.create("b", SandboxSpec(cpus=1), tenant="other")
+                tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_two_who_have_waited_for_long_do_not_wait_for_each_other() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(cpus=3))]) as pool:
+            served: list[str] = []
+
+            async def lend(tenant: str, cpus: float, wait_s: float = 1000) -> None:
+                async with pool.lease(SandboxSpec(cpus=cpus), tenant=tenant, wait_s=wait_s):
+                    served.append(tenant)
+                    await anyio.sleep(1)
+
+            async def small(number: int) -> None:
+                while len(served) < 200:
+                    await lend(f"small {number}", 1)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(4):
+                    tasks.start_soon(small, number)
+                await anyio.sleep(0.5)
+                for tenant in ("one", "two"):
+                    tasks.start_soon(lend, tenant, 2.5)
+            assert 32 <= served.index("one") < served.index("two") < 60
+
+    run(main)
+
+
+async def lease_later(pool: Pool, spec: SandboxSpec) -> None:
+    async with pool.lease(spec, wait_s=10_000):
+        pass
+
+
+def test_who_waits_for_what_went_with_its_node_is_told_and_holds_nobody_up() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            pool = Pool([Node("big", backend, Holds(cpus=8)), Node("small", backend, Holds(cpus=1))])
+            async with pool, anyio.create_task_group() as tasks:
+                await pool.create("a", SandboxSpec(cpus=7))
+                snapshot = await pool.get("a").snapshot()
+                tasks.start_soon(remove_later, pool, "big")
+                with pytest.raises(
+                    ImpossibleSandboxError, match="cpus=8 is more than any node holds: the largest hold"
+                ):
+                    await lease_later(pool, SandboxSpec(cpus=8))
+                assert clock.now() == 5
+                with pytest.raises(SandboxStartError, match="there is no snapshot 'big/snapshot-0'"):
+                    await pool.create("b", SandboxSpec(cpus=1), snapshot=snapshot)
+                assert pool.counts().waiting == {}
+
+    run(main)
+
+
+class Dead(FakeBackend):
+    """Starts nothing, and says so quickly or not at all."""
+
+    is_hung = False
+    tries = 0
+
+    async def start(self, spec: SandboxSpec) -> FakeBox:
+        self.tries += 1
+        if self.is_hung:
+            await anyio.sleep_forever()
+        raise SandboxStartError("dead", "its daemon does not answer")
+
+
+def test_a_node_on_which_nothing_starts_is_given_a_rest_and_what_was_to_be_there_starts_elsewhere() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Dead() as dead:
+            pool = Pool([Node("dead", dead, Holds(boxes=50)), Node("well", backend, Holds(boxes=50))])
+            async with pool:
+                for number in range(50):
+                    await pool.create(f"{number}", SPEC)
+                    await anyio.sleep(1)
+                assert pool.counts().failed_starts == 0
+                assert {view.node for view in pool.views()} == {"well"}
+                # Tries at 0, 1, 2, 3, 4, 6, 10, 17, 27, 37 and 47 s: after 0.1 s, twice that, ... and at most 10 s.
+                assert dead.tries == 11
+                with pytest.raises(CapacityError):
+                    await pool.create("full", SPEC)
+                await anyio.sleep(10)
+                with pytest.raises(SandboxStartError, match="its daemon does not answer"):
+                    await pool.create("full", SPEC)
+
+    run(main)
+
+
+def test_a_node_that_has_rested_is_tried_with_one_sandbox_and_used_again_when_that_starts() -> None:
+    class Mended(Dead):
+        async def start(self, spec: SandboxSpec) -> FakeBox:
+            if clock.now() < 5:
+                return await super().start(spec)
+            self.tries += 1
+            await anyio.sleep(2)
+            return await FakeBackend.start(self, spec)
+
+    async def main() -> None:
+        async with FakeBackend() as backend, Mended() as mended:
+            pool = Pool([Node("mended", mended, Holds(boxes=9)), Node("well", backend, Holds(boxes=1))])
+            async with pool, anyio.create_task_group() as tasks, pool.lease(SPEC):
+                await anyio.sleep(10)
+                assert mended.tries == 1
+                for _ in range(5):
+                    tasks.start_soon(lease_later, pool, SPEC)
+                await anyio.sleep(1)
+                assert mended.tries == 2
+                await anyio.sleep(1.5)
+                assert mended.tries == 6
+
+    run(main)
+
+
+def test_the_only_node_is_used_whatever_became_of_the_start_before() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_failure="no such image"), Fate(), boxes=1) as (pool, _):
+            with pytest.raises(SandboxStartError):
+                await pool.create("a", SPEC)
+            await pool.create("b", SPEC)
+            assert clock.now() == 0
+
+    run(main)
+
+
+def test_a_start_that_a_backend_never_ends_is_given_up() -> None:
+    async def main() -> None:
+        async with Dead() as dead, Pool([Node("here", dead, Holds(boxes=1))]) as pool:
+            dead.is_hung = True
+            with pytest.raises(SandboxStartError, match="node here did not start it within 70 s"):
+                async with pool.lease(SandboxSpec(start_timeout_s=10), wait_s=5):
+                    pytest.fail("it did not start")
+            assert clock.now() == 70
+            assert pool.views()[0].state is STOPPED
+
+    run(main)
+
+
+def test_no_more_is_wanted_than_tenants_may_have_and_further_nodes_could_give() -> None:
+    async def main() -> None:
+        async with opened(boxes=3, most=2) as (pool, _), anyio.create_task_group() as tasks:
+            await pool.create("a", SPEC, tenant="ann")
+            for number in range(2):
+                await pool.create(f"b{number}", SPEC, tenant="bob")
+            assert pool.wanted() == 0
+            for _ in range(50):
+                tasks.start_soon(lease_for, pool, "ann")
+                tasks.start_soon(lease_for, pool, "bob")
+            await anyio.sleep(1)
+            assert pool.counts().waiting == {"ann": 50, "bob": 50}
+            assert pool.wanted() == 1
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+async def lease_for(pool: Pool, tenant: str) -> None:
+    async with pool.lease(SPEC, tenant=tenant, wait_s=1000):
+        pass
+
+
 def test_who_gives_up_waiting_leaves_no_trace_and_its_turn_to_the_next() -> None:
     async def main() -> None:
         async with opened(boxes=1) as (pool, _):
@@ -591,7 +768,7 @@ def test_a_start_that_a_node_takes_with_it_has_failed() -> None:
     async def main() -> None:
         backend = FakeBackend(lambda number, rng: Fate(start_s=10))
         async with backend, Pool([Node("one", backend)]) as pool, anyio.create_task_group() as tasks:
-            tasks.start_soon(remove_later, pool)
+            tasks.start_soon(remove_later, pool, "one")
             with pytest.raises(SandboxStartError, match="a did not start: gone"):
                 await pool.create("a", SPEC)
             assert clock.now() == 5
@@ -599,9 +776,9 @@ def test_a_start_that_a_node_takes_with_it_has_failed() -> None:
     run(main)
 
 
-async def remove_later(pool: Pool) -> None:
+async def remove_later(pool: Pool, name: str) -> None:
     await anyio.sleep(5)
-    pool.remove_node("one", "gone")
+    pool.remove_node(name, "gone")
 
 
 def test_a_lease_waits_for_a_node_that_comes() -> None:

@@ -203,6 +203,32 @@ def test_a_disk_that_is_nearly_full_is_told_and_counted() -> None:
     run(main)
 
 
+def test_what_nobody_foresaw_of_one_box_is_no_business_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(FakeBox):
+        async def stop(self) -> None:
+            await super().stop()
+            raise RuntimeError("a daemon's answer that is none")
+
+        async def look(self) -> str:
+            raise KeyError("State")
+
+    async def main() -> None:
+        async with FakeBackend(kind=Odd) as backend, Pool([Node("here", backend)]) as pool:
+            for name in ("a", "b", "c"):
+                await pool.create(name, SPEC)
+            backend.boxes[0].pause()
+            await pool.stop("b")
+            await anyio.sleep(6)
+            assert pool.view("a").phases[-1].reason == "KeyError: 'State', silent for 4 s"
+            assert await pool.get("c").probe(5) < 5
+            alerts = [(event.sandbox_id, event.text) for event in await told(pool) if event.kind == "stop"]
+            why = "it may be left behind: RuntimeError: a daemon's answer that is none"
+            assert alerts == [("b", why), ("a", why)]
+
+    run(main)
+    assert caplog.text.count("nobody foresaw") == 4
+
+
 def test_the_last_probe_of_each_is_counted() -> None:
     async def main() -> None:
         async with opened() as (pool, _):

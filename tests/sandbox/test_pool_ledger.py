@@ -10,7 +10,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxStartError
-from envkit.sandbox.fake import FakeBackend
+from envkit.sandbox.fake import FakeBackend, FakeBox
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.history import Ledger, Saver
 from envkit.sandbox.pool.nodes import Node
@@ -21,21 +21,45 @@ from tests.sandbox.pools import SPEC, Book, run, states, told
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
 
 
+class Lasting(FakeBox):
+    """A box whose server can be killed: nobody stops it then."""
+
+    is_alone = False
+
+    async def stop(self) -> None:
+        if not self.is_alone:
+            await super().stop()
+
+
+def lasting() -> FakeBackend:
+    return FakeBackend(kind=Lasting)
+
+
 @asynccontextmanager
 async def opened(
-    backend: FakeBackend, book: Book, *, stocks: Sequence[Stock] = (), leave_running: bool = True
+    backend: FakeBackend, book: Book, *, stocks: Sequence[Stock] = (), is_killed: bool = False
 ) -> AsyncIterator[Pool]:
+    """Open a pool; in the end it is closed, or as if its server had been killed."""
     ledger: Ledger = book
+    for box in backend.boxes:
+        assert isinstance(box, Lasting)
+        box.is_alone = False
     async with backend:
         node = Node("here", backend)
-        async with Pool([node], stocks=stocks, ledger=ledger, leave_running=leave_running) as pool:
+        async with Pool([node], stocks=stocks, ledger=ledger) as pool:
             yield pool
+            pages = dict(book.pages)
+            for box in backend.boxes if is_killed else ():
+                assert isinstance(box, Lasting)
+                box.is_alone = True
+    if is_killed:
+        book.pages = pages
 
 
 def test_what_is_named_is_found_again_with_its_history_and_time_to_live() -> None:
     async def main() -> None:
-        backend, book = FakeBackend(), Book()
-        async with opened(backend, book) as pool:
+        backend, book = lasting(), Book()
+        async with opened(backend, book, is_killed=True) as pool:
             await pool.create("a", SPEC, tenant="ann", ttl_s=60)
             assert book.pages["a"].state is LEASED
             await pool.get("a").write("there", b"x")
@@ -57,8 +81,8 @@ def test_what_is_named_is_found_again_with_its_history_and_time_to_live() -> Non
 
 def test_spares_are_found_again_and_those_that_no_stock_wants_are_stopped() -> None:
     async def main() -> None:
-        backend, book = FakeBackend(), Book()
-        async with opened(backend, book, stocks=[Stock(SPEC, 3)]) as pool:
+        backend, book = lasting(), Book()
+        async with opened(backend, book, stocks=[Stock(SPEC, 3)], is_killed=True) as pool:
             await anyio.sleep(1)
         async with opened(backend, book, stocks=[Stock(SPEC, 2)]) as pool:
             assert pool.counts().spares == 2
@@ -74,8 +98,8 @@ def test_spares_are_found_again_and_those_that_no_stock_wants_are_stopped() -> N
 
 def test_what_is_gone_meanwhile_is_lost() -> None:
     async def main() -> None:
-        backend, book = FakeBackend(), Book()
-        async with opened(backend, book) as pool:
+        backend, book = lasting(), Book()
+        async with opened(backend, book, is_killed=True) as pool:
             await pool.create("a", SPEC, tenant="ann")
         backend.boxes[0].die("killed")
         async with opened(backend, book) as pool:
@@ -88,9 +112,27 @@ def test_what_is_gone_meanwhile_is_lost() -> None:
     run(main)
 
 
+def test_what_was_started_and_not_written_down_yet_is_ended_before_anything_else_is_started() -> None:
+    async def main() -> None:
+        backend, book = lasting(), Book()
+        async with backend:
+            for ledger in (book.id, book.id, "another", ""):
+                await backend.start(SandboxSpec(stay=True, ledger=ledger))
+        lent = (Phase(STARTING, 1.0, ""), Phase(LEASED, 2.0, ""))
+        book.pages["a"] = SandboxView("a", "fake-0", "here", "", SPEC, lent)
+        book.pages["b"] = SandboxView("b", "", "here", "", SPEC, lent[:1])
+        async with opened(backend, book) as pool:
+            assert [box.is_gone for box in backend.boxes] == [False, True, False, False]
+            await pool.create("c", SPEC)
+            assert backend.boxes[-1].spec.ledger == book.id
+            assert pool.view("c").spec.ledger == ""
+
+    run(main)
+
+
 def test_what_was_being_started_or_held_by_a_block_is_stopped() -> None:
     async def main() -> None:
-        backend, book = FakeBackend(), Book()
+        backend, book = lasting(), Book()
         async with backend:
             box = await backend.start(SandboxSpec(stay=True))
         lent = (Phase(STARTING, 1.0, ""), Phase(LEASED, 2.0, ""), Phase(SUSPECT, 3.0, ""))
@@ -109,7 +151,7 @@ def test_what_was_being_started_or_held_by_a_block_is_stopped() -> None:
 
 def test_a_spare_that_was_being_lent_is_taken_back_once_and_by_its_new_name() -> None:
     async def main() -> None:
-        backend, book = FakeBackend(), Book()
+        backend, book = lasting(), Book()
         async with backend:
             box = await backend.start(SandboxSpec(stay=True))
         spare = (Phase(STARTING, 1.0, ""), Phase(READY, 2.0, ""))
@@ -125,7 +167,7 @@ def test_a_spare_that_was_being_lent_is_taken_back_once_and_by_its_new_name() ->
 
 def test_a_spare_is_written_down_under_its_new_name_before_its_old_one_is_over() -> None:
     async def main() -> None:
-        backend, book = FakeBackend(), Book()
+        backend, book = lasting(), Book()
         async with opened(backend, book, stocks=[Stock(SPEC, 1)]) as pool:
             await anyio.sleep(1)
             await pool.create("a", SPEC)
@@ -135,10 +177,10 @@ def test_a_spare_is_written_down_under_its_new_name_before_its_old_one_is_over()
     run(main)
 
 
-def test_leaving_the_pool_stops_all_unless_it_is_told_otherwise_and_writes_that_down() -> None:
+def test_leaving_the_pool_stops_all_and_writes_that_down() -> None:
     async def main() -> None:
-        backend, book = FakeBackend(), Book()
-        async with opened(backend, book, stocks=[Stock(SPEC, 1)], leave_running=False) as pool:
+        backend, book = lasting(), Book()
+        async with opened(backend, book, stocks=[Stock(SPEC, 1)]) as pool:
             await pool.create("a", SandboxSpec(memory_mib=9))
         assert all(box.is_gone for box in backend.boxes)
         assert {view.state for view in book.pages.values()} == {STOPPED}
@@ -149,9 +191,9 @@ def test_leaving_the_pool_stops_all_unless_it_is_told_otherwise_and_writes_that_
 
 def test_a_pool_that_is_cancelled_writes_the_end_down_too() -> None:
     async def main() -> None:
-        backend, book = FakeBackend(), Book(save_s=0.5)
+        backend, book = lasting(), Book(save_s=0.5)
         with anyio.move_on_after(5):
-            async with opened(backend, book, leave_running=False) as pool:
+            async with opened(backend, book) as pool:
                 await pool.create("a", SPEC)
                 await pool.create("b", SPEC)
                 await anyio.sleep_forever()
@@ -162,7 +204,7 @@ def test_a_pool_that_is_cancelled_writes_the_end_down_too() -> None:
 
 def test_what_cannot_be_written_down_is_not_lent() -> None:
     async def main() -> None:
-        backend, book = FakeBackend(), Book()
+        backend, book = lasting(), Book()
         book.is_full = True
         async with opened(backend, book) as pool:
             with pytest.raises(SandboxStartError, match="a did not start: it could not be written down"):
@@ -173,11 +215,6 @@ def test_what_cannot_be_written_down_is_not_lent() -> None:
             assert backend.boxes[0].is_gone
 
     run(main)
-
-
-def test_leaving_running_needs_a_ledger() -> None:
-    with pytest.raises(ValueError, match="nobody would find again"):
-        Pool(leave_running=True)
 
 
 def test_of_one_sandbox_only_the_newest_view_that_waits_is_written() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -13,14 +14,15 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxLostError
-from envkit.protocols import Sandbox
+from envkit.errors import EnvkitError, SandboxLostError
+from envkit.protocols import Sandbox, SandboxBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.handle import Handle
 from envkit.sandbox.pool.history import Ledger
 from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.recovery import Attaches
 from envkit.sandbox.pool.stocks import Stock
-from envkit.types import SandboxState
+from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.contract.boxes import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
 from tests.sandbox.containers import containers_of, docker
 from tests.sandbox.pools import Book
@@ -37,13 +39,12 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @asynccontextmanager
-async def opened(
-    kind: Kind, stocks: Sequence[Stock] = (), ledger: Ledger | None = None, *, leave_running: bool = False
-) -> AsyncIterator[Pool]:
-    async with kind.backend() as backend:
-        nodes = [Node("here", backend, Holds(boxes=8))]
-        async with Pool(nodes, stocks=stocks, ledger=ledger, leave_running=leave_running) as pool:
-            yield pool
+async def opened(kind: Kind, stocks: Sequence[Stock] = (), ledger: Ledger | None = None) -> AsyncIterator[Pool]:
+    async with (
+        kind.backend() as backend,
+        Pool([Node("here", backend, Holds(boxes=8))], stocks=stocks, ledger=ledger) as pool,
+    ):
+        yield pool
 
 
 @dataclass
@@ -188,6 +189,42 @@ def test_a_spare_that_is_killed_is_replaced_within_three_seconds(kind: Kind) -> 
     run(main)
 
 
+async def leave(backend: SandboxBackend, book: Book, id: str, spec: SandboxSpec, state: SandboxState) -> Sandbox:
+    """Start a box that is left running, as by a server that is killed, and write it down."""
+    box = await backend.start(replace(spec, stay=True, lonely_s=60, ledger=book.id))
+    phases = (Phase(SandboxState.STARTING, 1.0, ""), Phase(state, 2.0, ""))
+    book.pages[id] = SandboxView(id, box.id, "here", "", spec, phases)
+    return box
+
+
+def test_what_an_earlier_server_had_not_written_down_yet_is_ended_and_that_of_others_is_not(kind: Kind) -> None:
+    before = traces()
+    book, other = Book(), Book()
+    book.id, other.id = secrets.token_hex(8), secrets.token_hex(8)
+
+    async def main() -> None:
+        spec = kind.spec(memory_mib=32)
+        async with kind.backend() as backend:
+            known = await leave(backend, book, "a", spec, SandboxState.LEASED)
+            started = await leave(backend, book, "b", spec, SandboxState.LEASED)
+            book.pages["b"] = SandboxView("b", "", "here", "", spec, (Phase(SandboxState.STARTING, 1.0, ""),))
+            others = await leave(backend, other, "a", spec, SandboxState.LEASED)
+            nobodys = await backend.start(replace(spec, stay=True, lonely_s=60))
+        async with kind.backend() as backend, Pool([Node("here", backend)], ledger=book) as pool:
+            assert isinstance(backend, Attaches)
+            assert await backend.staying(book.id) == [known.id]
+            assert await pool.get("a").probe(5) < 5
+            assert pool.view("b").state is SandboxState.STOPPED
+            with pytest.raises(EnvkitError):
+                await backend.attach(started.id)
+            for box in (others, nobodys):
+                assert await (await backend.attach(box.id)).probe(5) < 5
+                await backend.remove(box.id)
+
+    run(main)
+    assert traces() == before
+
+
 def test_boxes_that_were_left_running_are_taken_back_with_what_is_in_them(kind: Kind) -> None:
     before = traces()
     book = Book()
@@ -195,10 +232,9 @@ def test_boxes_that_were_left_running_are_taken_back_with_what_is_in_them(kind: 
     async def main() -> None:
         spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
         stocks = [Stock(kind.spec(memory_mib=32), 1)]
-        async with opened(kind, stocks, book, leave_running=True) as pool:
-            await pool.create("a", spec, ttl_s=60)
-            await pool.get("a").write("there", b"x")
-            await until(lambda: pool.counts().spares == 1)
+        async with kind.backend() as backend:
+            await (await leave(backend, book, "a", spec, SandboxState.LEASED)).write("there", b"x")
+            await leave(backend, book, "pool-1", stocks[0].spec, SandboxState.READY)
         assert len(sleepers(marker)) == 1
         async with opened(kind, stocks, book) as pool:
             assert pool.view("a").phases[-1].reason == "taken back after a restart"

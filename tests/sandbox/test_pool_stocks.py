@@ -101,6 +101,36 @@ def test_spares_that_die_or_fail_are_replaced_until_the_budget_is_spent_and_agai
     run(main)
 
 
+def test_each_stock_whose_spares_are_not_replaced_any_more_is_told() -> None:
+    async def main() -> None:
+        stocks = [Stock(SandboxSpec(memory_mib=size), 1) for size in (1, 2)]
+        fate = Fate(start_failure="no image")
+        async with opened(fate, stocks=stocks, restarts=RestartBudget(restarts=1)) as (pool, _):
+            await anyio.sleep(10)
+            assert [event.kind for event in await told(pool)].count("restarts") == 2
+
+    run(main)
+
+
+def test_with_a_budget_of_none_no_spare_is_replaced() -> None:
+    async def main() -> None:
+        async with opened(stocks=[Stock(SPEC, 1)], restarts=RestartBudget(restarts=0)) as (pool, backend):
+            await anyio.sleep(1)
+            backend.boxes[0].die("killed")
+            await anyio.sleep(10_000)
+            (event,) = (event for event in await told(pool) if event.kind == "restarts")
+            assert event.text.endswith("are used up; there is no other any more; last: killed")
+            await pool.create("a", SPEC)
+            assert len(backend.boxes) == 2
+
+    run(main)
+
+
+def test_a_spare_may_not_have_a_time_to_live_that_begins_before_it_is_lent() -> None:
+    with pytest.raises(ValueError, match="ttl_s=60 is refused: it would begin long before somebody has the spare"):
+        Stock(SandboxSpec(ttl_s=60), 1)
+
+
 def test_a_spare_that_dies_is_lost_and_another_one_is_ready_soon() -> None:
     async def main() -> None:
         async with opened(Fate(dies_after_s=5), Fate(start_s=1), stocks=[Stock(SPEC, 1)]) as (pool, _):
@@ -169,8 +199,32 @@ def test_a_stock_that_no_node_could_hold_is_told() -> None:
                 (event,) = await told(pool)
                 assert event.kind == "stock"
                 assert event.text.startswith("stock of serve cannot be kept: memory_mib=1024 is more than any node")
+                assert pool.wanted() == 0
 
     run(main)
+
+
+def test_stocks_are_filled_where_nobody_waits_for_room() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            big, small = Node("big", backend, Holds(cpus=8)), Node("small", backend, Holds(cpus=2))
+            async with Pool([big], stocks=[Stock(SandboxSpec(cpus=1), 4)]) as pool, anyio.create_task_group() as tasks:
+                await pool.create("a", SandboxSpec(cpus=6))
+                await pool.create("b", SandboxSpec(cpus=2))
+                tasks.start_soon(lease_large, pool)
+                await anyio.sleep(1)
+                pool.add_node(small)
+                await pool.stop("b")
+                await anyio.sleep(1)
+                assert [view.node for view in pool.views() if view.state is READY] == ["small"] * 2
+                tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+async def lease_large(pool: Pool) -> None:
+    async with pool.lease(SandboxSpec(cpus=8), wait_s=1000):
+        pass
 
 
 def test_spares_that_went_with_their_node_are_replaced_elsewhere_on_nobodys_account() -> None:

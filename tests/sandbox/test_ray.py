@@ -317,6 +317,10 @@ def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped
                 await backend.start(SandboxSpec(image="/nowhere"))
         assert len(sleepers(marker)) == 1
         async with found(cluster) as backends:
+            other = await backends[name].start(SandboxSpec(stay=True, lonely_s=30, ledger="a-ledger"))
+            assert await backends[name].staying("a-ledger") == [other.id]
+            await backends[name].remove(other.id)
+            assert await backends[name].staying("a-ledger") == []
             again = await backends[name].attach(box.id)
             assert await again.read("kept") == b"x"
             await again.stop()
@@ -355,7 +359,7 @@ def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_
         await fleet.nodes.request(3)
         assert await asked() == [a_box] * (2 + 3)  # two nodes have one processor each
         await fleet.nodes.request(0)
-        assert await asked() == []
+        assert await asked() == [a_box] * 2
         async with fleet.pool.lease(SandboxSpec()) as box:
             await fleet.nodes.request(-1)
             assert await asked() == [a_box]
@@ -365,6 +369,14 @@ def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_
             await until(lambda: len(cluster.actors()) == 2, 30)
             while await asked() != [a_box] * (2 + 1):  # it counts the one that is back
                 await fleet.nodes.request(1)
+        pool = Pool()
+        async with (
+            RayNodes(pool.add_node, pool.remove_node, address=cluster.address, lonely_s=LONELY_S) as others,
+            pool,
+        ):
+            await others.request(1)
+            assert await asked() == [a_box] * (2 + 1)
+        assert await asked() == []  # who leaves wants nothing any more
 
     fleet.run(main)
 

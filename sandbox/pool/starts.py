@@ -1,0 +1,80 @@
+"""How a sandbox of a pool is started: on its node, or else on another one, within its time, and then booted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+import anyio
+
+from envkit import clock
+from envkit.errors import EnvkitError, SandboxStartError
+from envkit.protocols import Sandbox
+from envkit.sandbox.pool.member import Member
+from envkit.types import SandboxSpec
+
+_log = logging.getLogger(__name__)
+
+_LONELY_S = 600.0
+"""Seconds that boxes wait for the next server, where the last one was killed."""
+_SLACK_S = 60.0
+"""Seconds that a start may take longer than its own bound, as for its turn where only a few are started at once."""
+
+
+async def start(
+    member: Member,
+    boot: Callable[[Sandbox], Awaitable[None]] | None,
+    *,
+    ledger: str | None,
+    move: Callable[[Member], bool],
+) -> None:
+    """Start a sandbox; it is up afterwards, or has failed.
+
+    Args:
+        member: Which one.
+        boot: Returns once it may be used, see `envkit.sandbox.pool.stocks.Stock`.
+        ledger: Id of the ledger in which it is written down, and which it outlives this process with; None for none.
+        move: Told that it did not start where it is; says whether it is on another node now, to be tried there once.
+    """
+    spec = member.spec
+    if ledger is not None:
+        lonely_s = _LONELY_S if spec.lonely_s is None else spec.lonely_s
+        spec = replace(spec, stay=True, lonely_s=lonely_s, ledger=ledger)
+    try:
+        try:
+            member.sandbox = await _started(member, spec)
+        except Exception as error:
+            before = member.node.name
+            if not move(member):
+                raise
+            _log.warning("sandbox %s did not start on %s: %s; now on %s", member.id, before, error, member.node.name)
+            member.sandbox = await _started(member, spec)
+        if boot is not None:
+            with anyio.move_on_after(spec.start_timeout_s) as limit:
+                await boot(member.sandbox)
+            if limit.cancelled_caught:
+                return member.fail(f"it was not booted within {spec.start_timeout_s:g} s")
+    except SandboxStartError as error:
+        return member.fail(error.cause)
+    except (EnvkitError, OSError) as error:
+        return member.fail(str(error))
+    except Exception as error:  # what nobody foresaw is the end of this one, and not of all the others
+        _log.exception("sandbox %s could not be started in a way that nobody foresaw", member.id)
+        return member.fail(f"{type(error).__name__}: {error}")
+    return member.up()
+
+
+async def _started(member: Member, spec: SandboxSpec) -> Sandbox:
+    node, within_s = member.node, spec.start_timeout_s + _SLACK_S
+    begin = node.backend.start if member.snapshot is None else partial(node.backend.restore, member.snapshot)
+    try:
+        with anyio.move_on_after(within_s):
+            sandbox = await begin(spec)
+            node.started()
+            return sandbox
+        raise SandboxStartError(member.id, f"node {node.name} did not start it within {within_s:g} s")
+    except Exception:
+        node.failed(now=clock.now())
+        raise
