@@ -10,16 +10,16 @@ from envkit.http.tokens import TokenStore
 _FILE = "tokens.sqlite"
 
 
-def state_folder(chosen: Path | None = None) -> Path:
+def state_folder(chosen: Path | str | None = None) -> Path:
     """Return the folder of what outlives a server: the chosen one, or the user's own."""
     if chosen is not None:
-        return chosen.expanduser()
+        return Path(chosen).expanduser()
     by_variable = Path(os.environ.get("XDG_STATE_HOME", ""))
     home = by_variable if by_variable.is_absolute() else Path("~/.local/state").expanduser()
     return home / "envkit"
 
 
-def open_tokens(state: Path | None = None) -> TokenStore:
+def open_tokens(state: Path | str | None = None) -> TokenStore:
     """Open the tokens in a folder of state, making both where they are missing.
 
     Raises:

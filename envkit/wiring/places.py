@@ -1,0 +1,93 @@
+"""Where the sandboxes of a gateway are started, and where its leases are written down."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from envkit import clock
+from envkit.config.serving import ServeConfig
+from envkit.errors import UsageError
+from envkit.fleet.ledger import Ledger
+from envkit.sandbox.docker import DEFAULT_IMAGE, DockerBackend
+from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.process import ProcessBackend
+from envkit.wiring import machine, sandboxes
+from envkit.wiring.tokens import state_folder
+
+_HERE = "here"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where boxes are started: the nodes that there are at first, what to call them, whether environments need an image
+    there, whether what runs there is kept away from this process, where leases are written down, and how full the disks
+    are.
+    """
+
+    nodes: Sequence[Node]
+    what: str
+    in_image: bool
+    isolates: bool
+    ledger: Ledger | None
+    disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
+
+
+@asynccontextmanager
+async def open_places(config: ServeConfig) -> AsyncIterator[Places]:
+    """Open the backend of this machine, if it is this machine's, and the ledger."""
+    if config.backend == "ray":
+        async with _ledger(config) as ledger:
+            what = f"{config.ray.kind} on the nodes of a Ray cluster"
+            yield Places((), what, config.ray.kind == "docker", isolates=True, ledger=ledger)
+        return
+    assert config.backend != "none"
+    backend, what, why = await sandboxes.choose(config.backend)
+    async with _ledger(config, can_stay=not isinstance(backend, ProcessBackend)) as ledger, backend:
+        found = await clock.to_thread(machine.this_machine)
+        if isinstance(backend, DockerBackend):  # its daemon may be elsewhere
+            await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
+            found = replace(found, memory_mib=backend.machine_memory_mib)
+        node = Node(_HERE, backend, machine.filled_in(Holds(**config.node.model_dump()), found))
+        isolates = backend.capabilities()["isolation"]
+        what += why
+        in_image = isinstance(backend, DockerBackend)
+        yield Places((node,), what, in_image, isolates=isolates, ledger=ledger, disks=backend.disks)
+
+
+async def _require_image(backend: DockerBackend, image: str) -> None:
+    """Raises:
+    UsageError: There is no such image; says how to make it.
+    """
+    if not await backend.has_image(image):
+        tag = "" if image == DEFAULT_IMAGE else f" --tag {image}, or fetch it: docker pull {image}"
+        raise UsageError(
+            f"there is no image {image} here, in whose boxes environments are served; make it: "
+            f"envkit image build games{tag}"
+        )
+
+
+def image_lacks(image: str, cause: str) -> str:
+    made = "" if image == DEFAULT_IMAGE else f" --base {image} --tag {image}{'' if ':' in image else ':1'}-envkit"
+    return (
+        f"environments are served in boxes of image {image}, which lacks envkit or Python ({cause}); make one that has "
+        f"them: envkit image build games{made}{', and name it in envs.image' if made else ''}"
+    )
+
+
+@asynccontextmanager
+async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterator[Ledger | None]:
+    """Open where leases are written down, one file an address; nothing where sandboxes cannot outlive us, or the next
+    server would not find the file.
+    """
+    listen = config.listen
+    if os.geteuid() != 0 or not can_stay or (listen.socket is None and listen.port == 0):
+        yield None
+        return
+    address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket
+    name = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_")
+    async with Ledger(state_folder(config.state) / f"fleet-{name}.sqlite") as ledger:
+        yield ledger
