@@ -203,7 +203,7 @@ def close_here(pid: int, resources: ExitStack) -> None:
 
 def _observation(text: str, info: Info) -> Observation:
     moves = info.get("legal_moves")
-    return Observation(text, tuple(str(move) for move in moves) if isinstance(moves, (list, tuple)) else ())
+    return Observation(text, tuple(map(str, moves)) if isinstance(moves, (list, tuple)) else ())
 
 
 def _with_moves(info: Info, observation: Observation) -> Info:

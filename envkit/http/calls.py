@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import anyio
 import msgspec
 
-from envkit import __version__
+from envkit import __version__, clock
 from envkit.errors import (
     EnvError,
     EnvkitError,
@@ -37,6 +37,7 @@ from envkit.http.wire import (
     Frame,
     HealthReply,
     NoBody,
+    Outcome,
     Problem,
     ReadyReply,
     ResetReply,
@@ -44,6 +45,8 @@ from envkit.http.wire import (
     SessionReply,
     SessionsReply,
     SessionStepBody,
+    StepAnswer,
+    StepFrame,
     StepReply,
     read,
     write,
@@ -145,13 +148,20 @@ class Calls:
         self._caller.take(len(bodies) - 1)  # the request itself was counted before
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
+        now = clock.now()
         for index, body in enumerate(bodies):
             if isinstance(body, RequestError):
                 outcomes[index] = self.failure(body)
-            elif body.session_id in waiting or (outcome := self.step_now(body)) is None:
-                waiting[body.session_id].append((index, body))
-            else:
-                outcomes[index] = outcome
+                continue
+            id = body.session_id
+            try:
+                reply = None if id in waiting else self.step_now(body, now)
+                if reply is None:
+                    waiting[id].append((index, body))
+                else:
+                    outcomes[index] = self.encode(Outcome(reply), id)
+            except Exception as error:
+                outcomes[index] = self.failure(error, id)
 
         async def play(queue: list[tuple[int, SessionStepBody]]) -> None:
             for index, body in queue:
@@ -163,22 +173,20 @@ class Calls:
                     tasks.start_soon(play, queue)
         return b"[%b]" % b",".join(outcomes)
 
-    def answer_now(self, frame: Frame, used: set[str]) -> bytes | None:
-        """Answer a frame if that needs no waiting, else return None and do nothing; see `answer`."""
-        if frame.method != "step":
-            return None
+    def answer_now(self, frame: StepFrame, used: set[str], now: float) -> bytes | None:
+        """Answer a frame if that needs no waiting, else return None; its session is added to `used`. See `answer`."""
+        id = frame.params.session_id
+        used.add(self._caller.key(id))
         try:
-            body = read(frame.params, _STEP)
-        except RequestError as error:
-            return self.refusal(frame.id, error)
-        outcome = self.step_now(body)
-        if outcome is None:
-            return None
-        used.add(self._caller.key(body.session_id))
-        return _addressed(frame.id, outcome)
+            reply = self.step_now(frame.params, now)
+            return None if reply is None else self.encode(StepAnswer(frame.id, reply), id)
+        except Exception as error:
+            return _addressed(frame.id, self.failure(error, id))
 
-    async def answer(self, frame: Frame, used: set[str]) -> bytes:
-        """Answer a frame; an error is an answer too. The session that it plays, if it does, is added to `used`."""
+    async def answer(self, frame: Frame | StepFrame, used: set[str]) -> bytes:
+        """Answer a frame; an error is an answer too. The session that it makes, if it does, is added to `used`."""
+        if isinstance(frame, StepFrame):
+            return _addressed(frame.id, await self.outcome(frame.params, self.step, frame.params.session_id))
         try:
             decoder, method = self._METHODS[frame.method]
             body = read(frame.params, decoder)
@@ -188,7 +196,7 @@ class Calls:
         except RequestError as error:
             return self.refusal(frame.id, error)
         id: str | None = getattr(body, "session_id", None)
-        if id is not None and frame.method in ("create", "step"):
+        if id is not None and frame.method == "create":
             used.add(self._caller.key(id))
         return _addressed(frame.id, await self.outcome(body, partial(method, self), id))
 
@@ -202,16 +210,11 @@ class Calls:
         """Return the answer to a frame that is not taken; the id is None if not even that is known."""
         return _addressed(frame_id, self.failure(error))
 
-    def step_now(self, body: SessionStepBody) -> bytes | None:
-        """Return what comes of a step if that needs no waiting, else return None and do nothing."""
-        try:
-            self._refuse_when_closing()
-            played = self.sessions.step_now(self._caller.key(body.session_id), body.turn, body.action)
-            if played is None:
-                return None
-            return b'{"result":%b}' % self.encode(StepReply.of(*played), body.session_id)
-        except Exception as error:
-            return self.failure(error, body.session_id)
+    def step_now(self, body: SessionStepBody, now: float) -> StepReply | None:
+        """Play a step if that needs no waiting, else return None and do nothing; `now` is the loop's clock."""
+        self._refuse_when_closing()
+        played = self.sessions.step_now(self._caller.key(body.session_id), body.turn, body.action, now)
+        return None if played is None else StepReply.of(*played)
 
     async def outcome(
         self, body: Body, method: Callable[[Body], Awaitable[object]], session_id: str | None = None

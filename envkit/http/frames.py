@@ -8,18 +8,20 @@ expire. All answers that are ready in one turn of the event loop travel in one m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from envkit.errors import ForbiddenError, RequestError, TooLargeError
+from envkit import clock
+from envkit.errors import EnvkitError, ForbiddenError, RequestError, TooLargeError
 from envkit.http.asgi import Receive, Send
 from envkit.http.callers import PLAY, SANDBOX, Caller
 from envkit.http.calls import Calls, read_each
 from envkit.http.sandbox_calls import PREFIX, SandboxCalls
-from envkit.http.wire import Frame, batches, read
+from envkit.http.wire import Frame, SessionStepBody, StepFrame, batches, read
 
 MAX_OWED = 10_000
 """Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
@@ -33,6 +35,8 @@ _KEEP_S = 1.0
 _BATCH_BYTES = 1 << 19
 """Half of what clients in the wild take in one message unless told otherwise."""
 
+_STEPS = msgspec.json.Decoder(list[StepFrame] | StepFrame)
+_STEP_BODY = msgspec.json.Decoder(SessionStepBody)
 _FRAME = msgspec.json.Decoder(Frame)
 _FRAMES = msgspec.json.Decoder(list[Frame])
 
@@ -96,31 +100,61 @@ class Sockets:
         answer_sandbox: Callable[[Frame], None],
     ) -> int:
         """Begin what the frames of a message ask for; return how many there are."""
-        frames = self._read(data)
+        frames = self._read(data, caller)
         outbox.owed += len(frames)
+        now = clock.now()
         for frame in frames:
-            if isinstance(frame, RequestError):
+            if isinstance(frame, StepFrame):
+                self._step(calls, frame, outbox, used, now)
+            elif isinstance(frame, RequestError):
                 outbox.put(calls.refusal(None, frame))
-            elif len(memoryview(frame.params)) > self._max_frame_bytes:
-                too_large = TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
-                outbox.put(calls.refusal(frame.id, too_large))
-            elif (refused := _refused(caller, frame)) is not None:
+            elif (refused := self._refused(caller, frame)) is not None:
                 outbox.put(calls.refusal(frame.id, refused))
             elif frame.method.startswith(PREFIX):
                 answer_sandbox(frame)
-            elif (answer := calls.answer_now(frame, used)) is not None:
-                outbox.put(answer)
+            elif frame.method == "step":
+                try:
+                    step = StepFrame(frame.id, read(frame.params, _STEP_BODY))
+                except RequestError as error:
+                    outbox.put(calls.refusal(frame.id, error))
+                else:
+                    self._step(calls, step, outbox, used, now)
             else:
                 self._tasks.start_soon(self._answer, calls, frame, outbox, used)
         return len(frames)
 
-    def _read(self, data: bytes) -> list[Frame | RequestError]:
+    def _read(self, data: bytes, caller: Caller) -> Sequence[StepFrame | Frame | RequestError]:
+        """Return the frames of a message; steps are read in one go if all are, and none of them is to be refused."""
+        if len(data) <= self._max_frame_bytes and caller.may(PLAY):
+            with suppress(RequestError):  # there are other calls among them, or mistakes
+                steps = read(data, _STEPS)
+                return steps if isinstance(steps, list) else [steps]
         try:
             return read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
         except RequestError as error:
             return [error]
 
-    async def _answer(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
+    def _refused(self, caller: Caller, frame: Frame) -> EnvkitError | None:
+        """Return why `caller` may not ask for this, if so; any token opens a socket."""
+        if len(memoryview(frame.params)) > self._max_frame_bytes:
+            return TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
+        if frame.method in _FREE:
+            return None
+        try:
+            caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)
+        except ForbiddenError as error:
+            return error
+        return None
+
+    def _step(self, calls: Calls, frame: StepFrame, outbox: _Outbox, used: set[str], now: float) -> None:
+        """Answer a step at once, or begin it where it has to be waited for."""
+        answer = calls.answer_now(frame, used, now)
+        if answer is None:
+            self._tasks.start_soon(self._answer, calls, frame, outbox, used)
+        else:
+            outbox.put(answer)
+
+    async def _answer(self, calls: Calls, frame: Frame | StepFrame, outbox: _Outbox, used: set[str]) -> None:
         outbox.put(await calls.answer(frame, used))
 
     async def _answer_sandbox(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
@@ -132,17 +166,6 @@ async def _keep(calls: SandboxCalls, used: set[str], caller: Caller) -> None:
         await anyio.sleep(_KEEP_S)
         if used:
             calls.keep(used, caller)
-
-
-def _refused(caller: Caller, frame: Frame) -> ForbiddenError | None:
-    """Return why `caller` may not ask for this, if so; any token opens a socket."""
-    if frame.method in _FREE:
-        return None
-    try:
-        caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)
-    except ForbiddenError as error:
-        return error
-    return None
 
 
 class _Outbox:

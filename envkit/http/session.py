@@ -40,14 +40,20 @@ class SessionEvent(StrEnum):
     FAILED = "failed"
 
 
-_NEXT: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
-    (SessionState.OPENING, SessionEvent.OPENED): SessionState.READY,
-    (SessionState.OPENING, SessionEvent.FAILED): SessionState.BROKEN,
-    (SessionState.READY, SessionEvent.STEP): SessionState.STEPPING,
-    (SessionState.READY, SessionEvent.FAILED): SessionState.BROKEN,
-    (SessionState.STEPPING, SessionEvent.ANSWERED): SessionState.READY,
-    (SessionState.STEPPING, SessionEvent.ENDED): SessionState.FINISHED,
-    (SessionState.STEPPING, SessionEvent.FAILED): SessionState.BROKEN,
+_NEXT: Mapping[SessionState, Mapping[SessionEvent, SessionState]] = {
+    SessionState.OPENING: {
+        SessionEvent.OPENED: SessionState.READY,
+        SessionEvent.FAILED: SessionState.BROKEN,
+    },
+    SessionState.READY: {
+        SessionEvent.STEP: SessionState.STEPPING,
+        SessionEvent.FAILED: SessionState.BROKEN,
+    },
+    SessionState.STEPPING: {
+        SessionEvent.ANSWERED: SessionState.READY,
+        SessionEvent.ENDED: SessionState.FINISHED,
+        SessionEvent.FAILED: SessionState.BROKEN,
+    },
 }
 
 
@@ -58,7 +64,7 @@ def after(state: SessionState, event: SessionEvent) -> SessionState:
         ValueError: It cannot happen in `state`.
     """
     try:
-        return _NEXT[state, event]
+        return _NEXT[state][event]
     except KeyError:
         raise ValueError(f"a session that is {state} cannot be {event}") from None
 
@@ -161,8 +167,12 @@ class Session:
         """Say whether `turn` is the last one that an earlier server played, whose answer we do not have."""
         return self.move is None and turn == self.turn - 1
 
-    def repeated(self, turn: int, action: str) -> Move | None:
-        """Return the step that this is a repeat of; None if it is a new one.
+    def is_next(self, turn: int) -> bool:
+        """Say whether a step of this `turn` can begin now."""
+        return turn == self.turn and self.state is SessionState.READY
+
+    def repeated(self, turn: int, action: str) -> Move:
+        """Return the step that this is a repeat of; it is not one that can begin now.
 
         Raises:
             SessionConflictError: The turn was played with another action.
@@ -181,9 +191,7 @@ class Session:
             raise StepOrderError(f"session {self.id}: expected turn {self.turn}, got {turn}")
         if self.state is SessionState.OPENING:
             raise StepOrderError(f"session {self.id}: a step before the answer to create")
-        if self.state is SessionState.FINISHED:
-            raise StepOrderError(f"session {self.id}: a step after the end of the episode")
-        return None
+        raise StepOrderError(f"session {self.id}: a step after the end of the episode")
 
     def begin(self, turn: int, action: str) -> Move:
         self.move = move = Move(turn, action)

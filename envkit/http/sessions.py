@@ -136,26 +136,24 @@ class SessionTable:
             raise session.error.with_traceback(None)
         return Opened(session.turn, session.start)
 
-    def step_now(self, id: str, turn: int, action: str) -> Played | None:
-        """Play or repeat a step if that needs no waiting, else return None and do nothing; see `step`."""
-        if self.can_recall(id):
+    def step_now(self, id: str, turn: int, action: str, now: float) -> Played | None:
+        """Play or repeat a step if that needs no waiting, else return None and do nothing; see `step`.
+
+        Args:
+            id: Which session.
+            turn: Number of the step.
+            action: What to play.
+            now: The loop's clock, which is not read for each of many steps.
+        """
+        if self._lasting is not None and self.can_recall(id):
             return None
-        session = self._used(id)
+        session = self._find(id)
+        session.used_at = now
+        if session.is_next(turn):
+            return None if session.computing is None else self._compute(session, session.computing, turn, action)
         if session.is_recalled and session.is_before(turn):
             return None
         move = session.repeated(turn, action)
-        if move is None:
-            if session.computing is None:
-                return None
-            move = session.begin(turn, action)
-            began = clock.stopwatch()
-            answer: Step | EnvkitError
-            try:
-                answer = session.computing.step_now(action)
-            except Exception as error:
-                answer = _attributed(error, session.task)
-            self.tally.step(clock.stopwatch() - began)
-            session.settle(move, answer)
         return None if move.answer is None else move.result()
 
     async def step(self, id: str, turn: int, action: str) -> Played:
@@ -172,17 +170,17 @@ class SessionTable:
         """
         if self.can_recall(id):
             await self._recall(id, turn)
-        played = self.step_now(id, turn, action)
+        played = self.step_now(id, turn, action, clock.now())
         if played is not None:
             return played
         session = self._used(id)
-        if session.is_recalled and session.is_before(turn):
-            return await self._again(session, action)
-        move = session.repeated(turn, action)
-        if move is None:
+        if session.is_next(turn):
             move = session.begin(turn, action)
             await self._play(session, move)
+        elif session.is_recalled and session.is_before(turn):
+            return await self._again(session, action)
         else:
+            move = session.repeated(turn, action)
             await move.wait()
         return move.result()
 
@@ -352,6 +350,19 @@ class SessionTable:
         elif session.state in (SessionState.OPENING, SessionState.READY):
             session.error = failure
             session.happens(SessionEvent.FAILED)
+
+    def _compute(self, session: Session, computing: ComputingEpisode, turn: int, action: str) -> Played:
+        """Let a world that only computes play a step."""
+        move = session.begin(turn, action)
+        answer: Step | EnvkitError
+        began = clock.stopwatch()
+        try:
+            answer = computing.step_now(action)
+        except Exception as error:
+            answer = _attributed(error, session.task)
+        self.tally.step(clock.stopwatch() - began)
+        session.settle(move, answer)
+        return move.result()
 
     async def _play(self, session: Session, move: Move) -> None:
         """Let the world play `move`; whatever happens, the move is settled afterwards."""
