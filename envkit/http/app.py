@@ -6,7 +6,7 @@ to the described API.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import anyio
 import msgspec
@@ -96,19 +96,17 @@ class App:
         self._described: ASGIApp | None = None
         self._sockets: Sockets | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST":
-                await self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
-            elif path.startswith(_SANDBOXES) or path == _EVENTS:
-                await self._sandbox(scope, receive, send)
-            else:
-                await self._any(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await self._socket(scope, receive, send)
-        else:
-            await self._live(receive, send)
+                return self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
+            if path.startswith(_SANDBOXES) or path == _EVENTS:
+                return self._sandbox(scope, receive, send)
+            return self._any(scope, receive, send)
+        if scope["type"] == "websocket":
+            return self._socket(scope, receive, send)
+        return self._live(receive, send)
 
     async def drain(self, timeout_s: float) -> None:
         """Begin nothing new, and wait until the calls that came over sockets are answered."""
@@ -123,12 +121,11 @@ class App:
         calls = self._calls.by(caller_of(scope))
         try:
             step = wire.read(await read_body(scope, receive, self._max_request_bytes), _STEP)
-            body = wire.SessionStepBody(step.turn, step.action, session_id=id)
-            reply = calls.encode(await calls.step(body), id)
+            answer = calls.encode(await calls.step(id, step), id)
         except Exception as error:
             await respond_problem(send, calls.problem(error, id))
         else:
-            await respond(send, reply)
+            await respond(send, answer)
 
     async def _sandbox(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._sandboxes is None:

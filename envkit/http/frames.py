@@ -129,10 +129,12 @@ class Sockets:
             with suppress(RequestError):  # there are other calls among them, or mistakes
                 steps = read(data, _STEPS)
                 return steps if isinstance(steps, list) else [steps]
+        frames: list[Frame | RequestError]
         try:
-            return read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
+            frames = read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
         except RequestError as error:
-            return [error]
+            frames = [error]
+        return frames
 
     def _refused(self, caller: Caller, frame: Frame) -> EnvkitError | None:
         """Return why `caller` may not ask for this, if so; any token opens a socket."""
@@ -180,8 +182,9 @@ class _Outbox:
         self._emptied = asyncio.Event()
 
     def put(self, answer: bytes) -> None:
+        if not self._answers:
+            self._filled.set()
         self._answers.append(answer)
-        self._filled.set()
 
     async def wait_for_room(self, most: int = MAX_OWED) -> None:
         """Wait until at most `most` answers are owed."""

@@ -147,7 +147,7 @@ class SessionTable:
         """
         if self._lasting is not None and self.can_recall(id):
             return None
-        session = self._find(id)
+        session = self._sessions.get(id) or self._find(id)
         session.used_at = now
         if session.is_next(turn):
             return None if session.computing is None else self._compute(session, session.computing, turn, action)

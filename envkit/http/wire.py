@@ -11,7 +11,7 @@ JSON has no NaN and no infinity. A reward that is one travels as the string ``"n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -280,8 +280,11 @@ def write(message: object) -> bytes:
         raise RequestError(f"cannot be said in JSON: {error}") from None
 
 
-def batches(messages: Iterable[bytes], most_bytes: int) -> Iterator[bytes]:
+def batches(messages: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
     """Join messages into JSON lists of about `most_bytes` at most; one that would be alone in its list goes without."""
+    if messages and sum(map(len, messages)) <= most_bytes:
+        yield _joined(messages)
+        return
     batch: list[bytes] = []
     size = 0
     for message in messages:
@@ -301,7 +304,7 @@ def _plain(value: object) -> object:
     return cast("object", to_list())  # NumPy's scalars and arrays
 
 
-def _joined(batch: list[bytes]) -> bytes:
+def _joined(batch: Sequence[bytes]) -> bytes:
     return batch[0] if len(batch) == 1 else b"[%b]" % b",".join(batch)
 
 
