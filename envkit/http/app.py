@@ -32,6 +32,7 @@ SLOW_RESET_S = 5.0
 _STEP = msgspec.json.Decoder(wire.StepBody)
 _BEFORE_ID = f"/v{wire.PROTOCOL}/sessions/"
 _AFTER_ID = "/step"
+_STEPS = f"/v{wire.PROTOCOL}/sessions:step"
 _SANDBOXES = f"/v{wire.PROTOCOL}/sandboxes"
 _EVENTS = f"/v{wire.PROTOCOL}/events"
 
@@ -101,6 +102,8 @@ class App:
             path: str = scope["path"]
             if path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST":
                 return self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
+            if path == _STEPS and scope["method"] == "POST":
+                return self._steps(scope, receive, send)
             if path.startswith(_SANDBOXES) or path == _EVENTS:
                 return self._sandbox(scope, receive, send)
             return self._any(scope, receive, send)
@@ -124,6 +127,15 @@ class App:
             answer = calls.encode(await calls.step(id, step), id)
         except Exception as error:
             await respond_problem(send, calls.problem(error, id))
+        else:
+            await respond(send, answer)
+
+    async def _steps(self, scope: Scope, receive: Receive, send: Send) -> None:
+        calls = self._calls.by(caller_of(scope))
+        try:
+            answer = await calls.steps(await read_body(scope, receive, self._max_request_bytes))
+        except Exception as error:
+            await respond_problem(send, calls.problem(error))
         else:
             await respond(send, answer)
 

@@ -16,7 +16,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from envkit import clock
-from envkit.errors import EnvkitError, ForbiddenError, RequestError, TooLargeError
+from envkit.errors import EnvkitError, RequestError, TooLargeError
 from envkit.http.asgi import Receive, Send
 from envkit.http.callers import PLAY, SANDBOX, Caller
 from envkit.http.calls import Calls, read_each
@@ -100,33 +100,27 @@ class Sockets:
         answer_sandbox: Callable[[Frame], None],
     ) -> int:
         """Begin what the frames of a message ask for; return how many there are."""
-        frames = self._read(data, caller)
+        frames = self._read(calls, caller, data)
         outbox.owed += len(frames)
         now = clock.now()
         for frame in frames:
             if isinstance(frame, StepFrame):
-                self._step(calls, frame, outbox, used, now)
-            elif isinstance(frame, RequestError):
-                outbox.put(calls.refusal(None, frame))
-            elif (refused := self._refused(caller, frame)) is not None:
-                outbox.put(calls.refusal(frame.id, refused))
+                if (answer := calls.answer_now(frame, used, now)) is not None:
+                    outbox.put(answer)
+                    continue
+            elif isinstance(frame, bytes):
+                outbox.put(frame)
+                continue
             elif frame.method.startswith(PREFIX):
                 answer_sandbox(frame)
-            elif frame.method == "step":
-                try:
-                    step = StepFrame(frame.id, read(frame.params, _STEP_BODY))
-                except RequestError as error:
-                    outbox.put(calls.refusal(frame.id, error))
-                else:
-                    self._step(calls, step, outbox, used, now)
-            else:
-                self._tasks.start_soon(self._answer, calls, frame, outbox, used)
+                continue
+            self._tasks.start_soon(self._answer, calls, frame, outbox, used)
         return len(frames)
 
-    def _read(self, data: bytes, caller: Caller) -> Sequence[StepFrame | Frame | RequestError]:
-        """Return the frames of a message; steps are read in one go if all are, and none of them is to be refused."""
+    def _read(self, calls: Calls, caller: Caller, data: bytes) -> Sequence[StepFrame | Frame | bytes]:
+        """Return the frames of a message, and in place of each that is not taken the answer to it."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
-            with suppress(RequestError):  # there are other calls among them, or mistakes
+            with suppress(RequestError):  # there are other calls among the steps, or mistakes
                 steps = read(data, _STEPS)
                 return steps if isinstance(steps, list) else [steps]
         frames: list[Frame | RequestError]
@@ -134,27 +128,20 @@ class Sockets:
             frames = read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
         except RequestError as error:
             frames = [error]
-        return frames
+        return [self._taken(calls, caller, frame) for frame in frames]
 
-    def _refused(self, caller: Caller, frame: Frame) -> EnvkitError | None:
-        """Return why `caller` may not ask for this, if so; any token opens a socket."""
-        if len(memoryview(frame.params)) > self._max_frame_bytes:
-            return TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
-        if frame.method in _FREE:
-            return None
+    def _taken(self, calls: Calls, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
+        """Return a frame if it is taken, or else the answer to it; any token opens a socket."""
+        if isinstance(frame, RequestError):
+            return calls.refusal(None, frame)
         try:
-            caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)
-        except ForbiddenError as error:
-            return error
-        return None
-
-    def _step(self, calls: Calls, frame: StepFrame, outbox: _Outbox, used: set[str], now: float) -> None:
-        """Answer a step at once, or begin it where it has to be waited for."""
-        answer = calls.answer_now(frame, used, now)
-        if answer is None:
-            self._tasks.start_soon(self._answer, calls, frame, outbox, used)
-        else:
-            outbox.put(answer)
+            if len(memoryview(frame.params)) > self._max_frame_bytes:
+                raise TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
+            if frame.method not in _FREE:
+                caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)
+            return StepFrame(frame.id, read(frame.params, _STEP_BODY)) if frame.method == "step" else frame
+        except EnvkitError as error:
+            return calls.refusal(frame.id, error)
 
     async def _answer(self, calls: Calls, frame: Frame | StepFrame, outbox: _Outbox, used: set[str]) -> None:
         outbox.put(await calls.answer(frame, used))
