@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import anyio
 import msgspec
 
-from envkit import __version__, clock
+from envkit import __version__
 from envkit.errors import (
     EnvError,
     EnvkitError,
@@ -148,7 +148,7 @@ class Calls:
         self._caller.take(len(bodies) - 1)  # the request itself was counted before
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
-        now = clock.now()
+        now = self.sessions.now()
         for index, body in enumerate(bodies):
             if isinstance(body, RequestError):
                 outcomes[index] = self.failure(body)

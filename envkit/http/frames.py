@@ -15,7 +15,6 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from envkit import clock
 from envkit.errors import EnvkitError, RequestError, TooLargeError
 from envkit.http.asgi import Receive, Send
 from envkit.http.callers import PLAY, SANDBOX, Caller
@@ -102,7 +101,7 @@ class Sockets:
         """Begin what the frames of a message ask for; return how many there are."""
         frames = self._read(calls, caller, data)
         outbox.owed += len(frames)
-        now = clock.now()
+        now = self._calls.sessions.now()
         for frame in frames:
             if isinstance(frame, StepFrame):
                 if (answer := calls.answer_now(frame, used, now)) is not None:

@@ -134,11 +134,16 @@ class _Http(HttpToolsProtocol):
     """uvicorn's, with answers that are written in one piece."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast("asyncio.Transport", _OneWrite(transport)))
+        self._once = _OneWrite(transport)
+        super().connection_made(cast("asyncio.Transport", self._once))
+
+    def on_response_complete(self) -> None:
+        self._once.flush()  # there are answers without a body
+        super().on_response_complete()
 
 
 class _OneWrite:
-    """A transport that holds the head of an answer back for the rest of the loop's turn, until its body comes.
+    """A transport that holds the head of an answer back until its body comes, if it has one of a known length.
 
     uvicorn writes them apart, and a call of the kernel costs a sixth of a step.
     """
@@ -146,30 +151,28 @@ class _OneWrite:
     def __init__(self, transport: asyncio.Transport) -> None:
         self.transport = transport
         self.is_closing = transport.is_closing
-        self._loop = asyncio.get_running_loop()
         self._head: bytes | None = None
 
     def write(self, data: bytes) -> None:
         head, self._head = self._head, None
         if head is not None:
             self.transport.writelines((head, data))
-        elif data.startswith(b"HTTP/"):
+        elif data.startswith(b"HTTP/") and b"\r\ncontent-length: " in data:
             self._head = data
-            self._loop.call_soon(self._flush)
         else:
             self.transport.write(data)
 
+    def flush(self) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            self.transport.write(head)
+
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self.transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.transport, name)
-
-    def _flush(self) -> None:
-        head, self._head = self._head, None
-        if head is not None:
-            self.transport.write(head)
 
 
 class _Socket(WebSocketsSansIOProtocol):

@@ -16,7 +16,7 @@ One sweeper looks at all sessions at intervals, instead of a timer for each step
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import Self
@@ -76,7 +76,10 @@ class SessionTable:
     Attributes:
         tally: What was counted so far.
         is_closing: Set while the server shuts down: what runs is finished, nothing new is begun.
+        now: Reads the loop's clock.
     """
+
+    now: Callable[[], float]
 
     def __init__(self, host: EnvHost, *, ttl_s: float = TTL_S, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         if ttl_s <= 0 or step_timeout_s <= 0:
@@ -127,7 +130,7 @@ class SessionTable:
             session = self._open(id, task)
         elif session.task != task:
             raise SessionConflictError(f"session {id} plays another task")
-        session.used_at = clock.now()
+        session.used_at = self.now()
         await session.opened.wait()
         if session.start is None:
             if self._sessions.get(id) is session:
@@ -170,7 +173,7 @@ class SessionTable:
         """
         if self.can_recall(id):
             await self._recall(id, turn)
-        played = self.step_now(id, turn, action, clock.now())
+        played = self.step_now(id, turn, action, self.now())
         if played is not None:
             return played
         session = self._used(id)
@@ -199,7 +202,7 @@ class SessionTable:
         Raises:
             SessionNotFoundError: No such session.
         """
-        return self._find(id).view(clock.now())
+        return self._find(id).view(self.now())
 
     def turn(self, id: str) -> int | None:
         """Return a session's turn, or None where there is no such session."""
@@ -208,7 +211,7 @@ class SessionTable:
 
     def views(self) -> list[SessionView]:
         """Look at all sessions, oldest first."""
-        now = clock.now()
+        now = self.now()
         return [session.view(now) for session in self._sessions.values()]
 
     @contextmanager
@@ -225,6 +228,7 @@ class SessionTable:
             self._kept = [kept for kept in self._kept if kept is not ids]
 
     async def __aenter__(self) -> Self:
+        self.now = clock.reader()
         self._filled = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._sweep)
@@ -266,7 +270,7 @@ class SessionTable:
 
     def _used(self, id: str) -> Session:
         session = self._find(id)
-        session.used_at = clock.now()
+        session.used_at = self.now()
         return session
 
     async def _hold(self, session: Session) -> None:
@@ -283,7 +287,7 @@ class SessionTable:
                         # One a turn of the loop: a thousand levels that are drawn at once must not silence the server.
                         async with self._computing:
                             session.start = await episode.reset()
-                    session.used_at = clock.now()
+                    session.used_at = self.now()
                     if isinstance(episode, LastingEpisode) and episode.turn:
                         session.turn, session.is_recalled = episode.turn, True
                     session.happens(SessionEvent.OPENED)
@@ -367,7 +371,7 @@ class SessionTable:
     async def _play(self, session: Session, move: Move) -> None:
         """Let the world play `move`; whatever happens, the move is settled afterwards."""
         assert session.episode is not None
-        began = clock.now()
+        began = self.now()
         answer: Step | EnvkitError = SessionBrokenError(f"session {session.id}: cancelled in turn {move.turn}")
         try:
             with anyio.CancelScope() as session.stepping:
@@ -377,7 +381,7 @@ class SessionTable:
         except Exception as error:
             answer = _attributed(error, session.task)
         finally:
-            session.used_at = clock.now()
+            session.used_at = self.now()
             self.tally.step(session.used_at - began)
             session.settle(move, answer)
 
@@ -388,7 +392,7 @@ class SessionTable:
                 self._filled = anyio.Event()
                 await self._filled.wait()
             await anyio.sleep(interval_s)
-            now = clock.now()
+            now = self.now()
             alive = {id for id, session in self._sessions.items() if not session.is_over}
             for ids in self._kept:
                 ids &= alive
