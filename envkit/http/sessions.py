@@ -140,14 +140,7 @@ class SessionTable:
         return Opened(session.turn, session.start)
 
     def step_now(self, id: str, turn: int, action: str, now: float) -> Played | None:
-        """Play or repeat a step if that needs no waiting, else return None and do nothing; see `step`.
-
-        Args:
-            id: Which session.
-            turn: Number of the step.
-            action: What to play.
-            now: The loop's clock, which is not read for each of many steps.
-        """
+        """Play or repeat a step if that needs no waiting, else return None; see `step`. `now` is what `now()` said."""
         if self._lasting is not None and self.can_recall(id):
             return None
         session = self._sessions.get(id) or self._find(id)
@@ -176,7 +169,7 @@ class SessionTable:
         played = self.step_now(id, turn, action, self.now())
         if played is not None:
             return played
-        session = self._used(id)
+        session = self._find(id)
         if session.is_next(turn):
             move = session.begin(turn, action)
             await self._play(session, move)
@@ -267,11 +260,6 @@ class SessionTable:
             return self._sessions[id]
         except KeyError:
             raise SessionNotFoundError(f"no session {id}: it was never made, was deleted or has expired") from None
-
-    def _used(self, id: str) -> Session:
-        session = self._find(id)
-        session.used_at = self.now()
-        return session
 
     async def _hold(self, session: Session) -> None:
         """Own the session's lease from reset to the end."""
