@@ -124,8 +124,8 @@ class Findings:
                     failed[name] += 1
 
         for name in _turns(calls, rounds):
+            before_s = cpu_s[name]() if cpu_s else 0.0  # which takes its time where there are many processes
             done, begin = 0, clock.stopwatch()
-            before_s = cpu_s[name]() if cpu_s else 0.0
             async with anyio.create_task_group() as tasks:
                 for caller in range(callers if isinstance(callers, int) else callers[name]):
                     tasks.start_soon(make_calls, name, caller, begin + round_s)
