@@ -11,13 +11,14 @@ import os
 from functools import partial
 
 from fleet_boxes import sandboxes
-from fleet_steps import SESSIONS, steps
+from fleet_steps import BY_CLIENTS, BY_LEAN, BY_POST, steps
 from waiting import Claim, Findings
 
 from envkit import clock
 
-_SOKOBAN = f"steps of {SESSIONS} games of Sokoban"
-_OPENENV = ["OpenEnv", "OpenEnv, async"]
+_OPENENV = ["OpenEnv"]
+"""As its guide shows environments; those that have its async methods too stand beside it."""
+_ASYNC = ["OpenEnv, async"]
 
 CLAIMS = (
     Claim("warm lease", "envkit", at_most=20),
@@ -26,9 +27,13 @@ CLAIMS = (
     Claim("step of a shell", "envkit", at_most=2),
     Claim("steps of 16 shells", "envkit", at_least=20, peers=["ROCK"]),
     Claim("impossible request", "envkit", at_most=50),
-    Claim(_SOKOBAN, "envkit", at_least=4, peers=_OPENENV),
-    Claim(_SOKOBAN, "envkit, lists of frames", at_least=20, peers=_OPENENV),
-    Claim("POST steps of a world without work", "envkit", at_least=1, peers=["Starlette"]),
+    Claim(BY_CLIENTS, "envkit", at_least=4, peers=_OPENENV),
+    Claim(BY_CLIENTS, "envkit", peers=_ASYNC),
+    Claim(BY_LEAN, "envkit, lists of frames", at_least=20, peers=_OPENENV),
+    Claim(BY_LEAN, "envkit, lists of frames", peers=_ASYNC),
+    Claim(BY_LEAN, "envkit", peers=_OPENENV),
+    Claim(BY_LEAN, "envkit", peers=_ASYNC),
+    Claim(BY_POST, "envkit", at_least=1, peers=["Starlette"]),
 )
 
 

@@ -1,4 +1,7 @@
-"""Steps of environments over the network: envkit's gateway, OpenEnv's server, and a bare one."""
+"""Steps of environments over the network: envkit's gateway, OpenEnv's server, and a bare one.
+
+Once by each product's own client, as people use it, and once by a client that costs next to nothing (`lean.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Protocol, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from lean import Http, WebSocket
 from peers_boxes import MissingPeerError
@@ -14,7 +18,14 @@ from served import ECHO, OPENENV_VARIABLE, REPLY_VARIABLE
 from serving import Server, gateway, on_processor, uvicorn
 from waiting import CallBy, FailedCallError, Findings
 
+from envkit.http.client import EnvClient
+from envkit.protocols import Episode
+from envkit.types import Task
+
 SESSIONS = 64
+BY_CLIENTS = f"steps of {SESSIONS} games of Sokoban, by each product's own client"
+BY_LEAN = f"steps of {SESSIONS} games of Sokoban"
+BY_POST = "POST steps of a world without work"
 CONNECTIONS = 16
 BATCHES = 2
 """Sessions of a batching client are asked for in so many lists, so that the server has one while we read the other."""
@@ -25,7 +36,8 @@ _MOVES = 9_000
 _SEED = 1
 _ACTIONS = ("<answer>up</answer>", "<answer>down</answer>")
 """There and back again, in the level of that seed."""
-_SOKOBAN = json.dumps({"env_id": "Sokoban-v0", "seed": _SEED, "options": {"max_moves": 10_000}})
+_TASK = Task("Sokoban-v0", _SEED, {"max_moves": 10_000})
+_SOKOBAN = json.dumps({"env_id": _TASK.env_id, "seed": _TASK.seed, "options": dict(_TASK.options)})
 
 Begin: TypeAlias = Callable[[str, int], Awaitable["Player"]]
 """Opens the place of one caller, given the server's address and the caller's number."""
@@ -36,7 +48,72 @@ class Player(Protocol):
         """Make one call, and return how many steps that was."""
         ...
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class ClientPlayer:
+    """One session of envkit by its own client, all of whose sessions share one WebSocket."""
+
+    def __init__(self, client: EnvClient) -> None:
+        self._client = client
+        self._lease = AsyncExitStack()
+        self._episode: Episode
+        self._turn = 0
+
+    @classmethod
+    async def begin(cls, client: EnvClient, url: str, caller: int) -> ClientPlayer:
+        player = cls(client)
+        await player._reset()
+        return player
+
+    async def play(self) -> int:
+        if self._turn == _MOVES:
+            await self._reset()
+        step = await self._episode.step(_ACTIONS[self._turn % 2])
+        _expect(bool(step.observation.text) and not step.ended, str(step).encode())
+        self._turn += 1
+        return 1
+
+    async def _reset(self) -> None:
+        await self._lease.aclose()
+        self._episode = await self._lease.enter_async_context(self._client.lease(_TASK))
+        await self._episode.reset()
+        self._turn = 0
+
+    async def close(self) -> None:
+        await self._lease.aclose()
+
+
+class OpenEnvClientPlayer:
+    """One session of OpenEnv by its own client."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._turn = 0
+
+    @classmethod
+    async def begin(cls, url: str, caller: int) -> OpenEnvClientPlayer:
+        from openenv.core.generic_client import GenericEnvClient
+
+        player = cls(GenericEnvClient(base_url=url))
+        await player._client.connect()
+        await player._reset()
+        return player
+
+    async def play(self) -> int:
+        if self._turn == _MOVES:
+            await self._reset()
+        result = await self._client.step({"text": _ACTIONS[self._turn % 2]})
+        _expect(bool(result.observation["text"]) and not result.done, str(result).encode())
+        self._turn += 1
+        return 1
+
+    async def _reset(self) -> None:
+        await self._client.reset(seed=_SEED)
+        self._turn = 0
+
+    async def close(self) -> None:
+        await self._client.close()
 
 
 class OpenEnvPlayer:
@@ -67,7 +144,7 @@ class OpenEnvPlayer:
         _expect(b'"observation"' in answer, answer)
         self._turn = 0
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._socket.close()
 
 
@@ -114,7 +191,7 @@ class SocketPlayer:
             count += answer.count(b'"result":{')
         _expect(count == len(frames), answer)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._socket.close()
 
 
@@ -149,7 +226,7 @@ class HttpPlayer:
             await self._http.request("PUT", f"/v1/sessions/{name}", self._begin_body)
         self._turn = 0
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._http.close()
 
 
@@ -178,7 +255,7 @@ class EchoPlayer:
         self._turn += 1
         return 1
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._http.close()
 
 
@@ -187,6 +264,10 @@ async def steps(findings: Findings, rounds: int, round_s: float) -> None:
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(gateway("--backend", "none", processor=_SERVER))
         boxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
+        client = await stack.enter_async_context(EnvClient(here.url))
+        by_client: dict[str, tuple[Server, Begin, int]] = {
+            "envkit": (here, partial(ClientPlayer.begin, client), SESSIONS)
+        }
         sokoban: dict[str, tuple[Server, Begin, int]] = {
             "envkit": (here, SocketPlayer.begin, SESSIONS),
             "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
@@ -197,9 +278,12 @@ async def steps(findings: Findings, rounds: int, round_s: float) -> None:
         for name, kind in (("OpenEnv", "sync"), ("OpenEnv, async", "async")):
             server = uvicorn("openenv", package="openenv", variables={OPENENV_VARIABLE: kind}, processor=_SERVER)
             try:
-                sokoban[name] = (await stack.enter_async_context(server), OpenEnvPlayer.begin, SESSIONS)
+                openenv = await stack.enter_async_context(server)
             except MissingPeerError as error:
                 print(f"  left out: {name}: {error}", flush=True)
+                continue
+            by_client[name] = (openenv, OpenEnvClientPlayer.begin, SESSIONS)
+            sokoban[name] = (openenv, OpenEnvPlayer.begin, SESSIONS)
 
         answered = await _answer_of_echo(here.url)
         bare = uvicorn("starlette", package="starlette", variables={REPLY_VARIABLE: answered}, processor=_SERVER)
@@ -209,13 +293,21 @@ async def steps(findings: Findings, rounds: int, round_s: float) -> None:
             "Starlette": (await stack.enter_async_context(bare), EchoPlayer.begin_bare, CONNECTIONS),
         }
         with on_processor(_CLIENT):
-            await _rate(findings, f"steps of {SESSIONS} games of Sokoban", sokoban, rounds, round_s)
-            await _rate(findings, "POST steps of a world without work", echo, rounds, round_s)
+            await _rate(findings, BY_CLIENTS, by_client, rounds, round_s, by_clock=True)
+            await _rate(findings, BY_LEAN, sokoban, rounds, round_s)
+            await _rate(findings, BY_POST, echo, rounds, round_s)
 
 
 async def _rate(
-    findings: Findings, what: str, sides: dict[str, tuple[Server, Begin, int]], rounds: int, round_s: float
+    findings: Findings,
+    what: str,
+    sides: dict[str, tuple[Server, Begin, int]],
+    rounds: int,
+    round_s: float,
+    *,
+    by_clock: bool = False,
 ) -> None:
+    """Measure steps for each second of the servers' processor, or of the clock where the clients' work counts too."""
     players: dict[str, list[Player]] = {}
     try:
         for name, (server, begin, count) in sides.items():
@@ -230,19 +322,19 @@ async def _rate(
         for call in calls.values():  # the first call may have to load something
             await call(0)
         callers = {name: count for name, (_, _, count) in sides.items()}
-        cpu_s = {name: server.cpu_s for name, (server, _, _) in sides.items()}
+        cpu_s = None if by_clock else {name: server.cpu_s for name, (server, _, _) in sides.items()}
         await findings.rate(what, calls, callers=callers, rounds=rounds, round_s=round_s, cpu_s=cpu_s)
     finally:
         for each in players.values():
             for player in each:
-                player.close()
+                await player.close()
 
 
 async def _answer_of_echo(url: str) -> str:
     """Return what the gateway answers to a step of the world without work, of the length that most answers have."""
     player = await EchoPlayer.begin(url, CONNECTIONS)
     await player.play()
-    player.close()
+    await player.close()
     return re.sub('"turn":1', '"turn":1000', player.answer.decode())
 
 

@@ -74,6 +74,7 @@ class GymEpisode:
         self._env = env
         self._task = task
         self._running = False
+        self._moves: tuple[str, ...] = ()
 
     async def reset(self) -> Reset:
         try:
@@ -82,7 +83,7 @@ class GymEpisode:
             raise _attributed(error, self._task) from error
         self._running = True
         folds = cast("Mapping[str, JSON]", self._env.metadata.get("metrics", {}))
-        return Reset(_observation(text, info), {**info, "metrics": dict(folds)})
+        return Reset(self._observe(text, info), {**info, "metrics": dict(folds)})
 
     async def step(self, action: str) -> Step:
         return self.step_now(action)
@@ -97,7 +98,15 @@ class GymEpisode:
             self._running = False
             raise _attributed(error, self._task) from error
         self._running = not (terminated or truncated)
-        return Step(_observation(text, info), float(reward), bool(terminated), bool(truncated), info)
+        return Step(self._observe(text, info), float(reward), bool(terminated), bool(truncated), info)
+
+    def _observe(self, text: str, info: Info) -> Observation:
+        moves = info.get("legal_moves")
+        if not isinstance(moves, (list, tuple)):
+            return Observation(text)
+        if tuple(moves) != self._moves:  # most worlds have the same ones all the time
+            self._moves = tuple(map(str, moves))
+        return Observation(text, self._moves)
 
 
 class AsyncEpisode:
@@ -199,11 +208,6 @@ def close_here(pid: int, resources: ExitStack) -> None:
         resources.close()
     else:
         threading.Thread(target=resources.close, name="envkit-close").start()  # noqa: TID251 - nobody to await it
-
-
-def _observation(text: str, info: Info) -> Observation:
-    moves = info.get("legal_moves")
-    return Observation(text, tuple(str(move) for move in moves) if isinstance(moves, (list, tuple)) else ())
 
 
 def _with_moves(info: Info, observation: Observation) -> Info:

@@ -201,8 +201,8 @@ def test_serve_says_when_it_is_ready_plays_for_others_and_ends_with_a_signal(cal
             rest, errors = server.communicate(timeout=30)
 
     assert (ready, server.returncode, rest) == ("ready", 0, "")
-    about, *log = errors.splitlines()
-    assert about.startswith("sandboxes: ")
+    about, room, *log = errors.splitlines()
+    assert (about.split()[0], room.split()[0]) == ("sandboxes:", "room:")
     assert [orjson.loads(line)["path"] for line in log] == ["/v1/ws"]
     assert orjson.loads(here[1])["metrics"] == orjson.loads(there[1])["metrics"]
     assert (taken[0], taken[2].count("\n")) == (2, 1)

@@ -77,3 +77,26 @@ def test_others_get_their_turn_between_the_resets_of_many_sessions() -> None:
 
     clock.run(main)
     assert max(later - sooner for sooner, later in itertools.pairwise(seen)) <= 2
+
+
+class Changing(gymnasium.Env[str, str]):
+    """Names other moves at each step, which need not be texts."""
+
+    observation_space = action_space = Utf8Text(8)
+    moves: tuple[list[Any], ...] = (["a", "b"], ["a", "b"], ["b"], [1, 2], [True], [])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        self._left = list(self.moves)
+        return "", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        return "", 0.0, False, False, {"legal_moves": self._left.pop(0)}
+
+
+def test_each_observation_names_the_moves_of_its_own_step_as_texts() -> None:
+    async def main() -> list[tuple[str, ...]]:
+        episode = GymEpisode(Changing(), TASK)
+        assert (await episode.reset()).observation.legal_moves == ()
+        return [(await episode.step("go")).observation.legal_moves for _ in Changing.moves]
+
+    assert clock.run(main) == [("a", "b"), ("a", "b"), ("b",), ("1", "2"), ("True",), ()]

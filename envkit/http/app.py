@@ -39,6 +39,7 @@ _CUT_S = 2.0
 _STEP = msgspec.json.Decoder(wire.StepBody)
 _BEFORE_ID = f"/v{wire.PROTOCOL}/sessions/"
 _AFTER_ID = "/step"
+_STEPS = f"/v{wire.PROTOCOL}/sessions:step"
 _SANDBOXES = f"/v{wire.PROTOCOL}/sandboxes"
 _SNAPSHOTS = f"/v{wire.PROTOCOL}/snapshots"
 _EVENTS = f"/v{wire.PROTOCOL}/events"
@@ -124,9 +125,11 @@ class App:
             assert task is not None
             self._exchanges.add(task)
             try:
-                is_step = path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID) and scope["method"] == "POST"
-                if is_step and not scope.get("query_string"):
+                is_plain = scope["method"] == "POST" and not scope.get("query_string")
+                if is_plain and path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID):
                     await self._step(path[len(_BEFORE_ID) : -len(_AFTER_ID)], scope, receive, send)
+                elif is_plain and path == _STEPS:
+                    await self._steps(scope, receive, send)
                 elif path.startswith((_SANDBOXES, _SNAPSHOTS)):
                     await self._sandbox(scope, receive, send)
                 else:
@@ -176,12 +179,20 @@ class App:
         calls = self._calls.by(caller_of(scope))
         try:
             step = wire.read(await read_body(scope, receive, self._max_request_bytes), _STEP)
-            body = wire.SessionStepBody(step.turn, step.action, session_id=id)
-            reply = calls.encode(await calls.step(body), id)
+            answer = calls.encode(await calls.step(id, step), id)
         except Exception as error:
             await respond_problem(send, calls.problem(error, id))
         else:
-            await respond(send, reply)
+            await respond(send, answer)
+
+    async def _steps(self, scope: Scope, receive: Receive, send: Send) -> None:
+        calls = self._calls.by(caller_of(scope))
+        try:
+            answer = await calls.steps(await read_body(scope, receive, self._max_request_bytes))
+        except Exception as error:
+            await respond_problem(send, calls.problem(error))
+        else:
+            await respond(send, answer)
 
     async def _sandbox(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._sandboxes is None:

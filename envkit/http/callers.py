@@ -50,13 +50,17 @@ class Caller:
     def is_admin(self) -> bool:
         return ADMIN in self.scopes
 
+    def may(self, scope: str) -> bool:
+        """Say whether the caller may do what `scope` allows."""
+        return scope in self.scopes or ADMIN in self.scopes
+
     def require(self, scope: str) -> None:
         """Let pass who may do what `scope` allows.
 
         Raises:
             ForbiddenError: The token does not have it.
         """
-        if scope not in self.scopes and ADMIN not in self.scopes:
+        if not self.may(scope):
             has = ", ".join(sorted(self.scopes))
             raise ForbiddenError(f"this needs a token with the scope {scope}; this one has {has}")
 

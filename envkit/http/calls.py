@@ -8,7 +8,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from copy import copy
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import anyio
@@ -37,6 +36,7 @@ from envkit.http.wire import (
     Frame,
     HealthReply,
     NoBody,
+    Outcome,
     Problem,
     ReadyReply,
     ResetReply,
@@ -44,6 +44,9 @@ from envkit.http.wire import (
     SessionReply,
     SessionsReply,
     SessionStepBody,
+    StepAnswer,
+    StepBody,
+    StepFrame,
     StepReply,
     read,
     write,
@@ -53,7 +56,6 @@ from envkit.registry import EnvSpec
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Body = TypeVar("Body")
 
 _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
@@ -98,10 +100,11 @@ class Calls:
         turn, start = await self.sessions.create(self._caller.key(body.session_id), body.task())
         return ResetReply.of(turn, start)
 
-    async def step(self, body: SessionStepBody) -> StepReply:
+    async def step(self, id: str, body: StepBody) -> StepReply:
+        """Play a step of the session that the caller names `id`."""
         self._refuse_when_closing()
-        turn, step = await self.sessions.step(self._caller.key(body.session_id), body.turn, body.action)
-        return StepReply.of(turn, step)
+        played = await self.sessions.step(self._caller.key(id), body.turn, body.action)
+        return StepReply.of(played.turn, played.step)
 
     async def delete(self, body: SessionBody) -> DoneReply:
         await self.sessions.delete(self._caller.key(body.session_id))
@@ -145,17 +148,24 @@ class Calls:
         self._caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
+        now = self.sessions.now()
         for index, body in enumerate(bodies):
             if isinstance(body, RequestError):
                 outcomes[index] = self.failure(body)
-            elif body.session_id in waiting or (outcome := self.step_now(body)) is None:
-                waiting[body.session_id].append((index, body))
-            else:
-                outcomes[index] = outcome
+                continue
+            id = body.session_id
+            try:
+                reply = None if id in waiting else self._step_now(self._caller.key(id), body, now)
+                if reply is None:
+                    waiting[id].append((index, body))
+                else:
+                    outcomes[index] = self.encode(Outcome(reply), id)
+            except Exception as error:
+                outcomes[index] = self.failure(error, id)
 
         async def play(queue: list[tuple[int, SessionStepBody]]) -> None:
             for index, body in queue:
-                outcomes[index] = await self.outcome(body, self.step, body.session_id)
+                outcomes[index] = await self._outcome(self.step(body.session_id, body), body.session_id)
 
         if waiting:
             async with anyio.create_task_group() as tasks:
@@ -163,34 +173,34 @@ class Calls:
                     tasks.start_soon(play, queue)
         return b"[%b]" % b",".join(outcomes)
 
-    def answer_now(self, frame: Frame, used: set[str]) -> bytes | None:
-        """Answer a frame if that needs no waiting, else return None and do nothing; see `answer`."""
-        if frame.method != "step":
-            return None
+    def answer_now(self, frame: StepFrame, used: set[str], now: float) -> bytes | None:
+        """Answer a frame if that needs no waiting, else return None; its session is added to `used`. See `answer`."""
+        id = frame.params.session_id
+        key = self._caller.key(id)
+        used.add(key)
         try:
-            body = read(frame.params, _STEP)
-        except RequestError as error:
-            return self.refusal(frame.id, error)
-        outcome = self.step_now(body)
-        if outcome is None:
-            return None
-        used.add(self._caller.key(body.session_id))
-        return _addressed(frame.id, outcome)
+            reply = self._step_now(key, frame.params, now)
+            return None if reply is None else self.encode(StepAnswer(frame.id, reply), id)
+        except Exception as error:
+            return _addressed(frame.id, self.failure(error, id))
 
-    async def answer(self, frame: Frame, used: set[str]) -> bytes:
-        """Answer a frame; an error is an answer too. The session that it plays, if it does, is added to `used`."""
+    async def answer(self, frame: Frame | StepFrame, used: set[str]) -> bytes:
+        """Answer a frame; an error is an answer too. The session that it makes, if it does, is added to `used`."""
+        if isinstance(frame, StepFrame):
+            session_id = frame.params.session_id
+            return _addressed(frame.id, await self._outcome(self.step(session_id, frame.params), session_id))
         try:
             decoder, method = self._METHODS[frame.method]
             body = read(frame.params, decoder)
         except KeyError:
-            hint = did_you_mean(frame.method, self._METHODS)
+            hint = did_you_mean(frame.method, [*self._METHODS, "step"])
             return self.refusal(frame.id, RequestError(f"there is no method {frame.method[:100]!r}{hint}"))
         except RequestError as error:
             return self.refusal(frame.id, error)
         id: str | None = getattr(body, "session_id", None)
-        if id is not None and frame.method in ("create", "step"):
+        if id is not None and frame.method == "create":
             used.add(self._caller.key(id))
-        return _addressed(frame.id, await self.outcome(body, partial(method, self), id))
+        return _addressed(frame.id, await self._outcome(method(self, body), id))
 
     async def answer_sandbox(self, frame: Frame, used: set[str]) -> bytes:
         """Answer a frame about a sandbox, which is added to `used` if it is used."""
@@ -202,23 +212,17 @@ class Calls:
         """Return the answer to a frame that is not taken; the id is None if not even that is known."""
         return _addressed(frame_id, self.failure(error))
 
-    def step_now(self, body: SessionStepBody) -> bytes | None:
-        """Return what comes of a step if that needs no waiting, else return None and do nothing."""
-        try:
+    def _step_now(self, key: str, body: StepBody, now: float) -> StepReply | None:
+        """Play a step if that needs no waiting, else return None and do nothing; `now` is the loop's clock."""
+        if self.sessions.is_closing:
             self._refuse_when_closing()
-            played = self.sessions.step_now(self._caller.key(body.session_id), body.turn, body.action)
-            if played is None:
-                return None
-            return b'{"result":%b}' % self.encode(StepReply.of(*played), body.session_id)
-        except Exception as error:
-            return self.failure(error, body.session_id)
+        played = self.sessions.step_now(key, body.turn, body.action, now)
+        return None if played is None else StepReply.of(played.turn, played.step)
 
-    async def outcome(
-        self, body: Body, method: Callable[[Body], Awaitable[object]], session_id: str | None = None
-    ) -> bytes:
+    async def _outcome(self, call: Awaitable[object], session_id: str | None = None) -> bytes:
         """Return what comes of a call, be it a result or an error."""
         try:
-            return b'{"result":%b}' % self.encode(await method(body), session_id)
+            return b'{"result":%b}' % self.encode(await call, session_id)
         except Exception as error:
             return self.failure(error, session_id)
 
@@ -265,7 +269,6 @@ class Calls:
 
     _METHODS: ClassVar[Mapping[str, tuple[msgspec.json.Decoder[Any], Callable[[Any, Any], Awaitable[object]]]]] = {
         "create": (msgspec.json.Decoder(CreateBody), create),
-        "step": (_STEP, step),
         "delete": (msgspec.json.Decoder(SessionBody), delete),
         "session": (msgspec.json.Decoder(SessionBody), session),
         "sessions": (msgspec.json.Decoder(NoBody), list_sessions),

@@ -170,8 +170,7 @@ class _Routes:
     async def step(self, session_id: str, request: Request) -> Response:
         """Play one move. Repeating the call with the same `turn` and `action` is safe."""
         step = wire.read(await request.body(), _STEP)
-        body = wire.SessionStepBody(step.turn, step.action, session_id=session_id)
-        return self._reply(request, await self._by(request).step(body), session_id)
+        return self._reply(request, await self._by(request).step(session_id, step), session_id)
 
     async def steps(self, request: Request) -> Response:
         """Play moves of many sessions: a list in, and a list of results or errors out, in the same order."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from envkit.errors import ForbiddenError, RequestError, TooLargeError
+from envkit.errors import EnvkitError, RequestError, TooLargeError
 from envkit.http.asgi import Message, Receive, Send
 from envkit.http.callers import PLAY, SANDBOX, Caller
 from envkit.http.calls import Calls, read_each
 from envkit.http.sandbox_calls import PREFIX, SandboxCalls
-from envkit.http.wire import MAX_FRAMES, Frame, batches, read
+from envkit.http.wire import MAX_FRAMES, Frame, SessionStepBody, StepFrame, batches, read
 
 MAX_OWED = 10_000
 """Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
@@ -43,6 +44,8 @@ _MESSAGE_BYTES = 256
 _BATCH_BYTES = 1 << 19
 """Half of what clients in the wild take in one message unless told otherwise."""
 
+_STEPS = msgspec.json.Decoder(list[StepFrame] | StepFrame)
+_STEP_BODY = msgspec.json.Decoder(SessionStepBody)
 _FRAME = msgspec.json.Decoder(Frame)
 _FRAMES = msgspec.json.Decoder(list[Frame])
 
@@ -106,35 +109,55 @@ class Sockets:
         answer_sandbox: Callable[[Frame], None],
     ) -> int:
         """Begin what the frames of a message ask for; return how many there are."""
-        frames = self._read(data)
+        frames = self._read(calls, caller, data)
         outbox.owed += len(frames)
+        now = self._calls.sessions.now()
         for frame in frames:
-            if isinstance(frame, RequestError):
-                outbox.put(calls.refusal(None, frame))
-            elif len(memoryview(frame.params)) > self._max_frame_bytes:
-                too_large = TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
-                outbox.put(calls.refusal(frame.id, too_large))
-            elif (refused := _refused(caller, frame)) is not None:
-                outbox.put(calls.refusal(frame.id, refused))
+            if isinstance(frame, StepFrame):
+                if (answer := calls.answer_now(frame, used, now)) is not None:
+                    outbox.put(answer)
+                    continue
+            elif isinstance(frame, bytes):
+                outbox.put(frame)
+                continue
             elif frame.method.startswith(PREFIX):
                 answer_sandbox(frame)
-            elif (answer := calls.answer_now(frame, used)) is not None:
-                outbox.put(answer)
-            else:
-                self._tasks.start_soon(self._answer, calls, frame, outbox, used)
+                continue
+            self._tasks.start_soon(self._answer, calls, frame, outbox, used)
         return len(frames)
 
-    def _read(self, data: bytes) -> list[Frame | RequestError]:
+    def _read(self, calls: Calls, caller: Caller, data: bytes) -> Sequence[StepFrame | Frame | bytes]:
+        """Return the frames of a message, and in place of each that is not taken the answer to it."""
+        if len(data) <= self._max_frame_bytes and caller.may(PLAY):
+            with suppress(RequestError):  # there are other calls among the steps, or mistakes
+                steps = read(data, _STEPS)
+                if not isinstance(steps, list):
+                    return [steps]
+                if len(steps) <= MAX_FRAMES:
+                    return steps
         frames: list[Frame | RequestError]
         try:
             frames = read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
         except RequestError as error:
-            return [error]
+            frames = [error]
         if len(frames) > MAX_FRAMES:
-            return [RequestError(f"a message may have {MAX_FRAMES} frames, got {len(frames)}")]
-        return frames
+            frames = [RequestError(f"a message may have {MAX_FRAMES} frames, got {len(frames)}")]
+        return [self._taken(calls, caller, frame) for frame in frames]
 
-    async def _answer(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
+    def _taken(self, calls: Calls, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
+        """Return a frame if it is taken, or else the answer to it; any token opens a socket."""
+        if isinstance(frame, RequestError):
+            return calls.refusal(None, frame)
+        try:
+            if len(memoryview(frame.params)) > self._max_frame_bytes:
+                raise TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
+            if frame.method not in _FREE:
+                caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)
+            return StepFrame(frame.id, read(frame.params, _STEP_BODY)) if frame.method == "step" else frame
+        except EnvkitError as error:
+            return calls.refusal(frame.id, error)
+
+    async def _answer(self, calls: Calls, frame: Frame | StepFrame, outbox: _Outbox, used: set[str]) -> None:
         outbox.put(await calls.answer(frame, used))
 
     async def _answer_sandbox(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
@@ -146,17 +169,6 @@ async def _keep(calls: SandboxCalls, used: set[str], caller: Caller) -> None:
         await anyio.sleep(_KEEP_S)
         if used:
             calls.keep(used, caller)
-
-
-def _refused(caller: Caller, frame: Frame) -> ForbiddenError | None:
-    """Return why `caller` may not ask for this, if so; any token opens a socket."""
-    if frame.method in _FREE:
-        return None
-    try:
-        caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)
-    except ForbiddenError as error:
-        return error
-    return None
 
 
 class _Inbox:
@@ -209,9 +221,10 @@ class _Outbox:
     def put(self, answer: bytes) -> None:
         if self._is_over:  # nobody is there to take it
             return
+        if not self._answers:
+            self._filled.set()
         self._answers.append(answer)
         self._unread_bytes += len(answer)
-        self._filled.set()
 
     async def wait_for_room(self, most: int = MAX_OWED) -> None:
         """Wait until at most `most` answers are owed, and no more bytes of them wait than may."""

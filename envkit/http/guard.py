@@ -62,7 +62,7 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 class Served(Protocol):
     """An application that a server can drain before it stops."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
 
     async def drain(self, timeout_s: float) -> None: ...
 
@@ -114,14 +114,13 @@ class Guard:
         self._id_start = secrets.token_hex(4).encode()
         self._numbers = count(1)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         kind = scope["type"]
         if kind == "http":
-            await self._request(scope, receive, send)
-        elif kind == "websocket":
-            await self._socket(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+            return self._request(scope, receive, send)
+        if kind == "websocket":
+            return self._socket(scope, receive, send)
+        return self._app(scope, receive, send)
 
     async def drain(self, timeout_s: float) -> None:
         """See `envkit.http.app.App.drain`."""

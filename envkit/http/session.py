@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import anyio
+import msgspec
 
 from envkit import clock
 from envkit.errors import EnvkitError, SessionBrokenError, SessionConflictError, StepOrderError
@@ -40,14 +41,20 @@ class SessionEvent(StrEnum):
     FAILED = "failed"
 
 
-_NEXT: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
-    (SessionState.OPENING, SessionEvent.OPENED): SessionState.READY,
-    (SessionState.OPENING, SessionEvent.FAILED): SessionState.BROKEN,
-    (SessionState.READY, SessionEvent.STEP): SessionState.STEPPING,
-    (SessionState.READY, SessionEvent.FAILED): SessionState.BROKEN,
-    (SessionState.STEPPING, SessionEvent.ANSWERED): SessionState.READY,
-    (SessionState.STEPPING, SessionEvent.ENDED): SessionState.FINISHED,
-    (SessionState.STEPPING, SessionEvent.FAILED): SessionState.BROKEN,
+_NEXT: Mapping[SessionState, Mapping[SessionEvent, SessionState]] = {
+    SessionState.OPENING: {
+        SessionEvent.OPENED: SessionState.READY,
+        SessionEvent.FAILED: SessionState.BROKEN,
+    },
+    SessionState.READY: {
+        SessionEvent.STEP: SessionState.STEPPING,
+        SessionEvent.FAILED: SessionState.BROKEN,
+    },
+    SessionState.STEPPING: {
+        SessionEvent.ANSWERED: SessionState.READY,
+        SessionEvent.ENDED: SessionState.FINISHED,
+        SessionEvent.FAILED: SessionState.BROKEN,
+    },
 }
 
 
@@ -58,7 +65,7 @@ def after(state: SessionState, event: SessionEvent) -> SessionState:
         ValueError: It cannot happen in `state`.
     """
     try:
-        return _NEXT[state, event]
+        return _NEXT[state][event]
     except KeyError:
         raise ValueError(f"a session that is {state} cannot be {event}") from None
 
@@ -70,7 +77,7 @@ class Opened(NamedTuple):
     start: Reset
 
 
-class Played(NamedTuple):
+class Played(msgspec.Struct, frozen=True):  # structs are made in a third of the time of other objects
     """The answer to a step, and the session's turn after it."""
 
     turn: int
@@ -95,16 +102,13 @@ class ComputingEpisode(Protocol):
     def step_now(self, action: str) -> Step: ...
 
 
-class Move:
+class Move(msgspec.Struct):
     """A step that was begun; `answer` is None while the world plays it."""
 
-    __slots__ = ("action", "answer", "settled", "turn")
-
-    def __init__(self, turn: int, action: str) -> None:
-        self.turn = turn
-        self.action = action
-        self.answer: Step | EnvkitError | None = None
-        self.settled: anyio.Event | None = None
+    turn: int
+    action: str
+    answer: Step | EnvkitError | None = None
+    settled: anyio.Event | None = None
 
     async def wait(self) -> None:
         if self.answer is None:
@@ -161,8 +165,12 @@ class Session:
         """Say whether `turn` is the last one that an earlier server played, whose answer we do not have."""
         return self.move is None and turn == self.turn - 1
 
-    def repeated(self, turn: int, action: str) -> Move | None:
-        """Return the step that this is a repeat of; None if it is a new one.
+    def is_next(self, turn: int) -> bool:
+        """Say whether a step of this `turn` can begin now."""
+        return turn == self.turn and self.state is SessionState.READY
+
+    def repeated(self, turn: int, action: str) -> Move:
+        """Return the step that this is a repeat of; it is not one that can begin now.
 
         Raises:
             SessionConflictError: The turn was played with another action.
@@ -181,14 +189,12 @@ class Session:
             raise StepOrderError(f"session {self.id}: expected turn {self.turn}, got {turn}")
         if self.state is SessionState.OPENING:
             raise StepOrderError(f"session {self.id}: a step before the answer to create")
-        if self.state is SessionState.FINISHED:
-            raise StepOrderError(f"session {self.id}: a step after the end of the episode")
-        return None
+        raise StepOrderError(f"session {self.id}: a step after the end of the episode")
 
     def begin(self, turn: int, action: str) -> Move:
         self.move = move = Move(turn, action)
         self.began_at = self.used_at
-        self.happens(SessionEvent.STEP)
+        self.state = after(self.state, SessionEvent.STEP)
         return move
 
     def settle(self, move: Move, answer: Step | EnvkitError) -> None:
@@ -200,7 +206,7 @@ class Session:
             )
         else:
             self.turn += 1
-            self.happens(SessionEvent.ENDED if answer.ended else SessionEvent.ANSWERED)
+            self.state = after(self.state, SessionEvent.ENDED if answer.ended else SessionEvent.ANSWERED)
         if self.state is not SessionState.READY:
             self.released.set()
         move.settle(answer)

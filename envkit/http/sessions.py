@@ -16,7 +16,7 @@ One sweeper looks at all sessions at intervals, instead of a timer for each step
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import Self
@@ -76,7 +76,10 @@ class SessionTable:
     Attributes:
         tally: What was counted so far.
         is_closing: Set while the server shuts down: what runs is finished, nothing new is begun.
+        now: Reads the loop's clock.
     """
+
+    now: Callable[[], float]
 
     def __init__(self, host: EnvHost, *, ttl_s: float = TTL_S, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         if ttl_s <= 0 or step_timeout_s <= 0:
@@ -127,7 +130,7 @@ class SessionTable:
             session = self._open(id, task)
         elif session.task != task:
             raise SessionConflictError(f"session {id} plays another task")
-        session.used_at = clock.now()
+        session.used_at = self.now()
         await session.opened.wait()
         if session.start is None:
             if self._sessions.get(id) is session:
@@ -136,26 +139,17 @@ class SessionTable:
             raise session.error.with_traceback(None)
         return Opened(session.turn, session.start)
 
-    def step_now(self, id: str, turn: int, action: str) -> Played | None:
-        """Play or repeat a step if that needs no waiting, else return None and do nothing; see `step`."""
-        if self.can_recall(id):
+    def step_now(self, id: str, turn: int, action: str, now: float) -> Played | None:
+        """Play or repeat a step if that needs no waiting, else return None; see `step`. `now` is what `now()` said."""
+        if self._lasting is not None and self.can_recall(id):
             return None
-        session = self._used(id)
+        session = self._sessions.get(id) or self._find(id)
+        session.used_at = now
+        if session.is_next(turn):
+            return None if session.computing is None else self._compute(session, session.computing, turn, action)
         if session.is_recalled and session.is_before(turn):
             return None
         move = session.repeated(turn, action)
-        if move is None:
-            if session.computing is None:
-                return None
-            move = session.begin(turn, action)
-            began = clock.stopwatch()
-            answer: Step | EnvkitError
-            try:
-                answer = session.computing.step_now(action)
-            except Exception as error:
-                answer = _attributed(error, session.task)
-            self.tally.step(clock.stopwatch() - began)
-            session.settle(move, answer)
         return None if move.answer is None else move.result()
 
     async def step(self, id: str, turn: int, action: str) -> Played:
@@ -172,17 +166,17 @@ class SessionTable:
         """
         if self.can_recall(id):
             await self._recall(id, turn)
-        played = self.step_now(id, turn, action)
+        played = self.step_now(id, turn, action, self.now())
         if played is not None:
             return played
-        session = self._used(id)
-        if session.is_recalled and session.is_before(turn):
-            return await self._again(session, action)
-        move = session.repeated(turn, action)
-        if move is None:
+        session = self._find(id)
+        if session.is_next(turn):
             move = session.begin(turn, action)
             await self._play(session, move)
+        elif session.is_recalled and session.is_before(turn):
+            return await self._again(session, action)
         else:
+            move = session.repeated(turn, action)
             await move.wait()
         return move.result()
 
@@ -201,7 +195,7 @@ class SessionTable:
         Raises:
             SessionNotFoundError: No such session.
         """
-        return self._find(id).view(clock.now())
+        return self._find(id).view(self.now())
 
     def turn(self, id: str) -> int | None:
         """Return a session's turn, or None where there is no such session."""
@@ -210,7 +204,7 @@ class SessionTable:
 
     def views(self) -> list[SessionView]:
         """Look at all sessions, oldest first."""
-        now = clock.now()
+        now = self.now()
         return [session.view(now) for session in self._sessions.values()]
 
     @contextmanager
@@ -227,6 +221,7 @@ class SessionTable:
             self._kept = [kept for kept in self._kept if kept is not ids]
 
     async def __aenter__(self) -> Self:
+        self.now = clock.reader()
         self._filled = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._sweep)
@@ -266,11 +261,6 @@ class SessionTable:
         except KeyError:
             raise SessionNotFoundError(f"no session {id}: it was never made, was deleted or has expired") from None
 
-    def _used(self, id: str) -> Session:
-        session = self._find(id)
-        session.used_at = clock.now()
-        return session
-
     async def _hold(self, session: Session) -> None:
         """Own the session's lease from reset to the end."""
         failure: EnvkitError = session.why_interrupted
@@ -285,7 +275,7 @@ class SessionTable:
                         # One a turn of the loop: a thousand levels that are drawn at once must not silence the server.
                         async with self._computing:
                             session.start = await episode.reset()
-                    session.used_at = clock.now()
+                    session.used_at = self.now()
                     if isinstance(episode, LastingEpisode) and episode.turn:
                         session.turn, session.is_recalled = episode.turn, True
                     session.happens(SessionEvent.OPENED)
@@ -353,10 +343,23 @@ class SessionTable:
             session.error = failure
             session.happens(SessionEvent.FAILED)
 
+    def _compute(self, session: Session, computing: ComputingEpisode, turn: int, action: str) -> Played:
+        """Let a world that only computes play a step."""
+        move = session.begin(turn, action)
+        answer: Step | EnvkitError
+        began = clock.stopwatch()
+        try:
+            answer = computing.step_now(action)
+        except Exception as error:
+            answer = _attributed(error, session.task)
+        self.tally.step(clock.stopwatch() - began)
+        session.settle(move, answer)
+        return move.result()
+
     async def _play(self, session: Session, move: Move) -> None:
         """Let the world play `move`; whatever happens, the move is settled afterwards."""
         assert session.episode is not None
-        began = clock.now()
+        began = self.now()
         answer: Step | EnvkitError = SessionBrokenError(f"session {session.id}: cancelled in turn {move.turn}")
         try:
             with anyio.CancelScope() as session.stepping:
@@ -366,7 +369,7 @@ class SessionTable:
         except Exception as error:
             answer = _attributed(error, session.task)
         finally:
-            session.used_at = clock.now()
+            session.used_at = self.now()
             self.tally.step(session.used_at - began)
             session.settle(move, answer)
 
@@ -377,7 +380,7 @@ class SessionTable:
                 self._filled = anyio.Event()
                 await self._filled.wait()
             await anyio.sleep(interval_s)
-            now = clock.now()
+            now = self.now()
             alive = {id for id, session in self._sessions.items() if not session.is_over}
             for ids in self._kept:
                 ids &= alive

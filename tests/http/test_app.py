@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 
+import anyio
 import httpx
 import pytest
 
@@ -351,3 +352,25 @@ def test_a_reply_is_not_held_back_by_the_kernel() -> None:
         assert min(seconds) < 0.03  # Nagle's algorithm and a delayed acknowledgement take 40 ms each time
 
     over_http(main)
+
+
+async def _exchange(address: str, request: bytes) -> bytes:
+    """Send a request, and return what comes first of the answer."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        await stream.send(request)
+        with anyio.fail_after(20):
+            return await stream.receive()
+
+
+def test_an_answer_comes_in_one_piece_and_one_without_a_body_comes_too() -> None:
+    async def main() -> None:
+        async with slots(1) as host, serving(host) as address:
+            whole = await _exchange(address, b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+            head, _, body = whole.partition(b"\r\n\r\n")
+            assert (head[:15], json.loads(body)["status"]) == (b"HTTP/1.1 200 OK", "alive")
+            bare = await _exchange(address, b"HEAD /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert bare.startswith(b"HTTP/1.1 405 ")
+            assert bare.endswith(b"\r\n\r\n")
+
+    clock.run(main)

@@ -97,6 +97,16 @@ def test_frames_of_one_list_are_answered_together_whatever_became_of_each() -> N
     play(main)
 
 
+def test_a_step_of_a_session_with_an_impossible_name_is_told_that_there_is_none() -> None:
+    async def main(socket: ClientConnection) -> None:
+        wrong = frame(1, "step", session_id="no such: name", turn=0, action="x")
+        alone = await ask(socket, wrong)
+        among_others = await ask(socket, [wrong, frame(2, "health")])
+        assert [one["error"]["type"] for one in (*alone, among_others[0])] == ["session_not_found"] * 2
+
+    play(main)
+
+
 def test_a_quick_answer_overtakes_a_slow_one() -> None:
     async def main(socket: ClientConnection) -> None:
         await ask(socket, frame(1, "create", session_id="slow", env_id="Sleeper-v0", seed=0))
