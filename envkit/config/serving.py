@@ -148,8 +148,8 @@ class LimitsSection(Section):
     sandboxes_per_tenant: Count | None = None
     """Sandboxes that one tenant may have at once; none leaves that to tenant_share alone."""
     tenant_share: Annotated[float, Field(gt=0, le=1), Exponent] = 0.5
-    """Share that one tenant may have of each thing that is counted of the nodes, all nodes together. A first sandbox it
-    may have in any case. Without tokens there are no tenants, and this bounds nobody."""
+    """Share that one tenant may have of each thing that is counted of the nodes, all nodes together, and of the
+    episodes at once. A first one it may have in any case. Without tokens there are no tenants: this bounds nobody."""
     snapshots_per_tenant: Count = 100
     """Snapshots that one tenant may have; a further one is refused until one is removed."""
     snapshots_mib_per_tenant: Mib = 4096

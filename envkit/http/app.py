@@ -51,6 +51,7 @@ def create_app(
     envs: Callable[[], Iterable[EnvSpec]] = tuple,
     ttl_s: float = TTL_S,
     step_timeout_s: float = STEP_TIMEOUT_S,
+    tenant_share: float = 1.0,
     slow_reset_s: float = SLOW_RESET_S,
     max_request_bytes: int = wire.MAX_REQUEST_BYTES,
     lazy: bool = False,
@@ -69,6 +70,7 @@ def create_app(
         envs: Gives what ``GET /v1/envs`` lists; asked anew each time.
         ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Seconds after which a step is cancelled and its session is broken.
+        tenant_share: Share of the places for episodes that one tenant may have.
         slow_reset_s: Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202 over
             HTTP.
         max_request_bytes: Size above which a body, or one frame of a socket, is refused; what goes into a sandbox has
@@ -83,7 +85,7 @@ def create_app(
         permits: What callers may have their sandboxes be.
         snapshots: How many snapshots of them there may be.
     """
-    sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s)
+    sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s, tenant_share=tenant_share)
     calls = Calls(sessions, envs, metrics=metrics)
     if pool is not None:
         calls.sandboxes = SandboxCalls(

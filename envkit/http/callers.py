@@ -96,6 +96,11 @@ class Caller:
         return key.removeprefix(self.key(""))
 
 
+def tenant_of(key: str) -> str:
+    """Return whose session or sandbox has this key; "" for nobody's, and for the server's own."""
+    return key.partition(":")[0] if ":" in key else ""
+
+
 EVERYBODY = Caller()
 """Who asks where there are no tokens: one tenant, who may do everything."""
 

@@ -16,6 +16,7 @@ One sweeper looks at all sessions at intervals, instead of a timer for each step
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
@@ -35,6 +36,7 @@ from envkit.errors import (
     SessionNotFoundError,
     StepOrderError,
 )
+from envkit.http.callers import tenant_of
 from envkit.http.session import (
     ComputingEpisode,
     Move,
@@ -72,6 +74,7 @@ class SessionTable:
         host: Where episodes are played.
         ttl_s: Seconds without a call after which a session expires; also the most that a reset may take.
         step_timeout_s: Seconds after which a step is cancelled with a `DeadlineError`, which breaks its session.
+        tenant_share: Share of the places that one tenant may have; a first one it may have in any case.
 
     Attributes:
         tally: What was counted so far.
@@ -81,7 +84,14 @@ class SessionTable:
 
     now: Callable[[], float]
 
-    def __init__(self, host: EnvHost, *, ttl_s: float = TTL_S, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        host: EnvHost,
+        *,
+        ttl_s: float = TTL_S,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        tenant_share: float = 1.0,
+    ) -> None:
         if ttl_s <= 0 or step_timeout_s <= 0:
             raise ValueError(f"ttl_s and step_timeout_s must be above 0, got {ttl_s} and {step_timeout_s}")
         self.tally = Tally()
@@ -91,7 +101,9 @@ class SessionTable:
         self._ttl_s = ttl_s
         self._step_timeout_s = step_timeout_s
         self._sessions: dict[str, Session] = {}
-        self._leased = 0
+        self._leased: Counter[str] = Counter()
+        """Places that are taken, by tenant."""
+        self._tenant_share = tenant_share
         self._recalled: dict[str, Task] = {}
         """What plays in sessions of an earlier server that we are just having again."""
         self._kept: list[set[str]] = []
@@ -106,7 +118,7 @@ class SessionTable:
     @property
     def leased(self) -> int:
         """Number of places that are taken; sessions whose episode has ended take none."""
-        return self._leased
+        return self._leased.total()
 
     def can_recall(self, id: str) -> bool:
         """Say whether a session goes on in the host, since an earlier server, and we do not have it yet."""
@@ -245,9 +257,12 @@ class SessionTable:
         await self._tasks.__aexit__(None, None, None)
 
     def _open(self, id: str, task: Task) -> Session:
-        if self._leased >= self._host.capacity > 0:  # of one without any place the lease says why
-            raise CapacityError(f"all {self._host.capacity} places are taken")
-        self._leased += 1
+        tenant, capacity = tenant_of(id), self._host.capacity
+        if self._leased.total() >= capacity > 0:  # of one without any place the lease says why
+            raise CapacityError(f"all {capacity} places are taken")
+        if tenant and self._leased[tenant] >= max(int(capacity * self._tenant_share), 1):
+            raise CapacityError(f"{self._leased[tenant]} of {capacity} places are this tenant's, who may have no more")
+        self._leased[tenant] += 1
         self.tally.sessions += 1
         session = self._sessions[id] = Session(id, task)
         if not self._filled.is_set():
@@ -290,7 +305,7 @@ class SessionTable:
             if session.is_over and not isinstance(error, _VoidError):
                 _log.warning("session %s: its place was given back with an error: %s", session.id, failure)
         finally:
-            self._leased -= 1
+            self._leased[tenant_of(session.id)] -= 1
             self._lost(session, failure)
             session.opened.set()
             session.closed.set()
@@ -329,9 +344,11 @@ class SessionTable:
         """Give the answer to the last step before the session was recalled."""
         if session.state is not SessionState.READY or not isinstance(session.episode, LastingEpisode):
             raise StepOrderError(f"session {session.id}: expected turn {session.turn}")
-        move = Move(session.turn - 1, action)
+        turn = session.turn
+        move = Move(turn - 1, action)
         move.settle(await session.episode.again(action))
-        session.move = move
+        if session.turn == turn and session.move is None:  # no other step was begun meanwhile
+            session.move = move
         return move.result()
 
     def _lost(self, session: Session, failure: EnvkitError) -> None:

@@ -104,6 +104,7 @@ async def serve_fleet(
                 envs=envs.registered,
                 ttl_s=limits.session_ttl_s,
                 step_timeout_s=limits.step_timeout_s,
+                tenant_share=limits.tenant_share,
                 max_request_bytes=limits.request_bytes,
                 pool=fleet.pool,
                 trees=trees,

@@ -234,3 +234,19 @@ def test_a_full_host_says_so_at_once_and_has_room_again_after_a_delete() -> None
         await table.create("b", COUNT)
 
     on_table(main, capacity=1)
+
+
+def test_a_tenant_has_its_share_of_the_places_and_a_first_one_in_any_case() -> None:
+    async def main() -> None:
+        async with SessionTable(Lender(slots(4)), tenant_share=0.5) as table:
+            for id in ("acme:a", "acme:b", "umbrella:a", "a"):
+                await table.create(id, COUNT)
+            await table.delete("a")
+            with pytest.raises(CapacityError, match="2 of 4 places are this tenant's, who may have no more"):
+                await table.create("acme:c", COUNT)
+            await table.delete("acme:a")
+            await table.create("acme:c", COUNT)
+        async with SessionTable(Lender(slots(1)), tenant_share=0.1) as table:
+            await table.create("acme:a", COUNT)
+
+    clock.run(main, virtual=True)
