@@ -32,6 +32,7 @@ class SocketStream:
         self._is_reading = True
         self._is_at_end = False
         self._is_closed = False
+        self._why = "the stream is closed"
         self._loop.add_reader(connected, self._on_readable)
 
     async def send(self, data: bytes) -> None:
@@ -94,7 +95,7 @@ class SocketStream:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise ConnectionError("the stream is closed")
+            raise ConnectionError(self._why)
 
     def _write(self, data: bytes | bytearray) -> int:
         try:
@@ -129,7 +130,8 @@ class SocketStream:
             return
         try:
             del self._output[: self._write(self._output)]
-        except OSError:
+        except OSError as error:
+            self._why = str(error)
             self.close()
             return
         if len(self._output) <= _FULL_BYTES // 2:
