@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _PEERS = Path(__file__).parents[1] / ".venv" / "peers" / "bin" / "python"
 
@@ -36,6 +37,9 @@ def peers_python() -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     if unknown := _required() - set(_PROBES):
         raise pytest.UsageError(f"ENVKIT_REQUIRE: {', '.join(unknown)}: there are {', '.join(_PROBES)}")
+    # How long an example takes says more about the machine's other users than about the code.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in whatever a shell starts with '&'; the programs that tests interrupt would be deaf to it too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
