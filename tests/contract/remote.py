@@ -18,12 +18,12 @@ from tests.http.worlds import serving, slots
 
 
 class RemoteBox:
-    """A remote sandbox that goes by the name that its backend gave it, as errors do."""
+    """A remote sandbox with the places that a box has; it goes by the name that it was asked for by, as errors do."""
 
-    def __init__(self, sandbox: RemoteSandbox, box_id: str) -> None:
+    def __init__(self, sandbox: RemoteSandbox) -> None:
         self.work = WORK
         self.grader_home = sandbox.grader_home
-        self.id = box_id
+        self.id = sandbox.id
         self.exec = sandbox.exec
         self.shell = sandbox.shell
         self.read = sandbox.read
@@ -76,4 +76,4 @@ class RemoteBackend:
     async def _create(self, spec: SandboxSpec, snapshot: str | None) -> RemoteBox:
         self._started += 1
         view = await self._client.create(f"box-{self._started}", spec, snapshot=snapshot)
-        return RemoteBox(self._client.get(view.id), view.box_id)
+        return RemoteBox(self._client.get(view.id))
