@@ -266,7 +266,9 @@ async def steps(findings: Findings, rounds: int, round_s: float) -> None:
         boxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
         client = await stack.enter_async_context(EnvClient(here.url))
         by_client: dict[str, tuple[Server, Begin, int]] = {
-            "envkit": (here, partial(ClientPlayer.begin, client), SESSIONS)
+            "envkit": (here, partial(ClientPlayer.begin, client), SESSIONS),
+            # For whoever has the actions of all at once; no client of OpenEnv's can send them so.
+            "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
         }
         sokoban: dict[str, tuple[Server, Begin, int]] = {
             "envkit": (here, SocketPlayer.begin, SESSIONS),
