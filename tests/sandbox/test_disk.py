@@ -86,7 +86,7 @@ def test_programs_that_are_deleted_and_still_run_count() -> None:
         async with DockerBackend() as backend:
             box = await started(backend, disk_mib=60)
             grow = "dd if=/dev/zero bs=1M count=25"
-            lines = [f"cp /bin/sleep /{name}; {grow} >> /{name}; /{name} 20 & rm /{name}" for name in "abc"]
+            lines = [f"cp /bin/sleep /{name}; {grow} >> /{name}; /{name} 20 & sleep 0.3; rm /{name}" for name in "abc"]
             cause = await lost(box, *lines, "wait")
             assert 60 < taken_mib(cause) < 130
 
