@@ -74,7 +74,8 @@ class Http(Connection):
         Raises:
             FailedCallError: It was answered with an error.
         """
-        head = f"{verb} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"{verb} {target} HTTP/1.1\r\n{fields}"
         answer = await self._ask(b"%b\r\n\r\n%b" % (head.encode(), body))
         head, _, content = answer.partition(b"\r\n\r\n")
         if head[9:10] != b"2":
