@@ -22,11 +22,12 @@ from tests.e2e.fleet import NOTHING, Gateway, run, serving
 from tests.sandbox.containers import docker
 
 PIDFILE = os.environ.get("ENVKIT_DOCKERD_PIDFILE")
+"""Of a daemon that may be restarted, and whatever else it runs with it, such as /var/run/docker.pid."""
 
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server"),
-    pytest.mark.skipif(PIDFILE is None, reason="the daemon is not ours to restart; docker/with-daemon's would be"),
+    pytest.mark.skipif(PIDFILE is None, reason="ENVKIT_DOCKERD_PIDFILE names no daemon to restart"),
 ]
 
 WORKERS = 4
