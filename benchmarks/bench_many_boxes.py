@@ -1,8 +1,8 @@
 """Very many boxes at once in one pool: what each takes of memory, how it answers among all the others, how all end.
 
 Boxes without a command, with an agent in each that answers; ``--docker 0`` or ``--local 0`` leaves one kind out. No
-further box is started where the machine has less than 4 GiB of memory left. Ends with status 1 when any was lost, or
-anything is left afterwards.
+further box is started where the machine has less than 4 GiB of memory left. Ends with status 1 also when anything is
+left afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import anyio
 from processes import available_mib, family, pss_mib
-from waiting import Findings
+from waiting import Claim, Findings
 
 from envkit import clock
 from envkit.protocols import Sandbox
@@ -28,6 +28,15 @@ from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxSpec
+
+CLAIMS = (
+    Claim("lease among docker boxes", "envkit", at_most=1000),
+    Claim("true among docker boxes", "envkit", at_most=4),
+    Claim("step of a shell among docker boxes", "envkit", at_most=2),
+    Claim("lease among local boxes", "envkit", at_most=100),
+    Claim("true among local boxes", "envkit", at_most=4),
+    Claim("step of a shell among local boxes", "envkit", at_most=2),
+)
 
 _LEAST_MIB = 4096
 _STARTING = 16
@@ -157,6 +166,7 @@ def main() -> None:
     print(f"Load average after: {os.getloadavg()[0]:.1f}")
     if not all(are_clean):
         sys.exit("some were lost, or something is left")
+    findings.check([claim for claim in CLAIMS if vars(told)[claim.what.split()[-2]]])
 
 
 if __name__ == "__main__":
