@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.contract.boxes import Kind, groups_of, run, sleepers, traces, until
 from tests.contract.test_sandbox_owner import left_by
@@ -48,18 +49,17 @@ def test_nothing_of_fifty_ways_to_leave_something_is_left_of_a_stopped_box(kind:
 def test_nor_after_its_owner_was_killed_and_another_has_come(kind: Kind, marker: str) -> None:
     arguments = [sys.executable, "-c", OWNER, kind.name, marker]
 
-    async def main() -> None:
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as owner:
-            assert owner.stdout is not None
-            assert owner.stdout.readline() == "ready\n"
-            found = sleepers(marker)
-            assert len(found) >= 20
-            groups = {group for pid in found for group in groups_of(pid)}
-            owner.kill()
-            owner.wait()
+    async def clear_away(owner: int, groups: set[Path]) -> None:
         async with kind.backend():
             await until(lambda: not sleepers(marker))
-            assert left_by(owner.pid) == []
+            assert left_by(owner) == []
             assert [group for group in groups if group.exists()] == []
 
-    run(main)
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        found = sleepers(marker)
+        assert len(found) >= 20
+        groups = {group for pid in found for group in groups_of(pid)}
+        owner.kill()
+    run(lambda: clear_away(owner.pid, groups))
