@@ -17,12 +17,12 @@ from envkit.errors import EnvkitError, SandboxLostError
 from envkit.http.client import EnvClient
 from envkit.http.sandbox_client import SandboxClient
 from envkit.types import Task
-from tests.contract.boxes import arguments, until
+from tests.contract.boxes import arguments, parent, processes, until
 from tests.e2e.fleet import NOTHING, Gateway, run, serving
 from tests.sandbox.containers import docker
 
 PIDFILE = os.environ.get("ENVKIT_DOCKERD_PIDFILE")
-"""Of a daemon that may be restarted, and whatever else it runs with it, such as /var/run/docker.pid."""
+"""Of a daemon that may be restarted, and whatever else it runs with it; ``docker/with-daemon`` names its own."""
 
 pytestmark = [
     pytest.mark.docker,
@@ -36,19 +36,37 @@ EPISODES_AFTER = 40
 RESTART_S = 60
 
 
-async def restart(number: signal.Signals) -> None:
-    """End the daemon, and start it again with the same words."""
+async def restart(number: signal.Signals, log: Path) -> None:
+    """End the daemon, and start it again with the same words, in a session of its own."""
     assert PIDFILE is not None
-    pidfile = anyio.Path(PIDFILE)
-    pid = int(await pidfile.read_text())
+    pid = int(await anyio.Path(PIDFILE).read_text())
     command = [os.fsdecode(word) for word in arguments(pid)[:-1]]
+    ends = [(Path(PIDFILE), os.pidfd_open(pid)), *_its_containerd(pid)]
     os.kill(pid, number)
-    await until(lambda: not arguments(pid), RESTART_S)
-    await pidfile.unlink(missing_ok=True)
-    await anyio.run_process(["sh", "-c", '"$@" >/dev/null 2>&1 &', "sh", *command])
-    with anyio.fail_after(RESTART_S):
-        while (await anyio.run_process(["docker", "version"], check=False)).returncode:  # noqa: ASYNC110
+    for pidfile, process in ends:
+        with anyio.fail_after(RESTART_S):
+            await anyio.wait_readable(process)
+        os.close(process)
+        # A daemon takes a dead containerd for one that runs until somebody has waited for it, and would start none.
+        pidfile.unlink(missing_ok=True)
+    script = 'log=$1; shift; setsid "$@" >"$log" 2>&1 & echo $!'
+    started = await anyio.run_process(["sh", "-c", script, "sh", str(log), *command])
+    with anyio.move_on_after(RESTART_S):
+        while arguments(int(started.stdout)):
+            if (await anyio.run_process(["docker", "version"], check=False)).returncode == 0:
+                return
             await anyio.sleep(0.1)
+    pytest.fail(f"no daemon answers: {(await anyio.Path(log).read_text())[-2000:]}")
+
+
+def _its_containerd(pid: int) -> Iterator[tuple[Path, int]]:
+    """The containerd that a daemon has started, if it has: its pid file, and it."""
+    for child in processes():
+        with suppress(OSError):
+            words = [os.fsdecode(word) for word in arguments(child)]
+            if parent(child) == pid and "--config" in words:
+                config = Path(words[words.index("--config") + 1])
+                yield config.with_name("containerd.pid"), os.pidfd_open(child)
 
 
 async def work(client: SandboxClient, id: str, worked: Counter[str], causes: dict[str, str]) -> None:
@@ -98,7 +116,7 @@ def test_a_server_under_load_outlives_a_restart_of_its_docker_daemon(number: sig
             for _ in range(PLAYERS):
                 tasks.start_soon(play, host, seeds, ends, enough)
             await until(lambda: len(worked) == WORKERS and ends["finished"] > PLAYERS, 30)
-            await restart(number)
+            await restart(number, tmp_path / "dockerd.log")
             await until(lambda: len(causes) == WORKERS, 10)
             for id in ids:
                 assert await gateway.becomes(id, "lost") == causes[id] != ""
