@@ -191,8 +191,7 @@ def _deleted_bytes(written: Written) -> int:
         devices = {place.stat().st_dev for place in (first / "root", *written.places)}
     except OSError:  # it has ended
         return 0
-    for entry in Path("/proc").glob("[0-9]*/task/[0-9]*"):
-        task = Path("/proc", entry.name)  # may have files of its own, and may have outlived its process's first
+    for task in tasks():  # each may have files of its own, and may have outlived its process's first
         with suppress(OSError):
             for file in _held(task) if (task / "ns/mnt").readlink() == own else ():
                 with suppress(OSError):
@@ -202,6 +201,17 @@ def _deleted_bytes(written: Written) -> int:
         if clock.stopwatch() - began_s > _COUNT_S:
             raise TimeoutError
     return sum(found.values())
+
+
+def tasks() -> Iterator[Path]:
+    """The tasks of this machine; what ends meanwhile is left out."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            try:
+                found = [Path("/proc", task.name) for task in (process / "task").iterdir()]
+            except OSError:
+                continue
+            yield from found
 
 
 def _held(task: Path) -> Iterator[Path]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from pathlib import Path
 
 import anyio
 import pytest
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError
 from envkit.sandbox.box import Box
+from envkit.sandbox.disk import tasks
 from envkit.sandbox.docker import DockerBackend
 from envkit.types import SandboxSpec
 from tests.sandbox.containers import containers_of, docker, image, run
@@ -79,6 +82,16 @@ def test_files_that_are_deleted_and_still_open_count() -> None:
             assert 60 < taken_mib(cause) < 130
 
     run(main)
+
+
+def test_a_process_of_the_machine_may_end_while_they_are_looked_for() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        found = tasks()
+        assert next(found) == Path("/proc/1")
+        process.kill()
+        process.wait()
+        assert Path("/proc", str(os.getpid())) in (others := list(found))
+        assert Path("/proc", str(process.pid)) not in others
 
 
 def test_programs_that_are_deleted_and_still_run_count() -> None:

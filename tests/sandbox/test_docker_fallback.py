@@ -20,6 +20,7 @@ from envkit.errors import (
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.fallback import FallbackBox
 from envkit.types import SandboxSpec
+from tests.contract.boxes import until
 from tests.sandbox.containers import containers_of, docker, image, run
 
 pytestmark = pytest.mark.docker
@@ -93,7 +94,7 @@ def test_what_a_command_leaves_running_ends_with_it(
             leave = f"(setsid sleep {marker} &) ; trap '' TERM; sleep {marker} &"
             result = await box.exec(["sh", "-c", leave], timeout_s=20)
             assert (result.exit_code, result.timed_out) == (0, False)
-            assert sleepers() == 0
+            await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
 
     run(main)
 
@@ -108,7 +109,7 @@ def test_a_command_out_of_time_ends_with_all_that_it_started(
             script = f"echo part; (setsid sleep {marker} &); trap '' TERM; {deed.format(marker)}"
             result = await box.exec(["sh", "-c", script], timeout_s=1)
             assert (result.exit_code, result.timed_out, result.stdout) == (None, True, "part\n")
-            assert sleepers() == 0
+            await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
             assert (await box.exec(["echo", "alive"], timeout_s=20)).stdout == "alive\n"
 
     run(main)
@@ -120,7 +121,7 @@ def test_a_cancelled_command_ends(without_python: str, marker: str, sleepers: Ca
             box = await started(backend, without_python)
             with anyio.move_on_after(0.5):
                 await box.exec(["sleep", marker], timeout_s=60)
-            assert sleepers() == 0
+            await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
 
     run(main)
 
