@@ -33,6 +33,8 @@ _KILLED = 128 + signal.SIGKILL
 _LATE_EVENT_S = 0.5
 """How long the daemon may take to say that memory ran out in what was killed for it."""
 _LINES_SHOWN = 8
+_ORPHAN = re.compile("^create ([0-9a-f]{64}): database not open$")
+"""What a daemon that is ending says of a volume that it has made, but whose labels it has not written down."""
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -55,6 +57,7 @@ class Daemon:
         self._api = api
         self._quick = quick
         self._address = address
+        self._orphans = set[str]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
         self._questions = anyio.CapacityLimiter(_CALLS_AT_ONCE)  # a question does not wait for starts and builds
         self.info = info
@@ -84,7 +87,11 @@ class Daemon:
             with during:  # in the thread, which goes on when its caller is cancelled
                 return self._api.create_container_from_config(options)
 
-        return str((await self._call(create))["Id"])
+        try:
+            return str((await self._call(create))["Id"])
+        except DaemonError as error:
+            self._orphans.update(_ORPHAN.findall(str(error)))
+            raise
 
     async def start(self, container: str) -> None:
         await self._call(self._api.start, container)
@@ -129,6 +136,12 @@ class Daemon:
         """Return every volume with a label."""
         found = await self._call(self._api.volumes, filters={"label": label})
         return found["Volumes"] or ()
+
+    async def remove_orphans(self) -> None:
+        """Remove the volumes that a daemon made while it was ending, and forgot whose they are."""
+        while self._orphans:
+            await self.remove_volume(name := next(iter(self._orphans)))
+            self._orphans.remove(name)
 
     async def remove_volume(self, name: str) -> None:
         """Remove a volume; one that is gone, or that a container has, is left."""

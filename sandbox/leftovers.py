@@ -123,6 +123,7 @@ async def clear(daemon: Daemon, run: str) -> None:
     for found in await daemon.volumes(f"{RUN_LABEL}={run}"):
         if _note(found["Labels"]) not in staying:
             await daemon.remove_volume(found["Name"])
+    await daemon.remove_orphans()
     for found in await daemon.images(f"{RUN_LABEL}={run}"):
         await daemon.remove_image(found["Id"])
 

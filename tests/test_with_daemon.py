@@ -78,7 +78,8 @@ def under(folder: Path, *command: str, before: str = "") -> Run:
     done = subprocess.run(words, input=b"typed\n", stdout=subprocess.PIPE, timeout=60, check=True)
     starts = (folder / "starts").read_text().count("started")
     assert {path.name for path in folder.iterdir()} == {*PROGRAMS, "starts"}
-    return Run(*json.loads(done.stdout), starts)
+    code, said, left = json.loads(done.stdout)
+    return Run(code, said, left, starts)
 
 
 def test_a_command_has_a_daemon_that_it_may_restart_and_its_exit_code_is_kept(tmp_path: Path) -> None:
