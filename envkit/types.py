@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 Info: TypeAlias = dict[str, JSON]
 Options: TypeAlias = Mapping[str, JSON]
@@ -47,8 +49,7 @@ class Task:
         return json.dumps([self.env_id, self.seed, dict(self.options)], sort_keys=True, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(msgspec.Struct, frozen=True):  # made for every step, in an eighth of a dataclass's time
     """What the player sees.
 
     Attributes:
