@@ -146,10 +146,12 @@ class LimitsSection(Section):
     sandbox_ttl_s: Seconds = 3600.0
     """Seconds after which a sandbox ends that nobody uses, unless its user asked for less."""
     sandboxes_per_tenant: Count | None = None
-    """Sandboxes that one tenant may have at once; none leaves that to tenant_share alone."""
+    """Sandboxes that one tenant may have at once, and without tokens all callers together; none leaves that to
+    tenant_share alone."""
     tenant_share: Annotated[float, Field(gt=0, le=1), Exponent] = 0.5
     """Share that one tenant may have of each thing that is counted of the nodes, all nodes together, and of the
-    episodes at once. A first one it may have in any case. Without tokens there are no tenants: this bounds nobody."""
+    episodes at once. A first one it may have in any case. Without tokens there is one tenant, and this does not bound
+    it."""
     snapshots_per_tenant: Count = 100
     """Snapshots that one tenant may have; a further one is refused until one is removed."""
     snapshots_mib_per_tenant: Mib = 4096
