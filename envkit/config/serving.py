@@ -168,6 +168,10 @@ class LimitsSection(Section):
     images: list[str] = Field(default_factory=list)
     """Images of such a sandbox beside the default one, such as swe/*. To bubblewrap an image is a folder here, and all
     that is in it can be read."""
+    bodies_mib: Mib | None = None
+    """MiB of the bodies of requests that the server holds at once, such as files and inputs of programs; one tenant may
+    have tenant_share of it. None takes a sixteenth of the memory that there is, 64 at least. Bodies of up to 64 KiB are
+    not counted, nor are folders, which wait on the disk."""
     calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
     """Calls a second of one tenant, each step of a batch counted; none does not bound them."""
 
