@@ -116,7 +116,8 @@ class SilenceSection(Section):
     suspect_s: Seconds = 1.5
     """Seconds of silence after which it is suspected."""
     lost_s: Seconds = 4.0
-    """Seconds of silence after which it is lost. A box whose worlds compute for longer is not silent."""
+    """Seconds of silence after which it is lost. A box whose worlds compute for longer is not silent, unless they hold
+    the interpreter's lock."""
 
     @model_validator(mode="after")
     def _ordered(self) -> SilenceSection:
