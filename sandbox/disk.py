@@ -175,11 +175,14 @@ class _Use:
 
     async def _added_up(self, written: Written) -> int:
         """Return what they take."""
-        if self.unseen is None:
+        unseen = self.unseen
+        if unseen is None:
             return await self._named(written)
-        return await counted_once(
-            partial(self._named, written), partial(clock.to_thread, self.unseen, written), self.bound
-        )
+
+        async def deleted() -> Deleted:
+            return await clock.to_thread(unseen, written)
+
+        return await counted_once(partial(self._named, written), deleted, self.bound)
 
     async def _named(self, written: Written) -> int:
         """Return what those with a name take; what vanishes meanwhile is left out."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from errno import EADDRINUSE
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import uvicorn
@@ -160,11 +160,8 @@ class _Server(uvicorn.Server):
 
     def _opened(self) -> Connection:
         """Return what uvicorn itself makes for a new connection."""
-        state = self.lifespan.state
-        made: Connection = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
-            config=self.config, server_state=self.server_state, app_state=state
-        )
-        return made
+        make = cast("Callable[..., Connection]", self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
