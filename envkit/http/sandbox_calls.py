@@ -35,7 +35,7 @@ from envkit.http.sandbox_starts import Order, Starts
 from envkit.http.snapshots import SnapshotBounds, Snapshots
 from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import JSON, FileUser, SandboxView
+from envkit.types import JSON, FileUser, SandboxView, why_no_network
 
 MAX_TIMEOUT_S = 3600.0
 """The longest that a command may ask for, unless the caller of `SandboxCalls` says otherwise."""
@@ -170,6 +170,8 @@ class SandboxCalls:
                 f"what a sandbox is to be may have {_MAX_SPEC_BYTES} bytes; write files into it instead"
             )
         spec = body.spec()
+        if (why := why_no_network(spec.network)) is not None:
+            raise OptionError("network", why)
         self._permits.require(spec, caller)
         with self.naming(body.sandbox_id, caller):
             await self._starts.run(Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot))

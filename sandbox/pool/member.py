@@ -36,6 +36,7 @@ class Member:
         snapshot: What its node calls the files that it begins with; None for those of its spec.
         is_lent: Whether somebody holds it, as opposed to a spare.
         is_named: Whether it can be asked for by `id`, and stays after the call that asked for it.
+        payer: The tenant as whose it counts; None for whoever has the pool.
         sandbox: What was started; None until then.
         phases: Its history.
         failure: What is raised to who waited for it; None unless it did not become ready.
@@ -63,6 +64,7 @@ class Member:
         self.snapshot: str | None = None
         self.is_lent = False
         self.is_named = False
+        self.payer: str | None = None
         self.sandbox: Sandbox | None = None
         self.phases: tuple[Phase, ...] = ()
         self.failure: SandboxError | None = None

@@ -54,8 +54,10 @@ class Pool:
     Args:
         nodes: Where sandboxes are at first; their backends are open for as long as the pool is.
         stocks: What is kept ready.
-        most: Sandboxes that one tenant may have at once; None for any number. Those of tenant ``""`` are not counted.
-        share: Share of what all nodes hold together that one tenant may have beyond its first sandbox, likewise.
+        most: Sandboxes that one tenant may have at once; None for any number. Of tenant ``""``, those are not counted
+            that have no name or one with a colon before it: whoever has the pool takes them for itself.
+        share: Share of what all nodes hold together that one tenant may have beyond its first sandbox. It does not
+            bound tenant ``""``.
         watch: When one that is silent counts as what.
         restarts: How often the spares of one stock may be replaced because they did not start or died; None for 20
             times in 10 minutes.

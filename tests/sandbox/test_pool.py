@@ -402,6 +402,23 @@ def test_a_tenant_has_no_more_than_it_may_and_holds_nobody_else_up() -> None:
     run(main)
 
 
+def test_those_without_a_tenant_are_one_together_but_for_what_is_the_pools_own() -> None:
+    async def main() -> None:
+        async with opened(most=1, share=0.1, boxes=4) as (pool, _):
+            await pool.create(":envs-a", SPEC)
+            await pool.create("a", SPEC)
+            with pytest.raises(CapacityError, match="who has no token, which is one tenant, has the 1 sandboxes"):
+                await pool.create("b", SPEC)
+            assert pool.wanted() < 0
+            async with pool.lease(SPEC):
+                await pool.create(":envs-b", SPEC)
+            await pool.stop(":envs-a")
+            await pool.stop("a")
+            await pool.create("b", SPEC)
+
+    run(main)
+
+
 def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_sandbox() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
