@@ -180,13 +180,14 @@ class Calls:
         """
         answers: list[bytes] = []
         others: list[StepFrame] = []
-        key, now = self._caller.key, self.sessions.now()
+        now = self.sessions.now()
         for frame in frames:
             body = frame.params
             id = body.session_id
-            used.add(key(id))
+            key = self._caller.key(id)
+            used.add(key)
             try:
-                reply = self._step_now(key(id), body, now)
+                reply = self._step_now(key, body, now)
                 if reply is None:
                     others.append(frame)
                 else:
