@@ -356,7 +356,7 @@ class SandboxPool(Protocol):
         `Sandbox.snapshot` of one of this pool has returned, it begins with those files.
 
         Raises:
-            SandboxConflictError: The name belongs to a sandbox with another spec.
+            SandboxConflictError: The name belongs to a sandbox with another spec, or that began with other files.
             ImpossibleSandboxError, CapacityError, SandboxStartError: As `lease`, without waiting for room.
         """
         ...

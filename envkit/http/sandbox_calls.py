@@ -28,6 +28,7 @@ from envkit.errors import (
     did_you_mean,
 )
 from envkit.http import sandbox_wire as wire
+from envkit.http.asgi import retry_after_s
 from envkit.http.callers import Caller, renamed
 from envkit.http.permits import Permits
 from envkit.http.repeats import Outcome, Repeats
@@ -327,7 +328,7 @@ class SandboxCalls:
     def failure(self, error: Exception) -> Outcome:
         """Return the outcome that tells of `error`."""
         problem = self._problem(error)
-        return Outcome(write(problem), problem.status, problem.retry)
+        return Outcome(write(problem), problem.status, retry_after_s(problem) if problem.retry else None)
 
     def find(self, id: str, caller: Caller) -> Sandbox:
         """Return a sandbox that is to be used. Raises as `SandboxPool.get`, and while the server shuts down."""
