@@ -172,8 +172,12 @@ class SandboxCalls:
             )
         spec = body.spec()
         self._permits.require(spec, caller)
+        order = Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot, body.wait_s)
         with self.naming(body.sandbox_id, caller):
-            await self._starts.run(Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot))
+            if body.wait_s:
+                await self._unless_closing(partial(self._starts.run, order))
+            else:
+                await self._starts.run(order)
         return self._seen(self._view(body.sandbox_id, caller), caller)
 
     async def view(self, body: wire.SandboxFrame, caller: Caller) -> wire.SandboxReply:
@@ -377,6 +381,24 @@ class SandboxCalls:
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
         await self.closing.wait()
         scope.cancel()
+
+    async def _unless_closing(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do `work`, which a shutdown of the server ends.
+
+        Raises:
+            UnreachableError: That came first.
+        """
+        failure: Exception | None = UnreachableError("the server is shutting down")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.cancel_when_closing, tasks.cancel_scope)
+            try:
+                await work()
+                failure = None
+            except Exception as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
     def _check_timeout(self, timeout_s: float) -> None:
         if timeout_s > self.max_timeout_s:

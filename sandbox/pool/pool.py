@@ -113,10 +113,7 @@ class Pool:
         snapshot: str | None = None,
         wait_s: float | None = None,
     ) -> SandboxView:
-        """Lend a sandbox under a name; see `envkit.protocols.SandboxPool.create`.
-
-        Who gives a `wait_s` waits so long for room, in turn with all others; with None, only for what is being made.
-        """
+        """Lend a sandbox under a name; see `envkit.protocols.SandboxPool.create`."""
         if not id or _OWN_NAME.fullmatch(id):
             raise SandboxConflictError(f"{id!r} is not a name that can be given")
         while (coming := self._coming(id)) is not None:
