@@ -39,7 +39,15 @@ _PONG_S = 120.0
 """A client that trains in the loop's own thread is deaf for a while."""
 _LEAVE_S = 3
 _UVICORN = logging.getLogger("uvicorn.error")
-_EXPECTED = frozenset(f"ASGI callable returned without completing {what}." for what in ("handshake", "response"))
+_EXPECTED = frozenset(
+    {
+        "ASGI callable returned without completing handshake.",
+        "ASGI callable returned without completing response.",
+        "Invalid HTTP request received.",
+        "Invalid UTF-8 sequence received from client.",
+        "Unsupported upgrade request.",
+    }
+)
 
 
 async def serve(
@@ -170,7 +178,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Have uvicorn say nothing of answers that we break off, or that we give instead of opening a socket."""
+    """Have uvicorn say nothing of answers that we break off or give instead of a socket, and of callers' mistakes."""
 
     def is_news(record: logging.LogRecord) -> bool:
         return record.msg not in _EXPECTED

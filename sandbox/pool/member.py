@@ -87,6 +87,11 @@ class Member:
         return self.phases[-1].state
 
     @property
+    def files(self) -> tuple[str, str] | None:
+        """The snapshot that it begins with: the node that has it, and what it is called there."""
+        return None if self.snapshot is None else (self.node.name, self.snapshot)
+
+    @property
     def is_over(self) -> bool:
         return self.gone.is_set()
 
@@ -105,7 +110,9 @@ class Member:
 
     def record(self) -> SandboxView:
         """Return how it is, to be written down: its lease ends a time to live after its last phase began."""
-        return self._view(None if self.ttl_s is None else self.phases[-1].at_s + self.ttl_s)
+        if self.ttl_s is None or self.is_over:
+            return self._view(None)
+        return self._view(self.phases[-1].at_s + self.ttl_s)
 
     def enter(self, state: SandboxState, reason: str) -> None:
         """Be in `state` from now on."""

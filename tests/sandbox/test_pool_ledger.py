@@ -210,6 +210,21 @@ def test_leaving_the_pool_stops_all_and_writes_that_down() -> None:
     run(main)
 
 
+def test_a_sandbox_that_may_reach_hosts_ends_with_the_server_whose_proxy_it_uses() -> None:
+    async def main() -> None:
+        backend, book = lasting(), Book()
+        async with opened(backend, book, is_killed=True) as pool:
+            await pool.create("a", SandboxSpec(network=("example.org",)))
+            await pool.create("b", SandboxSpec(network="open"))
+            assert [(box.spec.stay, box.spec.ledger) for box in backend.boxes] == [(False, ""), (True, "book")]
+        backend.boxes[0].die("its server is gone")
+        async with opened(backend, book) as pool:
+            assert pool.view("a").phases[-1].reason == "gone while the server was down"
+            assert states(pool.view("b")) == [STARTING, LEASED, LEASED]
+
+    run(main)
+
+
 def test_a_pool_that_is_cancelled_writes_the_end_down_too() -> None:
     async def main() -> None:
         backend, book = lasting(), Book(save_s=0.5)
