@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -74,6 +74,8 @@ class GymEpisode:
         self._env = env
         self._task = task
         self._running = False
+        self._said: Sequence[object] = ()
+        """What `info` said last about the legal moves."""
         self._moves: tuple[str, ...] = ()
 
     async def reset(self) -> Reset:
@@ -104,7 +106,8 @@ class GymEpisode:
         moves = info.get("legal_moves")
         if not isinstance(moves, (list, tuple)):
             return Observation(text)
-        if tuple(moves) != self._moves:  # most worlds have the same ones all the time
+        if moves != self._said:  # most worlds have the same ones all the time
+            self._said = moves[:]
             self._moves = tuple(map(str, moves))
         return Observation(text, self._moves)
 

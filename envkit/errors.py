@@ -100,7 +100,7 @@ class UnknownEnvError(EnvkitError):
 
 
 class OptionError(EnvkitError, ValueError):
-    """An environment refuses an option.
+    """An environment or a sandbox refuses an option.
 
     Attributes:
         option: Name of the option.

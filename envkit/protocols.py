@@ -348,16 +348,18 @@ class SandboxPool(Protocol):
         tenant: str = "",
         ttl_s: float | None = None,
         snapshot: str | None = None,
+        wait_s: float | None = None,
     ) -> SandboxView:
         """Lend a sandbox under a name until it is stopped or `ttl_s` seconds pass in which nobody uses it.
 
         The same call again returns the sandbox as it is now, also when it is over, so that nobody takes another one for
         it; but one that was stopped by `stop`, or never came up, is made anew. With `snapshot`, what
-        `Sandbox.snapshot` of one of this pool has returned, it begins with those files.
+        `Sandbox.snapshot` of one of this pool has returned, it begins with those files. Who gives a `wait_s` waits so
+        many seconds for room, in turn with all others; with None, only for what is being made.
 
         Raises:
-            SandboxConflictError: The name belongs to a sandbox with another spec.
-            ImpossibleSandboxError, CapacityError, SandboxStartError: As `lease`, without waiting for room.
+            SandboxConflictError: The name belongs to a sandbox with another spec, or that began with other files.
+            ImpossibleSandboxError, CapacityError, SandboxStartError: As `lease`.
         """
         ...
 

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 import anyio
 
-from envkit.types import SandboxSpec
+from envkit.types import SandboxSpec, is_host, why_no_network
 
 Address: TypeAlias = tuple[str, int]
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[Address]]]
 
 _PORTS = (80, 443)
 _CONNECT_S = 10.0
-_HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _STAND_FOR_IPV4 = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
 
@@ -41,13 +39,10 @@ class RefusedError(Exception):
 
 def why_refused(spec: SandboxSpec) -> str | None:
     """Return why a box cannot have the network that `spec` asks for, in one line; None when it can."""
-    if isinstance(spec.network, str):
-        known = spec.network in ("none", "open")
-        return None if known else f"network={spec.network!r} is refused: it is 'none', 'open' or a tuple of hosts"
-    for host in spec.network:
-        if not _HOST.fullmatch(host.lower().removeprefix("*.")):
-            return f"{host!r} is no name of a host, such as example.org, nor of all below one, such as *.example.org"
-    return "a box that stays has no proxy to reach hosts by: that is in this process" if spec.stay else None
+    if (why := why_no_network(spec.network)) is not None:
+        return why
+    is_alone = spec.stay and not isinstance(spec.network, str)
+    return "a box that stays has no proxy to reach hosts by: that is in this process" if is_alone else None
 
 
 def is_public(text: str) -> bool:
@@ -96,7 +91,7 @@ class Allowlist:
         host = host.lower().removesuffix(".")
         # A name with a NUL in it would pass here by its end, and be looked up by its beginning.
         is_named = any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in self._hosts)
-        if not is_named or not _HOST.fullmatch(host):
+        if not is_named or not is_host(host):
             raise RefusedError(403, f"{host} is not among the hosts that this sandbox may reach")
         if port not in _PORTS:
             raise RefusedError(403, f"port {port} is refused: only 80 and 443 are reached")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
+from typing import TypeAlias
 
 import anyio
 
@@ -36,8 +38,12 @@ _STALE_S = 5.0
 _REST = 20
 """How many times as long as adding up took there is none without need."""
 _COUNT_S = 30.0
+_COUNTS = 4
 _FILES_PER_MIB = 256
 """So many as a MiB has blocks."""
+
+Deleted: TypeAlias = Mapping[tuple[int, int], int]
+"""Files without a name that programs still hold, by device and inode, with the bytes that each takes."""
 
 
 class DaemonDisk:
@@ -88,7 +94,7 @@ class DaemonDisk:
             use: How much they may take, which is told how much they do.
         """
         disk_mib = use.disk_mib
-        content = _Use("--block-size=1", disk_mib << 20, _deleted_bytes)
+        content = _Use("--block-size=1", disk_mib << 20, _deleted)
         files = _Use("--inodes", disk_mib * _FILES_PER_MIB)
         while (found := self._look()) is not None and not channel.is_ended:
             free_mib = found.f_bavail * found.f_frsize >> 20
@@ -132,14 +138,14 @@ class _Use:
     Attributes:
         option: What `du` is to add up.
         bound: How much they may take.
-        unseen: Returns what `du` does not see.
+        unseen: Returns the files that `du` does not see.
         taken: How much they took when that was added up.
         left: How much they have left, if all that has gone since is theirs.
     """
 
     option: str
     bound: int
-    unseen: Callable[[Written], int] | None = None
+    unseen: Callable[[Written], Deleted] | None = None
     taken: int = 0
     left: int = 0
     _free: int = -1
@@ -168,39 +174,76 @@ class _Use:
         return self.taken > self.bound
 
     async def _added_up(self, written: Written) -> int:
-        """Return what they take; what vanishes meanwhile is left out."""
+        """Return what they take."""
+        unseen = self.unseen
+        if unseen is None:
+            return await self._named(written)
+
+        async def deleted() -> Deleted:
+            return await clock.to_thread(unseen, written)
+
+        return await counted_once(partial(self._named, written), deleted, self.bound)
+
+    async def _named(self, written: Written) -> int:
+        """Return what those with a name take; what vanishes meanwhile is left out."""
         command = ["du", "--summarize", "--total", "--one-file-system", self.option, "--", *map(str, written.places)]
         with anyio.fail_after(_COUNT_S):
             done = await anyio.run_process(command, stderr=DEVNULL, check=False, env={"LC_ALL": "C"})
         total = done.stdout.splitlines()[-1:]
-        seen = int(total[0].split(b"\t")[0]) if total else 0
-        return seen if self.unseen is None else seen + await clock.to_thread(self.unseen, written)
+        return int(total[0].split(b"\t")[0]) if total else 0
 
 
-def _deleted_bytes(written: Written) -> int:
-    """Return what files of a container take that are deleted, and that its processes still have open or in memory.
+async def counted_once(
+    named: Callable[[], Awaitable[int]], deleted: Callable[[], Awaitable[Deleted]], bound: int
+) -> int:
+    """Return the bytes that files take, with a name or deleted; whether that is more than `bound` counts each once.
+
+    A file that is deleted between the two looks may have been seen by both. Where that decides, both are repeated: what
+    was deleted before them, only one of them has seen. Whoever deletes files during all of them is not believed.
+
+    Args:
+        named: Returns the bytes of the files with a name, which it walks to.
+        deleted: Returns those without.
+        bound: How many bytes they may take.
+    """
+    most = 0
+    gone: Deleted = {}
+    for _ in range(_COUNTS):
+        seen = await named()
+        before, gone = gone, await deleted()
+        most = seen + sum(gone.values())
+        least = seen + sum(bytes_ for file, bytes_ in gone.items() if file in before)
+        if most <= bound:
+            return most
+        if least > bound:
+            return least
+    return most
+
+
+def _deleted(written: Written) -> Deleted:
+    """Return the files of a container that are deleted, and that its processes still have open or in memory.
 
     Raises:
         TimeoutError: It takes longer than half a minute.
     """
-    found: dict[int, int] = {}
+    found: dict[tuple[int, int], int] = {}
     began_s = clock.stopwatch()
     first = Path("/proc", str(written.first_pid))
     try:
         own = (first / "ns/mnt").readlink()
         devices = {place.stat().st_dev for place in (first / "root", *written.places)}
     except OSError:  # it has ended
-        return 0
+        return {}
     for task in tasks():  # each may have files of its own, and may have outlived its process's first
         with suppress(OSError):
             for file in _held(task) if (task / "ns/mnt").readlink() == own else ():
                 with suppress(OSError):
                     about = file.stat()
                     if stat.S_ISREG(about.st_mode) and about.st_nlink == 0 and about.st_dev in devices:
-                        found[about.st_ino] = about.st_blocks * 512
+                        found[about.st_dev, about.st_ino] = about.st_blocks * 512
         if clock.stopwatch() - began_s > _COUNT_S:
             raise TimeoutError
-    return sum(found.values())
+    return found
 
 
 def tasks() -> Iterator[Path]:

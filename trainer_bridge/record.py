@@ -28,6 +28,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
+import msgspec
 import orjson
 import yaml
 
@@ -295,6 +296,8 @@ def _plain(value: Any) -> object:
     """Return what JSON can say of `value`; worlds may put anything into their infos."""
     if isinstance(value, Step):
         return value._asdict()
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
     return dict(value) if isinstance(value, Mapping) else repr(value)
 
 

@@ -106,7 +106,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._is_text = action == "text"
         self._running = False
         self._first, self._episode = -1, -1
-        self._board = ""
+        self._cells: list[str] = []
         self._options = self._usual
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
@@ -124,7 +124,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
             self._ticks = 0
         self._terms = self.game.terms(chosen)
         self._shown = None if chosen.symbols is None else _translation(chosen)
-        self._board = level.board
+        self._cells = list(level.board)
         self._here = self.game.physics.find_player(level.board)
         self._left = level.board.count(self.game.physics.wanted)
         self._goals = self._left + level.board.count(self.game.physics.done)
@@ -149,13 +149,13 @@ class BoardEnv(gymnasium.Env[Any, Any]):
             if move is not None:
                 if terms.slip:
                     move = slipped(move, terms.slip, chance(self._first, self._ticks))
-                moved = physics.move(self._board, self._here, self._steps[move])
+                moved = physics.move(self._cells, self._here, self._steps[move])
                 if moved is not None:
-                    effective = True
-                    self._board, self._here, gain = moved
+                    effective, gain = True, moved
+                    self._here += self._steps[move]
                     self._left -= gain
                     won = self._left == 0
-                    lost = self._board[self._here] in physics.fatal
+                    lost = self._cells[self._here] in physics.fatal
             self._moves += 1
             self._ticks += 1
             total += terms.move + terms.progress * gain + (terms.won if won else 0.0)
@@ -179,16 +179,16 @@ class BoardEnv(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         """Return the board as it is now; None before the first reset, or without a render mode."""
-        if not self._board or self.render_mode is None:
+        if not self._cells or self.render_mode is None:
             return None
-        return show(self._board, self.game, self._options, self.render_mode)
+        return show("".join(self._cells), self.game, self._options, self.render_mode)
 
     def _observe(self, above: str) -> Any:
+        board = "".join(self._cells)
         if self._is_grid:
             side = self._options.side
-            return encode(self._board, self.game).reshape(side, side).copy()
-        board = self._board if self._shown is None else self._board.translate(self._shown)
-        return above + board
+            return encode(board, self.game).reshape(side, side).copy()
+        return above + (board if self._shown is None else board.translate(self._shown))
 
 
 def unreadable(turn: int) -> str:

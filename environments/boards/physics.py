@@ -30,20 +30,6 @@ class _Outcome(NamedTuple):
     gain: int
 
 
-class Moved(NamedTuple):
-    """A board after a move that changed it.
-
-    Attributes:
-        board: The board.
-        here: Cell of the player.
-        gain: How many fewer wanted cells there are.
-    """
-
-    board: str
-    here: int
-    gain: int
-
-
 class Tables(NamedTuple):
     """The physics for arrays. Codes are places in `Physics.symbols`; K is ``ahead * 8 + beyond``, S a code.
 
@@ -108,27 +94,32 @@ class Physics:
         """Return the player's cell; -1 when there is none."""
         return max(board.find(player) for player in self.players)
 
-    def move(self, board: str, here: int, step: int) -> Moved | None:
-        """Move the player from `here` by `step` cells; None when something stands in the way."""
+    def move(self, cells: list[str], here: int, step: int) -> int | None:
+        """Move the player in `cells` from `here` by `step` cells.
+
+        Returns:
+            How many fewer wanted cells there are; None when something stands in the way, and nothing was changed.
+        """
         at = here + step
         past = at + step
-        size = len(board)
+        size = len(cells)
         if not 0 <= at < size:
             return None
-        outcome = self._outcomes.get(board[at] + (board[past] if 0 <= past < size else EDGE))
+        outcome = self._outcomes.get(cells[at] + (cells[past] if 0 <= past < size else EDGE))
         if outcome is None:
             return None
-        cells = list(board)
+        ahead, beyond, gain = outcome
         cells[here] = self._left[cells[here]]
-        cells[at] = outcome.ahead
-        if outcome.beyond is not None:
-            cells[past] = outcome.beyond
-        return Moved("".join(cells), at, outcome.gain)
+        cells[at] = ahead
+        if beyond is not None:
+            cells[past] = beyond
+        return gain
 
     def play(self, board: str, move: str) -> str:
         """Return the board after `move`; the very same text when something stands in the way."""
-        moved = self.move(board, self.find_player(board), steps_of(board.find("\n") + 1)[move])
-        return board if moved is None else moved.board
+        cells = list(board)
+        gain = self.move(cells, self.find_player(board), steps_of(board.find("\n") + 1)[move])
+        return board if gain is None else "".join(cells)
 
     def tables(self) -> Tables:
         """Return the same rules for arrays."""

@@ -72,6 +72,7 @@ def serve(
         )
         return
     from envkit.config import serving
+    from envkit.http.standard_error import StandardErrorLog
     from envkit.wiring.gateway import serve_fleet
 
     options: dict[str, Any] = {
@@ -84,7 +85,8 @@ def serve(
         "state": None if state is None else str(state),
     }
     wanted = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
-    clock.run(partial(serve_fleet, wanted, announce=_announce, on_ready=_ready), fast=True)
+    with StandardErrorLog():
+        clock.run(partial(serve_fleet, wanted, announce=_announce, on_ready=_ready), fast=True)
     for number in (signal.SIGTERM, signal.SIGINT):  # all is over but our own exit, whose code is to be the true one
         signal.signal(number, signal.SIG_IGN)
 

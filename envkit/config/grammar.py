@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from envkit.errors import ConfigError, did_you_mean
 from envkit.types import JSON
@@ -33,11 +33,26 @@ Rate = Annotated[float, Field(gt=0), Exponent]
 
 
 class Section(BaseModel):
-    """A part of the file."""
+    """A part of the file. One that may be left out may also be empty, as in YAML a key is with nothing below it."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_ones(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        fields = {name: field for name, field in cls.model_fields.items() if not field.is_required()}
+        empty = {name for name in fields if content.get(name, "") is None and _holds_sections(fields[name].annotation)}
+        return {name: value for name, value in content.items() if name not in empty}
+
+
+def _holds_sections(annotation: Any) -> bool:
+    """Say whether what a key holds is a section, or a list of them."""
+    inner = get_args(annotation) or (annotation,)
+    return all(isinstance(one, type) and issubclass(one, Section) for one in inner)
 
 
 Root = TypeVar("Root", bound=Section)
@@ -130,7 +145,9 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     place = content
     for parent in parents:
-        inner = place.setdefault(parent, {})
+        if place.get(parent) is None:
+            place[parent] = {}
+        inner = place[parent]
         if not isinstance(inner, dict):
             raise ConfigError([f"{key}: {parent} is a value and has no keys"])
         place = inner

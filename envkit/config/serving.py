@@ -116,7 +116,8 @@ class SilenceSection(Section):
     suspect_s: Seconds = 1.5
     """Seconds of silence after which it is suspected."""
     lost_s: Seconds = 4.0
-    """Seconds of silence after which it is lost. A box whose worlds compute for longer is not silent."""
+    """Seconds of silence after which it is lost. A box whose worlds compute for longer is not silent, unless they hold
+    the interpreter's lock."""
 
     @model_validator(mode="after")
     def _ordered(self) -> SilenceSection:
@@ -146,10 +147,12 @@ class LimitsSection(Section):
     sandbox_ttl_s: Seconds = 3600.0
     """Seconds after which a sandbox ends that nobody uses, unless its user asked for less."""
     sandboxes_per_tenant: Count | None = None
-    """Sandboxes that one tenant may have at once; none leaves that to tenant_share alone."""
+    """Sandboxes that one tenant may have at once, and without tokens all callers together; none leaves that to
+    tenant_share alone."""
     tenant_share: Annotated[float, Field(gt=0, le=1), Exponent] = 0.5
     """Share that one tenant may have of each thing that is counted of the nodes, all nodes together, and of the
-    episodes at once. A first one it may have in any case. Without tokens there are no tenants: this bounds nobody."""
+    episodes at once. A first one it may have in any case. Without tokens there is one tenant, and this does not bound
+    it."""
     snapshots_per_tenant: Count = 100
     """Snapshots that one tenant may have; a further one is refused until one is removed."""
     snapshots_mib_per_tenant: Mib = 4096
@@ -166,6 +169,10 @@ class LimitsSection(Section):
     images: list[str] = Field(default_factory=list)
     """Images of such a sandbox beside the default one, such as swe/*. To bubblewrap an image is a folder here, and all
     that is in it can be read."""
+    bodies_mib: Mib | None = None
+    """MiB of the bodies of requests that the server holds at once, such as files and inputs of programs; one tenant may
+    have tenant_share of it. None takes a sixteenth of the memory that there is, 64 at least. Bodies of up to 64 KiB are
+    not counted, nor are folders, which wait on the disk."""
     calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
     """Calls a second of one tenant, each step of a batch counted; none does not bound them."""
 

@@ -12,23 +12,19 @@ and what is more is dropped and counted.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import logging.handlers
-import os
-import struct
 import sys
-import termios
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from select import PIPE_BUF, select
 from threading import Thread  # noqa: TID251 (one that is stuck must not hold the loop at its end)
 from typing import Any, Self
 
 import msgspec
 
 from envkit import clock
+from envkit.http import standard_error
 
 MAX_LINE_BYTES = 300
 
@@ -38,10 +34,7 @@ DELAY_S = 0.1
 MAX_WAITING = 10_000
 """Lines that wait to be written."""
 
-_CLOSE_S = 2.0
-_FULL_S = 0.1
 _MOST_BYTES = MAX_LINE_BYTES - 2  # less than, and there is the end of the line
-_STANDARD_ERROR = 2
 _ITEMS = {"sessions": "session", "sandboxes": "sandbox"}
 _JSON = msgspec.json.Encoder()
 _log = logging.getLogger(__name__)
@@ -127,7 +120,7 @@ class AccessLog:
         self._flush()
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join(_CLOSE_S)
+            self._thread.join(standard_error.CLOSE_S)
             if self._thread.is_alive():  # it may hold the handler's lock
                 return
         with suppress(OSError):
@@ -174,30 +167,13 @@ class _File(logging.handlers.WatchedFileHandler):
 
 
 class _StandardError(logging.Handler):
-    """Standard error. In a pipe that nobody reads it leaves room for others, who would wait for ever to write there."""
+    """Standard error; see `envkit.http.standard_error.write`."""
 
     def createLock(self) -> None:  # noqa: N802
         self.lock = None  # one thread uses it, and whoever ends the process must not wait for that
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = f"{self.format(record)}\n".encode()
-        while text:
-            while not _has_room():
-                select([], [], [], _FULL_S)
-            end = text.rfind(b"\n", 0, PIPE_BUF) + 1  # so much is written at once or not at all
-            text = text[os.write(_STANDARD_ERROR, text[:end]) :]
-
-
-def _has_room() -> bool:
-    """Say whether `PIPE_BUF` bytes can be written, and of a pipe less than a half is taken."""
-    if not select([], [_STANDARD_ERROR], [], _FULL_S)[1]:
-        return False
-    try:
-        size = fcntl.fcntl(_STANDARD_ERROR, fcntl.F_GETPIPE_SZ)
-    except (OSError, AttributeError):  # it is none; or not on this system
-        return True
-    taken = struct.unpack("i", fcntl.ioctl(_STANDARD_ERROR, termios.FIONREAD, bytes(4)))[0]
-    return bool(taken + PIPE_BUF <= max(size // 2, PIPE_BUF))
+        standard_error.write(f"{self.format(record)}\n".encode())
 
 
 def _shortened(fields: dict[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from envkit.errors import RequestError, UnreachableError
+from envkit.errors import EnvkitError, UnreachableError
 from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
 from envkit.http.callers import caller_of
@@ -205,7 +205,7 @@ class App:
     async def _any(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(scope, receive, self._max_request_bytes)
-        except RequestError as error:
+        except EnvkitError as error:
             await respond_problem(send, self._calls.problem(error))
         else:
             await self._describe()(scope, replay(body, receive), send)

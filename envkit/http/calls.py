@@ -103,8 +103,7 @@ class Calls:
     async def step(self, id: str, body: StepBody) -> StepReply:
         """Play a step of the session that the caller names `id`."""
         self._refuse_when_closing()
-        played = await self.sessions.step(self._caller.key(id), body.turn, body.action)
-        return StepReply.of(played.turn, played.step)
+        return StepReply.of(body.turn + 1, await self.sessions.step(self._caller.key(id), body.turn, body.action))
 
     async def delete(self, body: SessionBody) -> DoneReply:
         await self.sessions.delete(self._caller.key(body.session_id))
@@ -173,16 +172,29 @@ class Calls:
                     tasks.start_soon(play, queue)
         return b"[%b]" % b",".join(outcomes)
 
-    def answer_now(self, frame: StepFrame, used: set[str], now: float) -> bytes | None:
-        """Answer a frame if that needs no waiting, else return None; its session is added to `used`. See `answer`."""
-        id = frame.params.session_id
-        key = self._caller.key(id)
-        used.add(key)
-        try:
-            reply = self._step_now(key, frame.params, now)
-            return None if reply is None else self.encode(StepAnswer(frame.id, reply), id)
-        except Exception as error:
-            return _addressed(frame.id, self.failure(error, id))
+    def answers_now(self, frames: Iterable[StepFrame], used: set[str]) -> tuple[list[bytes], list[StepFrame]]:
+        """Answer the frames that need no waiting; their sessions are added to `used`. See `answer`.
+
+        Returns:
+            The answers, and the other frames.
+        """
+        answers: list[bytes] = []
+        others: list[StepFrame] = []
+        now = self.sessions.now()
+        for frame in frames:
+            body = frame.params
+            id = body.session_id
+            key = self._caller.key(id)
+            used.add(key)
+            try:
+                reply = self._step_now(key, body, now)
+                if reply is None:
+                    others.append(frame)
+                else:
+                    answers.append(self.encode(StepAnswer(frame.id, reply), id))
+            except Exception as error:
+                answers.append(_addressed(frame.id, self.failure(error, id)))
+        return answers, others
 
     async def answer(self, frame: Frame | StepFrame, used: set[str]) -> bytes:
         """Answer a frame; an error is an answer too. The session that it makes, if it does, is added to `used`."""
@@ -216,8 +228,8 @@ class Calls:
         """Play a step if that needs no waiting, else return None and do nothing; `now` is the loop's clock."""
         if self.sessions.is_closing:
             self._refuse_when_closing()
-        played = self.sessions.step_now(key, body.turn, body.action, now)
-        return None if played is None else StepReply.of(played.turn, played.step)
+        step = self.sessions.step_now(key, body.turn, body.action, now)
+        return None if step is None else StepReply.of(body.turn + 1, step)
 
     async def _outcome(self, call: Awaitable[object], session_id: str | None = None) -> bytes:
         """Return what comes of a call, be it a result or an error."""

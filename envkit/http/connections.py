@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Collection
 from http import HTTPStatus
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import anyio
 import msgspec
@@ -47,7 +47,7 @@ _MAX_UNREAD_BYTES = 1 << 20
 """What a socket may be owed for its pings."""
 
 _MAX_FRAGMENTS = 10_000
-_STANDING = 1.1
+STANDING = 1.1
 """How many times the connections that are served are held, so that the others are told; those beyond are dropped."""
 
 
@@ -173,7 +173,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._once = _OneWrite(transport)
         super().connection_made(cast("asyncio.Transport", self._once))
-        if len(self.connections) > self._most * _STANDING:
+        if len(self.connections) > self._most * STANDING:
             transport.abort()
 
     def on_response_complete(self) -> None:
@@ -276,16 +276,31 @@ class SocketConnection(WebSocketsSansIOProtocol):
 Looked: TypeAlias = Connection | SocketConnection
 
 
-async def keep_looking(connections: Collection[Any], most: int) -> None:
+class Beginning(Protocol):
+    """Connections that are not there yet; `envkit.http.handshakes.Handshakes` are."""
+
+    def __len__(self) -> int: ...
+
+    def look(self, now: float, *, bound_s: float) -> None:
+        """Let go of those that began more than `bound_s` ago."""
+        ...
+
+
+async def keep_looking(connections: Collection[Any], most: int, beginning: Beginning | None = None) -> None:
     """Let go of clients that take too long, for ever.
 
     Args:
         connections: The connections of a server; each is a `Connection` or `SocketConnection`.
         most: How many of them are served at once.
+        beginning: Those that count as well; they have a deadline of their own, and a look's time when there are too
+            many.
     """
     while True:
         await anyio.sleep(LOOK_S)
-        is_full, now = len(connections) >= most, clock.now()
+        count = len(connections) + (0 if beginning is None else len(beginning))
+        is_full, now = count >= most, clock.now()
+        if is_full and beginning is not None:
+            beginning.look(now, bound_s=LOOK_S)
         for connection in list(connections):
             connection.look(now, is_full=is_full)
 

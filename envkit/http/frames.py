@@ -109,32 +109,31 @@ class Sockets:
         answer_sandbox: Callable[[Frame], None],
     ) -> int:
         """Begin what the frames of a message ask for; return how many there are."""
-        frames = self._read(calls, caller, data)
-        outbox.owed += len(frames)
-        now = self._calls.sessions.now()
-        for frame in frames:
-            if isinstance(frame, StepFrame):
-                if (answer := calls.answer_now(frame, used, now)) is not None:
-                    outbox.put(answer)
-                    continue
-            elif isinstance(frame, bytes):
-                outbox.put(frame)
-                continue
+        steps, others = self._read(calls, caller, data)
+        count = len(steps) + len(others)
+        outbox.owed += count
+        answers, waiting = calls.answers_now(steps, used)
+        for frame in others:
+            if isinstance(frame, bytes):
+                answers.append(frame)
             elif frame.method.startswith(PREFIX):
                 answer_sandbox(frame)
-                continue
-            self._tasks.start_soon(self._answer, calls, frame, outbox, used)
-        return len(frames)
+            else:
+                self._tasks.start_soon(self._answer, calls, frame, outbox, used)
+        for step in waiting:
+            self._tasks.start_soon(self._answer, calls, step, outbox, used)
+        outbox.put(answers)
+        return count
 
-    def _read(self, calls: Calls, caller: Caller, data: bytes) -> Sequence[StepFrame | Frame | bytes]:
-        """Return the frames of a message, and in place of each that is not taken the answer to it."""
+    def _read(self, calls: Calls, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
+        """Return the steps of a message, and the other frames: in place of each that is not taken the answer to it."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
             with suppress(RequestError):  # there are other calls among the steps, or mistakes
-                steps = read(data, _STEPS)
-                if not isinstance(steps, list):
-                    return [steps]
-                if len(steps) <= MAX_FRAMES:
-                    return steps
+                found = read(data, _STEPS)
+                if not isinstance(found, list):
+                    return [found], ()
+                if len(found) <= MAX_FRAMES:
+                    return found, ()
         frames: list[Frame | RequestError]
         try:
             frames = read_each(data, _FRAMES, _FRAME) if data.lstrip()[:1] == b"[" else [read(data, _FRAME)]
@@ -142,7 +141,15 @@ class Sockets:
             frames = [error]
         if len(frames) > MAX_FRAMES:
             frames = [RequestError(f"a message may have {MAX_FRAMES} frames, got {len(frames)}")]
-        return [self._taken(calls, caller, frame) for frame in frames]
+        steps: list[StepFrame] = []
+        others: list[Frame | bytes] = []
+        for frame in frames:
+            taken = self._taken(calls, caller, frame)
+            if isinstance(taken, StepFrame):
+                steps.append(taken)
+            else:
+                others.append(taken)
+        return steps, others
 
     def _taken(self, calls: Calls, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
         """Return a frame if it is taken, or else the answer to it; any token opens a socket."""
@@ -158,10 +165,10 @@ class Sockets:
             return calls.refusal(frame.id, error)
 
     async def _answer(self, calls: Calls, frame: Frame | StepFrame, outbox: _Outbox, used: set[str]) -> None:
-        outbox.put(await calls.answer(frame, used))
+        outbox.put([await calls.answer(frame, used)])
 
     async def _answer_sandbox(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
-        outbox.put(await calls.answer_sandbox(frame, used))
+        outbox.put([await calls.answer_sandbox(frame, used)])
 
 
 async def _keep(calls: SandboxCalls, used: set[str], caller: Caller) -> None:
@@ -218,13 +225,13 @@ class _Outbox:
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
 
-    def put(self, answer: bytes) -> None:
-        if self._is_over:  # nobody is there to take it
+    def put(self, answers: Sequence[bytes]) -> None:
+        if self._is_over or not answers:  # nobody is there to take them
             return
         if not self._answers:
             self._filled.set()
-        self._answers.append(answer)
-        self._unread_bytes += len(answer)
+        self._answers += answers
+        self._unread_bytes += sum(map(len, answers))
 
     async def wait_for_room(self, most: int = MAX_OWED) -> None:
         """Wait until at most `most` answers are owed, and no more bytes of them wait than may."""

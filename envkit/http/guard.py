@@ -15,7 +15,7 @@ import dataclasses
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count
@@ -29,6 +29,7 @@ from envkit.errors import EnvkitError, RateLimitError, UnauthorizedError, to_pro
 from envkit.http import wire
 from envkit.http.access_log import AccessLog
 from envkit.http.asgi import Header, Message, Receive, Scope, Send, respond_problem
+from envkit.http.bodies import UNCOUNTED_BYTES, Bodies, Body
 from envkit.http.callers import ADMIN, EVERYBODY, METRICS, NOBODY, PLAY, SANDBOX, Caller
 from envkit.http.origins import require_local
 from envkit.http.rates import Bucket, Rate
@@ -87,6 +88,7 @@ class Guard:
             beyond it is refused with 429; of a socket beyond it nothing is read for as long.
         max_sockets: Sockets that a tenant may have open.
         max_requests: Requests of a tenant that may be under way at once, where there are tokens.
+        bodies: How much of their bodies is held at once; None for any.
         log: Where each request is written down, if anywhere.
         errors: Where refusals are counted by code, beside what the application counts; see `App.errors`.
     """
@@ -99,6 +101,7 @@ class Guard:
         rate: Rate | None = None,
         max_sockets: int = MAX_SOCKETS,
         max_requests: int = MAX_REQUESTS,
+        bodies: Bodies | None = None,
         log: AccessLog | None = None,
         errors: Counter[str] | None = None,
     ) -> None:
@@ -108,6 +111,7 @@ class Guard:
         self._rate = rate
         self._max_sockets = max_sockets
         self._max_requests = max_requests
+        self.bodies = bodies or Bodies()
         self._log = log
         self._tenants: dict[str, _Tenant] = {}
         self._counted: dict[str, tuple[Caller, Caller]] = {}
@@ -143,6 +147,8 @@ class Guard:
                 exchange.status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR  # what the server then says
                 raise
         finally:
+            if exchange.body is not None:
+                exchange.body.free()
             if tenant is not None:
                 tenant.requests -= 1
             if self._log is not None:
@@ -292,6 +298,10 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self.status = self._bytes_in = self._bytes_out = 0
+        self._room = UNCOUNTED_BYTES
+        self.body: Body | None = None
+        """What is larger than that."""
+        self._headers: Sequence[Header] = scope["headers"]
         self._id = self.host = b""
         self.origin: bytes | None = None
         for name, value in scope["headers"]:
@@ -310,6 +320,10 @@ class _Exchange:
     async def receive(self) -> Message:
         message = await self._receive()
         self._bytes_in += len(message.get("body", b""))
+        if self._bytes_in > self._room:
+            if self.body is None:
+                self.body = self._guard.bodies.begin(self.caller, self.path, self._headers)
+            self._room = await self.body.reach(self._bytes_in)
         return message
 
     def send(self, message: Message) -> Awaitable[None]:

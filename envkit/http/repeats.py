@@ -34,12 +34,12 @@ class Outcome(NamedTuple):
     Attributes:
         body: The answer, or the problem, as JSON.
         status: As in HTTP; from 400 on `body` is a problem.
-        retry: Whether asking again may help, which is only so of a problem.
+        retry_after_s: Seconds after which asking again may help; None where it does not, and where there is no problem.
     """
 
     body: bytes
     status: int = 200
-    retry: bool = False
+    retry_after_s: int | None = None
 
     @property
     def framed(self) -> bytes:

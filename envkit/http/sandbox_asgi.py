@@ -14,7 +14,7 @@ import msgspec
 
 from envkit.errors import EnvkitError, RequestError, UnsupportedError
 from envkit.http import sandbox_wire as wire
-from envkit.http.asgi import JSON, PROBLEM, RETRY_AFTER_S, Receive, Scope, Send, read_body, respond
+from envkit.http.asgi import JSON, PROBLEM, Receive, Scope, Send, read_body, respond
 from envkit.http.callers import Caller, caller_of
 from envkit.http.folders import MAX_TREE_BYTES, Folders
 from envkit.http.repeats import Outcome
@@ -124,15 +124,18 @@ class SandboxPaths:
         seen = seen_by(caller)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch, receive, tasks.cancel_scope)
-            tasks.start_soon(self.calls.cancel_when_closing, tasks.cancel_scope)
-            tasks.start_soon(_beat, send)
-            async for event in self.calls.pool.events(after=after):
-                if seen in (None, event.tenant):
-                    await send({"type": "http.response.body", "body": _said(event, caller), "more_body": True})
-            tasks.cancel_scope.cancel()
-        await send({"type": "http.response.body", "body": b""})
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_watch, receive, tasks.cancel_scope)
+                tasks.start_soon(self.calls.cancel_when_closing, tasks.cancel_scope)
+                tasks.start_soon(_beat, send)
+                async for event in self.calls.pool.events(after=after):
+                    if seen in (None, event.tenant):
+                        await send({"type": "http.response.body", "body": _said(event, caller), "more_body": True})
+                tasks.cancel_scope.cancel()
+            await send({"type": "http.response.body", "body": b""})
+        except* OSError:  # the caller may listen no more: the stream has no end, so that the server breaks it off
+            pass
 
     async def unless_left(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
         """Do `work`, which raises nothing; None where the caller went away meanwhile, which ends it."""
@@ -192,7 +195,8 @@ class _UnlessLeft:
 
 async def respond_outcome(send: Send, outcome: Outcome) -> None:
     """Send an outcome as a whole response."""
-    headers = [(b"retry-after", str(RETRY_AFTER_S).encode())] if outcome.retry else []
+    after_s = outcome.retry_after_s
+    headers = [] if after_s is None else [(b"retry-after", b"%d" % after_s)]
     content_type = JSON if outcome.status < 400 else PROBLEM
     await respond(send, outcome.body, status=outcome.status, content_type=content_type, headers=headers)
 

@@ -28,6 +28,7 @@ from envkit.errors import (
     did_you_mean,
 )
 from envkit.http import sandbox_wire as wire
+from envkit.http.asgi import retry_after_s
 from envkit.http.callers import Caller, renamed
 from envkit.http.permits import Permits
 from envkit.http.repeats import Outcome, Repeats
@@ -35,7 +36,7 @@ from envkit.http.sandbox_starts import Order, Starts
 from envkit.http.snapshots import SnapshotBounds, Snapshots
 from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import JSON, FileUser, SandboxView
+from envkit.types import JSON, FileUser, SandboxView, why_no_network
 
 MAX_TIMEOUT_S = 3600.0
 """The longest that a command may ask for, unless the caller of `SandboxCalls` says otherwise."""
@@ -170,9 +171,15 @@ class SandboxCalls:
                 f"what a sandbox is to be may have {_MAX_SPEC_BYTES} bytes; write files into it instead"
             )
         spec = body.spec()
+        if (why := why_no_network(spec.network)) is not None:
+            raise OptionError("network", why)
         self._permits.require(spec, caller)
+        order = Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot, body.wait_s)
         with self.naming(body.sandbox_id, caller):
-            await self._starts.run(Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot))
+            if body.wait_s:
+                await self._unless_closing(partial(self._starts.run, order))
+            else:
+                await self._starts.run(order)
         return self._seen(self._view(body.sandbox_id, caller), caller)
 
     async def view(self, body: wire.SandboxFrame, caller: Caller) -> wire.SandboxReply:
@@ -327,7 +334,7 @@ class SandboxCalls:
     def failure(self, error: Exception) -> Outcome:
         """Return the outcome that tells of `error`."""
         problem = self._problem(error)
-        return Outcome(write(problem), problem.status, problem.retry)
+        return Outcome(write(problem), problem.status, retry_after_s(problem) if problem.retry else None)
 
     def find(self, id: str, caller: Caller) -> Sandbox:
         """Return a sandbox that is to be used. Raises as `SandboxPool.get`, and while the server shuts down."""
@@ -376,6 +383,24 @@ class SandboxCalls:
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
         await self.closing.wait()
         scope.cancel()
+
+    async def _unless_closing(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do `work`, which a shutdown of the server ends.
+
+        Raises:
+            UnreachableError: That came first.
+        """
+        failure: Exception | None = UnreachableError("the server is shutting down")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.cancel_when_closing, tasks.cancel_scope)
+            try:
+                await work()
+                failure = None
+            except Exception as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
     def _check_timeout(self, timeout_s: float) -> None:
         if timeout_s > self.max_timeout_s:

@@ -92,7 +92,13 @@ class SandboxClient:
         return await self.start(spec, snapshot=snapshot)
 
     async def create(
-        self, id: str, spec: SandboxSpec, *, ttl_s: float | None = wire.LEASE_S, snapshot: str | None = None
+        self,
+        id: str,
+        spec: SandboxSpec,
+        *,
+        ttl_s: float | None = wire.LEASE_S,
+        snapshot: str | None = None,
+        wait_s: float = 0.0,
     ) -> SandboxView:
         """Lend a sandbox under a name, see `envkit.protocols.SandboxPool.create`.
 
@@ -102,14 +108,20 @@ class SandboxClient:
             ttl_s: Seconds after which it is stopped if nobody uses it and no client that used it is connected; None for
                 never.
             snapshot: Name of the files that it begins with.
+            wait_s: Seconds to wait for room, in turn with all who do; at most 60.
         """
         if spec.stay:
             raise UsageError("a remote sandbox stays as long as its lease; leave stay out")
         values = {name: getattr(spec, name) for name in wire.SpecBody.__struct_fields__}
         body = wire.CreateFrame(
-            **{**values, "env": dict(spec.env)}, lease_s=ttl_s, snapshot=snapshot, sandbox_id=wire.read_sandbox_id(id)
+            **{**values, "env": dict(spec.env)},
+            lease_s=ttl_s,
+            snapshot=snapshot,
+            wait_s=wait_s,
+            sandbox_id=wire.read_sandbox_id(id),
         )
-        return (await self._line.call("create", body, wire.SandboxReply, spec.start_timeout_s + SLACK_S)).view()
+        within_s = wait_s + spec.start_timeout_s + SLACK_S
+        return (await self._line.call("create", body, wire.SandboxReply, within_s)).view()
 
     def get(self, id: str) -> RemoteSandbox:
         """Return the sandbox of this name; whether there is one is known when it is used."""
@@ -169,7 +181,8 @@ class SandboxClient:
         delay_s, most_s = _FULL_DELAYS_S
         while True:
             try:
-                await self.create(id, spec, ttl_s=_LEASE_S, snapshot=snapshot)
+                left_s = min(max(until - clock.now(), 0.0), wire.MAX_WAIT_S)
+                await self.create(id, spec, ttl_s=_LEASE_S, snapshot=snapshot, wait_s=left_s)
             except CapacityError:
                 if clock.now() + delay_s > until:
                     raise

@@ -275,7 +275,8 @@ def _json(body: bytes, *, is_starting: bool = False) -> Response:
 def _of(outcome: Outcome) -> Response:
     if outcome.status < 400:
         return _json(outcome.body)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if outcome.retry else None
+    after_s = outcome.retry_after_s
+    headers = None if after_s is None else {"Retry-After": str(after_s)}
     return Response(outcome.body, outcome.status, headers, "application/problem+json")
 
 

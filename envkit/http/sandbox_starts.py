@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,9 @@ from envkit.types import SandboxSpec
 
 _UNTOLD_S = 600.0
 
+MAX_WAITING = 256
+"""Starts of one tenant that are under way from which on a further one does not wait for room."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -25,6 +29,7 @@ class Order:
     tenant: str
     ttl_s: float | None
     snapshot: str | None
+    wait_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
@@ -52,6 +57,7 @@ class Starts:
         self._on_new = on_new
         self._ttl_s = ttl_s
         self._starts: dict[str, _Start] = {}
+        self._under_way: Counter[str] = Counter()
 
     def __contains__(self, id: str) -> bool:
         """Say whether a sandbox of this name is being started."""
@@ -98,14 +104,19 @@ class Starts:
 
     async def _run(self, start: _Start) -> None:
         order = start.order
+        wait_s = order.wait_s if order.wait_s and self._under_way[order.tenant] < MAX_WAITING else None
+        self._under_way[order.tenant] += 1
         start.error = SandboxNotFoundError(f"sandbox {order.id} was stopped while it was started")
         try:
             with start.scope:
                 ttl_s = min((one for one in (order.ttl_s, self._ttl_s) if one is not None), default=None)
-                await self._pool.create(order.id, order.spec, tenant=order.tenant, ttl_s=ttl_s, snapshot=order.snapshot)
+                await self._pool.create(
+                    order.id, order.spec, tenant=order.tenant, ttl_s=ttl_s, snapshot=order.snapshot, wait_s=wait_s
+                )
                 start.error = None
         except Exception as error:
             start.error = error
         finally:
+            self._under_way -= Counter({order.tenant: 1})
             start.ended_at = clock.now()
             start.done.set()

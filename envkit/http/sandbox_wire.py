@@ -34,6 +34,9 @@ MAX_FRAME_FILE_BYTES = 1 << 20
 
 MAX_START_S = 600.0
 
+MAX_WAIT_S = 60.0
+"""The longest that a call waits for room; who has more patience asks again."""
+
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 Cpus: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 53)]
@@ -103,10 +106,13 @@ _SPEC_FIELDS = SpecBody.__struct_fields__
 
 
 class CreateBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a sandbox is to be, for how long it stays unused (null: for ever), and whose files it begins with."""
+    """What a sandbox is to be, for how long it stays unused (null: for ever), whose files it begins with, and how long
+    to wait for room, in turn with all who do.
+    """
 
     lease_s: Positive | None = LEASE_S
     snapshot: str | None = None
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_S)] = 0.0
 
 
 class CreateFrame(CreateBody, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from errno import EADDRINUSE
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import uvicorn
@@ -20,6 +20,7 @@ import uvicorn
 from envkit.errors import UsageError
 from envkit.http.connections import Connection, SocketConnection, keep_looking
 from envkit.http.guard import Served
+from envkit.http.handshakes import Handshakes
 from envkit.http.wire import MAX_MESSAGE_BYTES
 
 DRAIN_S = 10.0
@@ -38,7 +39,15 @@ _PONG_S = 120.0
 """A client that trains in the loop's own thread is deaf for a while."""
 _LEAVE_S = 3
 _UVICORN = logging.getLogger("uvicorn.error")
-_EXPECTED = frozenset(f"ASGI callable returned without completing {what}." for what in ("handshake", "response"))
+_EXPECTED = frozenset(
+    {
+        "ASGI callable returned without completing handshake.",
+        "ASGI callable returned without completing response.",
+        "Invalid HTTP request received.",
+        "Invalid UTF-8 sequence received from client.",
+        "Unsupported upgrade request.",
+    }
+)
 
 
 async def serve(
@@ -73,19 +82,22 @@ async def serve(
     Raises:
         UsageError: The port, the path or the certificate cannot be used; the message says what to do.
     """
-    _check_certificate(certificate, key)
+    context = _context(certificate, key)
     max_connections = max_connections or min(MAX_CONNECTIONS, _max_files() // 2)
     with _quiet(), _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
         listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
-        address = _address(listener, is_tls=certificate is not None)
+        address = _address(listener, is_tls=context is not None)
         try:
-            config = _config(app, certificate, key, max_connections)
+            config = _config(app, max_connections)
             server = _Server(config, lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
+            connections = server.server_state.connections
+            if context is not None:
+                server.handshakes = Handshakes(context, connections, max_connections)
             async with anyio.create_task_group() as tasks:
                 if signals is not None:
                     tasks.start_soon(server.stop_on, signals)
                 tasks.start_soon(server.run_to_the_end, listener)
-                tasks.start_soon(keep_looking, server.server_state.connections, max_connections)
+                tasks.start_soon(keep_looking, connections, max_connections, server.handshakes)
                 try:
                     await server.stopping.wait()
                 finally:
@@ -104,7 +116,7 @@ def require_address(
     Raises:
         UsageError: It could not; the message says what to do.
     """
-    _check_certificate(certificate, key)
+    _context(certificate, key)
     listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
     _stop_listening(listener, uds)
 
@@ -118,6 +130,9 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.stopping = anyio.Event()
         self.ended = anyio.Event()
+        self.handshakes: Handshakes | None = None
+        """By which clients come in; None where they speak no TLS."""
+        self._listeners: list[socket.socket] = []
         self._on_ready = on_ready
         self._drain = drain
 
@@ -133,10 +148,28 @@ class _Server(uvicorn.Server):
         async for _ in signals:
             self.stopping.set()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listeners = sockets or []
+        await super().startup(sockets if self.handshakes is None else [])
+
     async def main_loop(self) -> None:
-        self._on_ready()
-        await self.stopping.wait()
-        await self._drain()
+        tasks = await anyio.create_task_group().__aenter__()
+        if self.handshakes is not None:
+            for listener in self._listeners:
+                tasks.start_soon(self.handshakes.accept, listener, self._opened)
+        try:
+            self._on_ready()
+            await self.stopping.wait()
+            await self._drain()
+        finally:
+            tasks.cancel_scope.cancel()
+            # Not told of the block's own error, which it would wrap in a group.
+            await tasks.__aexit__(None, None, None)
+
+    def _opened(self) -> Connection:
+        """Return what uvicorn itself makes for a new connection."""
+        make = cast("Callable[..., Connection]", self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -145,7 +178,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Have uvicorn say nothing of answers that we break off, or that we give instead of opening a socket."""
+    """Have uvicorn say nothing of answers that we break off or give instead of a socket, and of callers' mistakes."""
 
     def is_news(record: logging.LogRecord) -> bool:
         return record.msg not in _EXPECTED
@@ -161,7 +194,7 @@ def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
     return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
 
 
-def _config(app: Served, certificate: Path | None, key: Path | None, most: int) -> uvicorn.Config:
+def _config(app: Served, most: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=partial(Connection, most=most),  # type: ignore[arg-type]
@@ -181,8 +214,6 @@ def _config(app: Served, certificate: Path | None, key: Path | None, most: int) 
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LEAVE_S,
         backlog=_BACKLOG,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
     )
 
 
@@ -198,20 +229,27 @@ def _max_files() -> int:
     return soft
 
 
-def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return what is shown to clients; None for nothing.
+
+    Raises:
+        UsageError: The certificate cannot be used.
+    """
     if certificate is None:
         if key is not None:
             raise UsageError(f"the key {key} goes with a certificate; name that too")
-        return
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # An empty password, or OpenSSL would ask for one at the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:
         files = certificate if key is None else f"{certificate} with the key {key}"
         cause = (
             error.reason if isinstance(error, ssl.SSLError) else error.strerror if isinstance(error, OSError) else error
         )
         raise UsageError(f"no TLS with the certificate {files}: {cause or error}") from None
+    return context
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:

@@ -77,13 +77,6 @@ class Opened(NamedTuple):
     start: Reset
 
 
-class Played(msgspec.Struct, frozen=True):  # structs are made in a third of the time of other objects
-    """The answer to a step, and the session's turn after it."""
-
-    turn: int
-    step: Step
-
-
 @dataclass(frozen=True, slots=True)
 class SessionView:
     """A session from outside; `idle_s` are the seconds since anyone used it."""
@@ -102,7 +95,7 @@ class ComputingEpisode(Protocol):
     def step_now(self, action: str) -> Step: ...
 
 
-class Move(msgspec.Struct):
+class Move(msgspec.Struct):  # structs are made in a third of the time of other objects
     """A step that was begun; `answer` is None while the world plays it."""
 
     turn: int
@@ -121,11 +114,11 @@ class Move(msgspec.Struct):
         if self.settled is not None:
             self.settled.set()
 
-    def result(self) -> Played:
+    def result(self) -> Step:
         if isinstance(self.answer, EnvkitError):
             raise self.answer.with_traceback(None)
         assert self.answer is not None
-        return Played(self.turn + 1, self.answer)
+        return self.answer
 
 
 class Session:
@@ -196,6 +189,16 @@ class Session:
         self.began_at = self.used_at
         self.state = after(self.state, SessionEvent.STEP)
         return move
+
+    def play(self, turn: int, action: str, answer: Step | EnvkitError) -> Step:
+        """Begin and settle a step that nobody can have seen under way."""
+        if isinstance(answer, Step) and not (answer.terminated or answer.truncated):  # in short what follows comes to
+            self.move = Move(turn, action, answer)
+            self.turn = turn + 1
+            return answer
+        move = self.begin(turn, action)
+        self.settle(move, answer)
+        return move.result()
 
     def settle(self, move: Move, answer: Step | EnvkitError) -> None:
         if isinstance(answer, EnvkitError):

@@ -41,7 +41,6 @@ from envkit.http.session import (
     ComputingEpisode,
     Move,
     Opened,
-    Played,
     Session,
     SessionEvent,
     SessionState,
@@ -151,7 +150,7 @@ class SessionTable:
             raise session.error.with_traceback(None)
         return Opened(session.turn, session.start)
 
-    def step_now(self, id: str, turn: int, action: str, now: float) -> Played | None:
+    def step_now(self, id: str, turn: int, action: str, now: float) -> Step | None:
         """Play or repeat a step if that needs no waiting, else return None; see `step`. `now` is what `now()` said."""
         if self._lasting is not None and self.can_recall(id):
             return None
@@ -164,7 +163,7 @@ class SessionTable:
         move = session.repeated(turn, action)
         return None if move.answer is None else move.result()
 
-    async def step(self, id: str, turn: int, action: str) -> Played:
+    async def step(self, id: str, turn: int, action: str) -> Step:
         """Play step number `turn`, or give its answer again.
 
         Raises:
@@ -178,9 +177,9 @@ class SessionTable:
         """
         if self.can_recall(id):
             await self._recall(id, turn)
-        played = self.step_now(id, turn, action, self.now())
-        if played is not None:
-            return played
+        answer = self.step_now(id, turn, action, self.now())
+        if answer is not None:
+            return answer
         session = self._find(id)
         if session.is_next(turn):
             move = session.begin(turn, action)
@@ -340,7 +339,7 @@ class SessionTable:
         except EnvkitError as error:
             _log.warning("session %s of an earlier server is gone: %s", id, error)
 
-    async def _again(self, session: Session, action: str) -> Played:
+    async def _again(self, session: Session, action: str) -> Step:
         """Give the answer to the last step before the session was recalled."""
         if session.state is not SessionState.READY or not isinstance(session.episode, LastingEpisode):
             raise StepOrderError(f"session {session.id}: expected turn {session.turn}")
@@ -360,9 +359,8 @@ class SessionTable:
             session.error = failure
             session.happens(SessionEvent.FAILED)
 
-    def _compute(self, session: Session, computing: ComputingEpisode, turn: int, action: str) -> Played:
+    def _compute(self, session: Session, computing: ComputingEpisode, turn: int, action: str) -> Step:
         """Let a world that only computes play a step."""
-        move = session.begin(turn, action)
         answer: Step | EnvkitError
         began = clock.stopwatch()
         try:
@@ -370,8 +368,7 @@ class SessionTable:
         except Exception as error:
             answer = _attributed(error, session.task)
         self.tally.step(clock.stopwatch() - began)
-        session.settle(move, answer)
-        return move.result()
+        return session.play(turn, action, answer)
 
     async def _play(self, session: Session, move: Move) -> None:
         """Let the world play `move`; whatever happens, the move is settled afterwards."""

@@ -24,21 +24,18 @@ class Tally:
 
     Attributes:
         sessions: Sessions made.
-        steps: Steps played, whatever came of them.
-        step_seconds: Seconds that they took together.
+        step_seconds: Seconds that all steps took together, whatever came of them.
         buckets: Number of steps up to each of `BOUNDS_S`, and beyond the last.
         errors: Errors that were answered, by code.
     """
 
     def __init__(self) -> None:
         self.sessions = 0
-        self.steps = 0
         self.step_seconds = 0.0
         self.buckets = [0] * (len(BOUNDS_S) + 1)
         self.errors: Counter[str] = Counter()
 
     def step(self, seconds: float) -> None:
-        self.steps += 1
         self.step_seconds += seconds
         self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
 
@@ -68,7 +65,7 @@ class _Collector:
         yield GaugeMetricFamily("envkit_places", "Episodes that can be played at once.", table.capacity)
         yield GaugeMetricFamily("envkit_places_leased", "Places that are taken.", table.leased)
         yield CounterMetricFamily("envkit_sessions_created", "Sessions made.", tally.sessions)
-        yield CounterMetricFamily("envkit_steps", "Steps played.", tally.steps)
+        yield CounterMetricFamily("envkit_steps", "Steps played.", sum(tally.buckets))
         total = 0
         buckets = []
         for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], tally.buckets, strict=True):

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from envkit.config.serving import ServeConfig, StockSection
+from envkit.config.serving import LimitsSection, ServeConfig, StockSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, Homes
 from envkit.fleet.alerts import send_alerts, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.http.access_log import AccessLog
 from envkit.http.app import create_app
+from envkit.http.bodies import Bodies
 from envkit.http.guard import Guard
 from envkit.http.permits import Permits
 from envkit.http.rates import Rate
@@ -120,7 +121,7 @@ async def serve_fleet(
             )
             with end.by_signals():
                 await serve(
-                    Guard(app, tokens, rate=rate, log=log, errors=app.errors),
+                    Guard(app, tokens, rate=rate, bodies=_bodies(limits), log=log, errors=app.errors),
                     host=listen.host,
                     port=listen.port,
                     uds=listen.socket,
@@ -245,6 +246,11 @@ def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
         yield from fleet_metrics.collect(fleet.pool, fleet.hosts)
     if log is not None:
         yield from fleet_metrics.of_log(log.dropped)
+
+
+def _bodies(limits: LimitsSection) -> Bodies:
+    most_mib = limits.bodies_mib or machine.bodies_mib(machine.this_machine())
+    return Bodies(most_mib << 20, limits.tenant_share)
 
 
 def _tokens(config: ServeConfig) -> TokenStore:

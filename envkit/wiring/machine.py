@@ -15,9 +15,12 @@ from envkit.sandbox.pool.nodes import Demand, Holds, Node
 
 MEMORY_SHARE = 0.75
 PIDS_SHARE = 0.5
+BODIES_SHARE = 1 / 16
+"""Of the memory, for the bodies of requests: they are held up to three times over while they are read and passed on."""
 ENVS_SHARE = 0.5
 """Of what a node holds, for the boxes that serve environments, where their number is not said."""
 
+_LEAST_BODIES_MIB = 64
 _PIDS = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
 
 
@@ -55,6 +58,15 @@ def filled_in(holds: Holds, machine: Machine) -> Holds:
     if pids is None and machine.pids is not None:
         pids = int(machine.pids * PIDS_SHARE)
     return replace(holds, memory_mib=memory_mib, pids=pids)
+
+
+def bodies_mib(machine: Machine) -> int:
+    """Return the MiB of bodies that a server may hold at once, where nobody says."""
+    return (
+        _LEAST_BODIES_MIB
+        if machine.memory_mib is None
+        else max(int(machine.memory_mib * BODIES_SHARE), _LEAST_BODIES_MIB)
+    )
 
 
 def described(holds: Holds) -> str:

@@ -60,6 +60,24 @@ class Ticket(Generic[T]):
     giving_up: list[T] = field(default_factory=list)
     passed: int = 0
 
+    @property
+    def payer(self) -> str | None:
+        """The tenant as whose it counts; None for whoever has the pool."""
+        return payer(self.tenant, self.name)
+
+    @property
+    def who(self) -> str:
+        """Its tenant, in words."""
+        return f"tenant {self.tenant!r}" if self.tenant else "who has no token, which is one tenant,"
+
+
+def payer(tenant: str, name: str | None) -> str | None:
+    """Return the tenant as whose a sandbox counts; None for what whoever has the pool takes for itself.
+
+    That is what has no tenant and no name, or a name with a colon before it.
+    """
+    return None if not tenant and (name is None or name.startswith(":")) else tenant
+
 
 class Queue(Generic[T]):
     """Those who wait: of each tenant in the order of arrival, the tenants in turn.

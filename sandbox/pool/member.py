@@ -36,6 +36,7 @@ class Member:
         snapshot: What its node calls the files that it begins with; None for those of its spec.
         is_lent: Whether somebody holds it, as opposed to a spare.
         is_named: Whether it can be asked for by `id`, and stays after the call that asked for it.
+        payer: The tenant as whose it counts; None for whoever has the pool.
         sandbox: What was started; None until then.
         phases: Its history.
         failure: What is raised to who waited for it; None unless it did not become ready.
@@ -63,6 +64,7 @@ class Member:
         self.snapshot: str | None = None
         self.is_lent = False
         self.is_named = False
+        self.payer: str | None = None
         self.sandbox: Sandbox | None = None
         self.phases: tuple[Phase, ...] = ()
         self.failure: SandboxError | None = None
@@ -85,6 +87,11 @@ class Member:
         return self.phases[-1].state
 
     @property
+    def files(self) -> tuple[str, str] | None:
+        """The snapshot that it begins with: the node that has it, and what it is called there."""
+        return None if self.snapshot is None else (self.node.name, self.snapshot)
+
+    @property
     def is_over(self) -> bool:
         return self.gone.is_set()
 
@@ -103,7 +110,9 @@ class Member:
 
     def record(self) -> SandboxView:
         """Return how it is, to be written down: its lease ends a time to live after its last phase began."""
-        return self._view(None if self.ttl_s is None else self.phases[-1].at_s + self.ttl_s)
+        if self.ttl_s is None or self.is_over:
+            return self._view(None)
+        return self._view(self.phases[-1].at_s + self.ttl_s)
 
     def enter(self, state: SandboxState, reason: str) -> None:
         """Be in `state` from now on."""

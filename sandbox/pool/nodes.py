@@ -173,10 +173,10 @@ def why_impossible(nodes: Collection[Node], demand: Demand) -> str | None:
     for field in Demand._fields:
         asked, bounds = getattr(demand, field), [getattr(node.holds, field) for node in nodes]
         if None not in bounds and asked > max(bounds):
-            excesses.append(f"{field}={asked:g} is more than any node holds: the largest holds {max(bounds):g}")
+            excesses.append(f"{field}={asked:.12g} is more than any node holds: the largest holds {max(bounds):.12g}")
     if excesses:
         return "; ".join(excesses)
-    asked_together = ", ".join(f"{field}={getattr(demand, field):g}" for field in Demand._fields[1:])
+    asked_together = ", ".join(f"{field}={getattr(demand, field):.12g}" for field in Demand._fields[1:])
     return f"no node holds {asked_together} together"
 
 
@@ -194,8 +194,8 @@ def beyond_share(nodes: Collection[Node], demand: Demand, share: float) -> str |
     for field in Demand._fields:
         bounds = [getattr(node.holds, field) for node in nodes]
         if bounds and None not in bounds and getattr(demand, field) > share * sum(bounds) + _ROUNDING:
-            asked, most = getattr(demand, field), share * sum(bounds)
-            return f"{field}={asked:g} together is more than {share:.0%} of what all nodes hold, which is {most:g}"
+            asked, most = getattr(demand, field), f"{share * sum(bounds):.12g}"
+            return f"{field}={asked:.12g} together is more than {share:.0%} of what all nodes hold, which is {most}"
     return None
 
 

@@ -54,8 +54,10 @@ class Pool:
     Args:
         nodes: Where sandboxes are at first; their backends are open for as long as the pool is.
         stocks: What is kept ready.
-        most: Sandboxes that one tenant may have at once; None for any number. Those of tenant ``""`` are not counted.
-        share: Share of what all nodes hold together that one tenant may have beyond its first sandbox, likewise.
+        most: Sandboxes that one tenant may have at once; None for any number. Of tenant ``""``, those are not counted
+            that have no name or one with a colon before it: whoever has the pool takes them for itself.
+        share: Share of what all nodes hold together that one tenant may have beyond its first sandbox. It does not
+            bound tenant ``""``.
         watch: When one that is silent counts as what.
         restarts: How often the spares of one stock may be replaced because they did not start or died; None for 20
             times in 10 minutes.
@@ -113,24 +115,24 @@ class Pool:
         snapshot: str | None = None,
         wait_s: float | None = None,
     ) -> SandboxView:
-        """Lend a sandbox under a name; see `envkit.protocols.SandboxPool.create`.
-
-        Who gives a `wait_s` waits so long for room, in turn with all others; with None, only for what is being made.
-        """
+        """Lend a sandbox under a name; see `envkit.protocols.SandboxPool.create`."""
         if not id or _OWN_NAME.fullmatch(id):
             raise SandboxConflictError(f"{id!r} is not a name that can be given")
         while (coming := self._coming(id)) is not None:
             await coming.wait()
         self._journal.past.take_name(id)
         known = self._seen(id)
+        node, _, name = (snapshot or "").partition("/")
+        files = (node, name) if snapshot else None
         if known is not None:
             if known.spec != spec or known.tenant != tenant:
                 raise SandboxConflictError(f"{id!r} is taken by a sandbox with another spec or of somebody else")
+            member = self._roster.members.get(id)
+            if member is not None and member.files != files:
+                raise SandboxConflictError(f"{id!r} is taken by a sandbox that began with other files")
             return known
         made = self._making[id] = anyio.Event()
         try:
-            node, _, name = (snapshot or "").partition("/")
-            files = (node, name) if snapshot else None
             member = await self._roster.take(Ticket(spec, Demand.of(spec), tenant, id, ttl_s, files), wait_s)
             if self._journal.saver is not None:
                 await self._write_down(member, self._journal.saver)

@@ -14,7 +14,7 @@ from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxError, S
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import starts
-from envkit.sandbox.pool.admission import Answer, Queue, Ticket
+from envkit.sandbox.pool.admission import Answer, Queue, Ticket, payer
 from envkit.sandbox.pool.health import CLOSED, Watch, attend
 from envkit.sandbox.pool.journal import Journal
 from envkit.sandbox.pool.member import Member
@@ -70,7 +70,7 @@ class Roster:
         self._watch = watch
         self._budget = budget
         self._ledger_id = ledger_id
-        self._held: dict[str, Demand] = {}
+        self._held: dict[str | None, Demand] = {}
         self._tasks: TaskGroup
         self._is_open = False
 
@@ -151,8 +151,8 @@ class Roster:
         held = dict(self._held)
         found = []
         for ticket in self.queue.all():
-            if ticket.snapshot is None and self._why_bound(ticket, held.get(ticket.tenant)) is None:
-                held[ticket.tenant] = held.get(ticket.tenant, Demand()).with_other(ticket.demand)
+            if ticket.snapshot is None and self._why_bound(ticket, held.get(ticket.payer)) is None:
+                held[ticket.payer] = held.get(ticket.payer, Demand()).with_other(ticket.demand)
                 found.append(ticket.demand)
         for shelf in self.shelves:
             demand = Demand.of(shelf.stock.spec)
@@ -181,8 +181,8 @@ class Roster:
             ttl_s: Its time to live, in seconds.
         """
         member = Member(view.id, view.spec, self.nodes[view.node], self._entered)
-        member.tenant, member.ttl_s = view.tenant, ttl_s
-        member.is_lent, member.is_named = is_lent, is_named
+        member.tenant, member.ttl_s, member.is_lent, member.is_named = view.tenant, ttl_s, is_lent, is_named
+        member.payer = payer(view.tenant, view.id if is_named else None)
         member.node.take(member.demand)
         self.members[member.id] = member
         shelf = None if is_lent else self._shelf(view.spec)
@@ -260,13 +260,13 @@ class Roster:
 
     def _hold(self, member: Member, ticket: Ticket[Member]) -> None:
         member.tenant, member.ttl_s = ticket.tenant, ticket.ttl_s
-        member.is_lent, member.is_named = True, ticket.name is not None
+        member.is_lent, member.is_named, member.payer = True, ticket.name is not None, ticket.payer
         member.used_at = clock.now()
         self._count(member)
 
     def _count(self, member: Member) -> None:
         """Count a sandbox as its tenant's."""
-        self._held[member.tenant] = self._held.get(member.tenant, Demand()).with_other(member.demand)
+        self._held[member.payer] = self._held.get(member.payer, Demand()).with_other(member.demand)
 
     def _begin(self, member: Member, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
         member.node.begin(member.demand, now=clock.now())
@@ -347,23 +347,23 @@ class Roster:
         if clock.now() < member.node.resumes_at:
             self._tasks.start_soon(self._serve_at, member.node.resumes_at)
         if member.is_lent:
-            self._held[member.tenant] = self._held[member.tenant].without(member.demand)
-            if not self._held[member.tenant].boxes:
-                del self._held[member.tenant]
+            self._held[member.payer] = self._held[member.payer].without(member.demand)
+            if not self._held[member.payer].boxes:
+                del self._held[member.payer]
         self._journal.left(member)
         member.cleared.set()
         self.serve()
 
     def _is_at_bound(self, ticket: Ticket[Member]) -> bool:
-        return self._why_bound(ticket, self._held.get(ticket.tenant)) is not None
+        return self._why_bound(ticket, self._held.get(ticket.payer)) is not None
 
     def _why_bound(self, ticket: Ticket[Member], held: Demand | None) -> str | None:
         """Say why its tenant, which holds so much, may not have one more; None where it may."""
-        if held is None or not ticket.tenant:
+        if held is None or ticket.payer is None:
             return None
         if self._most is not None and held.boxes >= self._most:
             return f"the {self._most} sandboxes that it may have at once"
-        if self._share == 1:
+        if self._share == 1 or not ticket.tenant:
             return None
         why = beyond_share(self.nodes.values(), held.with_other(ticket.demand), self._share)
         return None if why is None else f"as much as one tenant may have at once: with this one, {why}"
@@ -386,8 +386,8 @@ class Roster:
         waited = f" within {waited_s:g} s" if waited_s else " now"
         if not self._is_open:
             return CLOSED
-        if (why := self._why_bound(ticket, self._held.get(ticket.tenant))) is not None:
-            return f"tenant {ticket.tenant!r} has {why}; stop one of its sandboxes first"
+        if (why := self._why_bound(ticket, self._held.get(ticket.payer))) is not None:
+            return f"{ticket.who} has {why}; stop one of its sandboxes first"
         if not self.nodes:
             return "there are no nodes now" + (f"; {self.last_gone}" if self.last_gone else "")
         return f"no node has room for a further sandbox{waited}"

@@ -39,7 +39,7 @@ async def start(
         move: Told that it did not start where it is; says whether it is on another node now, to be tried there once.
     """
     spec = member.spec
-    if ledger is not None:
+    if ledger is not None and isinstance(spec.network, str):  # a list of hosts is held by a proxy in this process
         lonely_s = _LONELY_S if spec.lonely_s is None else spec.lonely_s
         spec = replace(spec, stay=True, lonely_s=lonely_s, ledger=ledger)
     try:

@@ -82,6 +82,41 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
     assert sleepers(marker) == []
 
 
+PROXIED = """
+import urllib.request
+try:
+    urllib.request.urlopen("http://elsewhere.example/", timeout=10)
+except OSError as error:
+    print(error)
+"""
+
+
+@both
+def test_a_sandbox_that_may_reach_hosts_reaches_no_others_and_ends_with_its_server(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+    marker = new_marker()
+
+    async def leave(gateway: Gateway) -> None:
+        async with SandboxClient(gateway.url) as client:
+            await client.create("a", gateway.spec("sleep", marker, network=("allowed.example",)))
+            said = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
+            assert "elsewhere.example is not among the hosts" in said.stdout
+        await until(lambda: len(sleepers(marker)) == 1)
+        gateway.process.kill()
+        await gateway.exit_code()
+        await until(lambda: sleepers(marker) == [])
+
+    async def come_back(gateway: Gateway) -> None:
+        assert await gateway.last_phase("a") == ("lost", "gone while the server was down")
+
+    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as first:
+        run(lambda: leave(first), 40)
+        with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
+            run(lambda: come_back(second), 40)
+        assert second.left() == NOTHING
+        assert first.left() == NOTHING
+
+
 @pytest.mark.parametrize("kind", [LOCAL])
 def test_clients_of_a_server_that_is_killed_go_on_when_there_is_one_again(kind: str, tmp_path: Path) -> None:
     port = free_port()

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WORLD = """
+import ctypes
 import time
 import anyio
 from envkit.env import AsyncEnv
@@ -21,6 +24,8 @@ class Slow(AsyncEnv):
     async def step(self, action):
         if action == "compute":
             time.sleep(3.5)
+        elif action == "hold":
+            ctypes.PyDLL(None).sleep(3)  # without giving up the interpreter's lock
         elif action == "wait":
             await anyio.sleep(1000)
         return Step(Observation(action), 0.0, False, False, {})
@@ -31,10 +36,11 @@ class Slow(AsyncEnv):
 def register_all():
     register("Slow-v0", "slow_world:Slow")
 """
-PLAY = """
+SERVE = """
+import sys
 from envkit import clock
 from envkit.config.serving import ServeConfig
-from envkit.errors import DeadlineError
+from envkit.errors import DeadlineError, SandboxLostError
 from envkit.types import Task
 from envkit.wiring.gateway import open_fleet
 
@@ -42,10 +48,11 @@ CONFIG = ServeConfig.model_validate({
     "backend": "process",
     "listen": {"port": 0},
     "envs": {"boxes": 1, "capacity": 8, "spares": 0, "own_boxes": 0},
-    "silence": {"interval_s": 0.4, "suspect_s": 0.8, "lost_s": 1.5},
+    "silence": {"interval_s": 0.4, "suspect_s": 0.8, "lost_s": float(sys.argv[1])},
     "limits": {"step_timeout_s": 6},
 })
-
+"""
+PLAY = """
 async def main():
     async with open_fleet(CONFIG, lambda line: None) as fleet:
         async with fleet.host.lease(Task("Slow-v0", 1)) as slow, fleet.host.lease(Task("Slow-v0", 2)) as other:
@@ -60,9 +67,22 @@ async def main():
 
 clock.run(main)
 """
+HOLD = """
+async def main():
+    async with open_fleet(CONFIG, lambda line: None) as fleet:
+        async with fleet.host.lease(Task("Slow-v0", 1)) as slow:
+            await slow.reset()
+            try:
+                print((await slow.step("hold")).observation.text)
+            except SandboxLostError as error:
+                print(error)
+
+clock.run(main)
+"""
 
 
-def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path: Path) -> None:
+def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
+    """Return the lines that `script` prints beside a server whose boxes may be silent for so long."""
     metadata = tmp_path / "slow_world-1.0.dist-info"
     metadata.mkdir()
     (tmp_path / "slow_world.py").write_text(WORLD)
@@ -70,9 +90,27 @@ def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path:
     (metadata / "entry_points.txt").write_text("[envkit.envs]\nslow = slow_world:register_all\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-c", PLAY], env=environment, capture_output=True, text=True, timeout=55, check=False
+        [sys.executable, "-c", SERVE + script, str(lost_s)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
     )
-    computed, deadline, lost = done.stdout.splitlines() or [done.stderr, "", ""]
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path: Path) -> None:
+    computed, deadline, lost = played(tmp_path, PLAY, lost_s=1.5)
     assert computed == "compute {}"
     assert "within 6 s" in deadline
     assert lost == "boxes lost: 0"
+
+
+@pytest.mark.parametrize(("lost_s", "said"), [(1.5, "its env server was silent for 1.5 s"), (20.0, "hold")])
+def test_a_world_that_holds_the_interpreters_lock_is_silent_and_lost_unless_the_file_gives_it_time(
+    lost_s: float, said: str, tmp_path: Path
+) -> None:
+    (line,) = played(tmp_path, HOLD, lost_s)
+    assert line.endswith(said)

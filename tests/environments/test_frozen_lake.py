@@ -55,9 +55,10 @@ def test_the_edge_stops_the_player(move: str, cell: tuple[int, int]) -> None:
 
 def test_walking_onto_the_goal_takes_it_and_nothing_else_does() -> None:
     board = _put(ICE, _at(3, 2))
-    on_goal, on_ice = PHYSICS.move(board, _at(3, 2), 1), PHYSICS.move(board, _at(3, 2), -1)
-    assert on_goal == ("__O_\n____\nOO__\n___√", _at(3, 3), 1)
-    assert on_ice == ("__O_\n____\nOO__\n_P_G", _at(3, 1), 0)
+    for step, gain, after in ((1, 1, "__O_\n____\nOO__\n___√"), (-1, 0, "__O_\n____\nOO__\n_P_G")):
+        cells = list(board)
+        assert PHYSICS.move(cells, _at(3, 2), step) == gain
+        assert "".join(cells) == after
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,11 @@ def test_boards_as_arrays_do_what_boards_as_text_do_for_every_pair_of_cells(phys
         for ahead_code, ahead in enumerate(physics.symbols):
             for beyond_code in (*range(len(physics.symbols)), EDGE_CODE):
                 beyond = "\n" if beyond_code == EDGE_CODE else physics.symbols[beyond_code]
-                moved = physics.move(player + ahead + beyond, 0, 1)
+                after = [player, ahead, beyond]
+                gain = physics.move(after, 0, 1)
                 pair = 8 * ahead_code + beyond_code
-                after = (player, ahead, beyond) if moved is None else moved.board
-                assert tables.moves_K[pair] == (moved is not None)
-                assert tables.gain_K[pair] == (0 if moved is None else moved.gain)
+                assert tables.moves_K[pair] == (gain is not None)
+                assert tables.gain_K[pair] == (gain or 0)
                 left_code = tables.left_S[player_code + 8 * bool(tables.moves_K[pair])]
                 assert physics.symbols[left_code] == after[0]
                 assert physics.symbols[tables.ahead_K[pair]] == after[1]
@@ -68,16 +68,19 @@ def test_a_player_is_never_walked_over(physics: Physics) -> None:
     for player in physics.players:
         for other in physics.players:
             for beyond in f"{physics.symbols}\n":
-                assert physics.move(player + other + beyond, 0, 1) is None
+                cells = [player, other, beyond]
+                assert physics.move(cells, 0, 1) is None
+                assert cells == [player, other, beyond]
 
 
 def test_what_a_move_may_do_in_sokoban_is_this_and_no_more() -> None:
     changes = {}
     for ahead in SOKOBAN.symbols:
         for beyond in f"{SOKOBAN.symbols}\n":
-            moved = SOKOBAN.move(f"P{ahead}{beyond}", 0, 1)
-            if moved is not None and ahead + beyond != moved.board[1:]:
-                changes[ahead + beyond] = (moved.board[1:], moved.gain)
+            cells = ["P", ahead, beyond]
+            gain = SOKOBAN.move(cells, 0, 1)
+            if gain is not None and cells[1:] != [ahead, beyond]:
+                changes[ahead + beyond] = (cells[1] + cells[2], gain)
     walks = {f"{floor}{any_}": (f"{player}{any_}", 0) for floor, player in ("_P", "OS") for any_ in "#_O√XPS\n"}
     pushes = {"X_": ("PX", 0), "XO": ("P√", 1), "√_": ("SX", -1), "√O": ("S√", 0)}
     assert changes == walks | pushes
@@ -87,12 +90,13 @@ def test_what_a_move_may_do_on_the_lake_is_this_and_no_more() -> None:
     arrivals = {"_": ("P", 0), "O": ("X", 0), "G": ("√", 1)}
     for ahead in LAKE.symbols:
         for beyond in f"{LAKE.symbols}\n":
-            moved = LAKE.move(f"P{ahead}{beyond}", 0, 1)
+            cells = ["P", ahead, beyond]
+            gain = LAKE.move(cells, 0, 1)
             if ahead in arrivals:
-                shown, gain = arrivals[ahead]
-                assert moved == (f"_{shown}{beyond}", 1, gain)
+                shown, wanted = arrivals[ahead]
+                assert (gain, cells) == (wanted, ["_", shown, beyond])
             else:
-                assert moved is None
+                assert (gain, cells) == (None, ["P", ahead, beyond])
 
 
 @pytest.mark.parametrize(
@@ -192,11 +196,14 @@ def test_walls_boxes_targets_and_players_stay_as_many(room: str, moves: list[str
     here = SOKOBAN.find_player(room)
     width = room.find("\n") + 1
     for move in moves:
-        moved = SOKOBAN.move(room, here, {"up": -width, "down": width, "left": -1, "right": 1}[move])
-        if moved is not None:
-            assert moved.board != room
-            room, here, gain = moved
+        step = {"up": -width, "down": width, "left": -1, "right": 1}[move]
+        cells = list(room)
+        gain = SOKOBAN.move(cells, here, step)
+        assert (gain is None) == (list(room) == cells)
+        if gain is not None:
+            here += step
             left -= gain
+        room = "".join(cells)
         assert _counted(room) == before
         assert (left, here) == (room.count("X"), SOKOBAN.find_player(room))
 

@@ -34,7 +34,14 @@ class SmallPool:
             await self.stop(id)
 
     async def create(
-        self, id: str, spec: SandboxSpec, *, tenant: str = "", ttl_s: float | None = None, snapshot: str | None = None
+        self,
+        id: str,
+        spec: SandboxSpec,
+        *,
+        tenant: str = "",
+        ttl_s: float | None = None,
+        snapshot: str | None = None,
+        wait_s: float | None = None,
     ) -> SandboxView:
         if id not in self._views or id in self._free:
             self._free.discard(id)

@@ -291,6 +291,18 @@ def test_a_batch_counts_as_many_calls_as_it_has_steps(tmp_path: Path) -> None:
     on_stage(main, tmp_path, rate=Rate(per_s=0.1, burst=10))
 
 
+def test_who_runs_too_many_programs_at_once_is_told_how_long_to_wait(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token(scopes="sandbox")
+        await stage.ask("PUT", "/v1/sandboxes/a", token, json={})
+        programs = [{"sandbox_id": "a", "argv": ["true"], "timeout_s": 5}] * 8
+        assert (await stage.ask("POST", "/v1/sandboxes:exec", token, json=programs)).status_code == 200
+        refused = await stage.ask("POST", "/v1/sandboxes:exec", token, json=programs[:3])
+        assert (refused.status_code, int(refused.headers["retry-after"]) > 5) == (429, True)
+
+    on_stage(main, tmp_path, has_sandboxes=True, rate=Rate(per_s=0.1, burst=10))
+
+
 def test_a_socket_that_sends_too_fast_is_slowed_and_nothing_is_refused(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         async with EnvClient(stage.address, token=stage.token()) as client, client.lease(LONG) as episode:
@@ -449,6 +461,24 @@ def test_a_stream_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
         ]  # no end, so it breaks off
 
     clock.run(main)
+
+
+def test_who_follows_the_events_with_a_revoked_token_is_left_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(stage: Stage) -> None:
+        follower, admin = stage.token("ops", "admin", name="follower"), stage.token("ops", "admin")
+        headers = {"Authorization": f"Bearer {follower}"}
+        async with stage.http.stream("GET", "/v1/events", headers=headers) as stream:
+            assert stream.status_code == 200
+            stage.tokens.revoke("follower")
+            await anyio.sleep(0.1)
+            await stage.ask("PUT", "/v1/sandboxes/a", admin, json={})
+            with pytest.raises(httpx.RemoteProtocolError):
+                await stream.aread()
+
+    on_stage(main, tmp_path, has_sandboxes=True)
+    assert caplog.messages == []
 
 
 def test_a_stream_that_is_cut_does_not_look_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -43,6 +43,10 @@ BODIES = [
     b'{"env_id":"../../etc/passwd","seed":1}',
     DEEP,
 ]
+UPGRADE = (
+    b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: %b\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 ROUTES = [
     ("PUT", "/v1/sessions/a"),
     ("PUT", "/v1/sessions/%00"),
@@ -69,6 +73,22 @@ ROUTES = [
     ("GET", "//"),
     ("TRACE", "/" + "x" * 4000),
 ]
+
+
+def test_what_is_no_request_is_refused_and_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        for text in (b"FOO / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", UPGRADE % b"h2c"):
+            async with await anyio.connect_tcp(client.base_url.host, client.base_url.port or 0) as stream:
+                await stream.send(text)
+                assert (await stream.receive()).startswith(b"HTTP/1.1 ")
+        async with await anyio.connect_tcp(client.base_url.host, client.base_url.port or 0) as stream:
+            await stream.send(UPGRADE % b"websocket")
+            assert (await stream.receive()).startswith(b"HTTP/1.1 101 ")
+            await stream.send(b"\x81\x82\x00\x00\x00\x00\xff\xfe")  # a text that is none
+            assert (await stream.receive())[:1] == b"\x88"
+
+    over_http(main)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=[f"{verb} {path[:30]}" for verb, path in ROUTES])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import anyio
+import httpx
 import pytest
 
 import envkit
@@ -25,6 +26,8 @@ from envkit.protocols import Sandbox
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.fake import FakeBackend, FakeBox
 from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.nodes import Holds, Node
 from envkit.types import SandboxSpec, SandboxState
 from tests.http.boxes import Relay, by_client, scripted
 from tests.http.pools import SmallPool
@@ -177,6 +180,64 @@ def test_a_lease_waits_for_room_as_long_as_it_is_told() -> None:
                     assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
                 with pytest.raises(UnsupportedError, match="without a way to pack folders"):
                     await box.download("x", None)  # type: ignore[arg-type]
+
+    clock.run(run)
+
+
+async def until_waiting(pool: Pool, waiting: dict[str, int]) -> None:
+    with anyio.fail_after(10):
+        while pool.counts().waiting != waiting:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+def test_who_waits_for_room_stands_in_line_with_all_others_and_is_wanted_room_for() -> None:
+    async def run() -> None:
+        order: list[str] = []
+
+        async def wait(client: SandboxClient, name: str) -> None:
+            async with client.lease(SandboxSpec(), wait_s=20):
+                order.append(name)
+
+        async with (
+            scripted() as backend,
+            slots() as host,
+            Pool([Node("here", backend, Holds(boxes=1))]) as pool,
+            serving(host, pool=pool) as address,
+            SandboxClient(address) as client,
+        ):
+            async with anyio.create_task_group() as tasks, client.lease(SandboxSpec()):
+                for number, name in enumerate(("first", "second", "third"), 1):
+                    tasks.start_soon(wait, client, name)
+                    await until_waiting(pool, {"": number})
+                assert pool.wanted() == 3
+            assert order == ["first", "second", "third"]
+            async with client.lease(SandboxSpec()):
+                with pytest.raises(CapacityError):
+                    async with client.lease(SandboxSpec(), wait_s=0.1):
+                        pass
+
+    clock.run(run)
+
+
+def test_who_waits_for_room_holds_up_no_shutdown() -> None:
+    async def run() -> None:
+        async def wait(address: str) -> None:
+            async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as http:
+                told = await http.put("/v1/sandboxes/b", json={"wait_s": 50})
+                assert (told.status_code, told.json()["type"]) == (503, "unreachable")
+
+        async with (
+            scripted() as backend,
+            slots() as host,
+            Pool([Node("here", backend, Holds(boxes=1))]) as pool,
+            anyio.create_task_group() as tasks,
+        ):
+            async with serving(host, pool=pool, drain_s=40, slow_reset_s=60) as address:
+                await pool.create("a", SandboxSpec())
+                tasks.start_soon(wait, address)
+                await until_waiting(pool, {"": 1})
+                began = clock.now()
+            assert clock.now() - began < 20
 
     clock.run(run)
 

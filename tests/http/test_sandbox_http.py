@@ -89,6 +89,18 @@ def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
     over_http(main, scripted(start_s=0.2, start_failure="no image"), slow_reset_s=0.05)
 
 
+def test_a_network_of_what_is_no_host_is_the_callers_mistake_and_starts_nothing() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        for host in ("http://example.org", "not a host", "*"):
+            refused = await client.put(A, json={"network": ["example.org", host]})
+            assert (refused.status_code, refused.json()["type"]) == (422, "bad_option")
+            assert refused.json()["detail"].startswith(f"network: {host!r} is no name of a host, such as example.org")
+        assert (await client.get("/v1/sandboxes")).json()["sandboxes"] == []
+        assert (await client.put(A, json={"network": ["example.org", "*.example.org"]})).status_code == 200
+
+    over_http(main)
+
+
 def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         assert (await client.put(A, json={})).status_code == 202

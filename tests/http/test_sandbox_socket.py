@@ -96,6 +96,7 @@ def test_many_calls_go_at_once_and_answers_come_as_they_are_ready() -> None:
         ("sandbox.create", {"sandbox_id": "b", "stay": True}, "bad_request"),
         ("sandbox.create", {"sandbox_id": "b", "cpus": 0}, "bad_request"),
         ("sandbox.create", {"sandbox_id": "b", "network": "host"}, "bad_request"),
+        ("sandbox.create", {"sandbox_id": "b", "network": ["a host"]}, "bad_option"),
         ("sandbox.create", {"sandbox_id": "a", "pids": 5}, "sandbox_conflict"),
         ("sandbox.read", {"sandbox_id": "a", "path": "nothing"}, "missing_file"),
         ("sandbox.read", {"sandbox_id": "a", "path": "a\0b"}, "bad_request"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
@@ -76,13 +77,13 @@ def test_a_session_does_not_expire_while_it_plays_a_step_or_is_kept() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", Task("Sleeper-v0", 0, {"reset_s": 9}))
         await anyio.sleep(8)
-        assert (await table.step("a", 0, "sleep 30")).turn == 1
+        assert (await table.step("a", 0, "sleep 30")).observation.text == "1 slept"
         await anyio.sleep(8)
-        assert (await table.step("a", 1, "sleep 0")).turn == 2
+        assert (await table.step("a", 1, "sleep 0")).observation.text == "2 slept"
         names = {"a", "unknown"}
         with table.keeping(names):
             await anyio.sleep(1000)
-            assert (await table.step("a", 2, "sleep 0")).turn == 3
+            assert (await table.step("a", 2, "sleep 0")).observation.text == "3 slept"
         assert names == {"a"}
         await anyio.sleep(11)
         assert table.views() == []
@@ -220,18 +221,19 @@ def test_a_lease_that_breaks_ends_the_session_with_its_cause(is_stepping: bool) 
 
 def test_a_thousand_sessions_step_at_once_on_one_clock() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
-        turns: list[int] = []
+        texts = Counter[str]()
 
         async def episode(id: str) -> None:
             await table.create(id, SLEEPER)
             for turn in range(3):
-                turns.append((await table.step(id, turn, f"sleep {turn + 1}")).turn)
+                texts[(await table.step(id, turn, f"sleep {turn + 1}")).observation.text] += 1
             await table.delete(id)
 
         async with anyio.create_task_group() as tasks:
             for number in range(1000):
                 tasks.start_soon(episode, f"s{number}")
-        assert (clock.now(), len(turns), sum(turns), table.tally.steps) == (6, 3000, 6000, 3000)
+        assert texts == {"1 slept": 1000, "2 slept": 1000, "3 slept": 1000}
+        assert (clock.now(), sum(table.tally.buckets)) == (6, 3000)
 
     on_table(main, capacity=1000)
 

@@ -19,7 +19,7 @@ from envkit.errors import (
     SessionConflictError,
     StepOrderError,
 )
-from envkit.http.session import Opened, Played, SessionState
+from envkit.http.session import Opened, SessionState
 from envkit.http.sessions import SessionTable
 from envkit.protocols import Episode
 from envkit.types import Observation, Step, Task
@@ -35,8 +35,8 @@ def test_a_session_starts_and_each_answer_names_its_turn() -> None:
         turn, start = await table.create("a", COUNT)
         assert (turn, start.observation.text, start.observation.legal_moves) == (0, "seed 7", ("on", "back"))
         assert [await table.step("a", turn, action) for turn, action in enumerate("xy")] == [
-            Played(1, Step(Observation("1 x", ("on", "back")), 0.5, False, False, {"legal_moves": ["on", "back"]})),
-            Played(2, Step(Observation("2 y", ("on", "back")), 0.5, False, False, {"legal_moves": ["on", "back"]})),
+            Step(Observation("1 x", ("on", "back")), 0.5, False, False, {"legal_moves": ["on", "back"]}),
+            Step(Observation("2 y", ("on", "back")), 0.5, False, False, {"legal_moves": ["on", "back"]}),
         ]
 
     on_table(main)
@@ -89,7 +89,7 @@ def test_the_same_step_twice_moves_the_world_once() -> None:
         await table.create("a", COUNT)
         first = await table.step("a", 0, "x")
         assert await table.step("a", 0, "x") == first
-        assert (await table.step("a", 1, "x")).step.observation.text == "2 x"
+        assert (await table.step("a", 1, "x")).observation.text == "2 x"
 
     on_table(main)
 
@@ -103,7 +103,7 @@ def test_a_step_out_of_turn_or_with_another_action_is_refused_and_changes_nothin
         for turn in (2, 9):
             with pytest.raises(StepOrderError, match=f"expected turn 1, got {turn}"):
                 await table.step("a", turn, "x")
-        assert (await table.step("a", 1, "x")).step.observation.text == "2 x"
+        assert (await table.step("a", 1, "x")).observation.text == "2 x"
         with pytest.raises(StepOrderError, match="expected turn 2, got 0"):
             await table.step("a", 0, "x")
 
@@ -113,7 +113,7 @@ def test_a_step_out_of_turn_or_with_another_action_is_refused_and_changes_nothin
 def test_a_repeat_that_comes_while_the_step_is_played_waits_for_its_answer() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", SLEEPER)
-        answers: list[tuple[float, Played]] = []
+        answers: list[tuple[float, Step]] = []
 
         async def step() -> None:
             answers.append((clock.now(), await table.step("a", 0, "sleep 10")))
@@ -128,7 +128,7 @@ def test_a_repeat_that_comes_while_the_step_is_played_waits_for_its_answer() -> 
             with pytest.raises(StepOrderError):
                 await table.step("a", 1, "sleep 1")
         assert clock.now() == 10
-        assert [answer.step.observation.text for _, answer in answers] == ["1 slept", "1 slept"]
+        assert [answer.observation.text for _, answer in answers] == ["1 slept", "1 slept"]
 
     on_table(main)
 
@@ -190,7 +190,7 @@ def test_a_step_past_its_deadline_is_cancelled_and_breaks_the_session() -> None:
 def test_a_step_just_within_its_deadline_is_answered() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", SLEEPER)
-        assert (await table.step("a", 0, "sleep 59")).turn == 1
+        assert (await table.step("a", 0, "sleep 59")).observation.text == "1 slept"
 
     on_table(main)
 
@@ -213,7 +213,7 @@ def test_an_episode_that_ends_gives_its_place_back_and_keeps_its_last_answer() -
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", Task("Count-v0", 7, {"end": 1}))
         last = await table.step("a", 0, "x")
-        assert last.step.terminated
+        assert last.terminated
         await settle()
         assert (lender.open, lender.void, table.leased) == (0, 0, 0)
         assert await table.step("a", 0, "x") == last

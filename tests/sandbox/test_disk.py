@@ -79,7 +79,7 @@ def test_files_that_are_deleted_and_still_open_count() -> None:
             box = await started(backend, disk_mib=60)
             fill = "dd if=/dev/zero bs=1M count=25"
             cause = await lost(box, f"exec 3>/a 4>/b 5>/c; rm /a /b /c; {fill} >&3; {fill} >&4; {fill} >&5; sleep 20")
-            assert 60 < taken_mib(cause) < 130
+            assert 60 < taken_mib(cause) < 100
 
     run(main)
 
@@ -101,7 +101,7 @@ def test_programs_that_are_deleted_and_still_run_count() -> None:
             grow = "dd if=/dev/zero bs=1M count=25"
             lines = [f"cp /bin/sleep /{name}; {grow} >> /{name}; /{name} 20 & sleep 0.3; rm /{name}" for name in "abc"]
             cause = await lost(box, *lines, "wait")
-            assert 60 < taken_mib(cause) < 130
+            assert 60 < taken_mib(cause) < 100
 
     run(main)
 

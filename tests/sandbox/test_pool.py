@@ -238,6 +238,7 @@ def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_is_over() -> None:
             await anyio.sleep(60.5)
             assert states(pool.view("a")) == [STARTING, LEASED, STOPPED]
             assert pool.view("a").phases[-1].reason == "time-to-live passed"
+            assert pool.view("a").expires_at_s is None
             assert backend.boxes[0].is_gone
 
     run(main)
@@ -402,6 +403,23 @@ def test_a_tenant_has_no_more_than_it_may_and_holds_nobody_else_up() -> None:
     run(main)
 
 
+def test_those_without_a_tenant_are_one_together_but_for_what_is_the_pools_own() -> None:
+    async def main() -> None:
+        async with opened(most=1, share=0.1, boxes=4) as (pool, _):
+            await pool.create(":envs-a", SPEC)
+            await pool.create("a", SPEC)
+            with pytest.raises(CapacityError, match="who has no token, which is one tenant, has the 1 sandboxes"):
+                await pool.create("b", SPEC)
+            assert pool.wanted() < 0
+            async with pool.lease(SPEC):
+                await pool.create(":envs-b", SPEC)
+            await pool.stop(":envs-a")
+            await pool.stop("a")
+            await pool.create("b", SPEC)
+
+    run(main)
+
+
 def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_sandbox() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
@@ -433,6 +451,8 @@ def test_a_node_holds_no_more_processes_than_it_can() -> None:
                 await pool.create("c", SPEC)
             with pytest.raises(ImpossibleSandboxError, match=r"pids=601 is more than any node holds: .* holds 600"):
                 await pool.create("d", SandboxSpec(pids=601))
+            with pytest.raises(ImpossibleSandboxError, match="pids=1234567891 is more"):
+                await pool.create("d", SandboxSpec(pids=1_234_567_891))
 
     run(main)
 
@@ -505,6 +525,20 @@ def test_two_who_have_waited_for_long_do_not_wait_for_each_other() -> None:
                 for tenant in ("one", "two"):
                     tasks.start_soon(lend, tenant, 2.5)
             assert 32 <= served.index("one") < served.index("two") < 60
+
+    run(main)
+
+
+def test_a_name_belongs_to_the_files_that_its_sandbox_began_with() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC)
+            snapshot = await pool.get("a").snapshot()
+            began = await pool.create("b", SPEC, snapshot=snapshot)
+            assert (await pool.create("b", SPEC, snapshot=snapshot)).box_id == began.box_id
+            for name, files in (("a", snapshot), ("b", None), ("b", "here/snapshot-7")):
+                with pytest.raises(SandboxConflictError, match="taken by a sandbox that began with other files"):
+                    await pool.create(name, SPEC, snapshot=files)
 
     run(main)
 

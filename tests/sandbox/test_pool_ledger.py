@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxConflictError, SandboxLostError, SandboxStartError
+from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, SandboxStartError
 from envkit.sandbox.fake import FakeBackend, FakeBox
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.history import Ledger, Saver
@@ -37,7 +37,12 @@ def lasting() -> FakeBackend:
 
 @asynccontextmanager
 async def opened(
-    backend: FakeBackend, book: Book, *, stocks: Sequence[Stock] = (), is_killed: bool = False
+    backend: FakeBackend,
+    book: Book,
+    *,
+    stocks: Sequence[Stock] = (),
+    most: int | None = None,
+    is_killed: bool = False,
 ) -> AsyncIterator[Pool]:
     """Open a pool; in the end it is closed, or as if its server had been killed."""
     ledger: Ledger = book
@@ -46,7 +51,7 @@ async def opened(
         box.is_alone = False
     async with backend:
         node = Node("here", backend)
-        async with Pool([node], stocks=stocks, ledger=ledger) as pool:
+        async with Pool([node], stocks=stocks, most=most, ledger=ledger) as pool:
             yield pool
             pages = dict(book.pages)
             for box in backend.boxes if is_killed else ():
@@ -54,6 +59,22 @@ async def opened(
                 box.is_alone = True
     if is_killed:
         book.pages = pages
+
+
+def test_what_is_found_again_counts_as_whose_it_was() -> None:
+    async def main() -> None:
+        backend, book = lasting(), Book()
+        async with opened(backend, book, is_killed=True) as pool:
+            for name in (":envs-a", "a"):
+                await pool.create(name, SPEC)
+        async with opened(backend, book, most=2) as pool:
+            await pool.create("b", SPEC)
+            with pytest.raises(CapacityError, match="who has no token"):
+                await pool.create("c", SPEC)
+            await pool.stop("a")
+            await pool.create("c", SPEC)
+
+    run(main)
 
 
 def test_what_is_named_is_found_again_with_its_history_and_time_to_live() -> None:
@@ -185,6 +206,21 @@ def test_leaving_the_pool_stops_all_and_writes_that_down() -> None:
         assert all(box.is_gone for box in backend.boxes)
         assert {view.state for view in book.pages.values()} == {STOPPED}
         assert all(box.spec.stay for box in backend.boxes)
+
+    run(main)
+
+
+def test_a_sandbox_that_may_reach_hosts_ends_with_the_server_whose_proxy_it_uses() -> None:
+    async def main() -> None:
+        backend, book = lasting(), Book()
+        async with opened(backend, book, is_killed=True) as pool:
+            await pool.create("a", SandboxSpec(network=("example.org",)))
+            await pool.create("b", SandboxSpec(network="open"))
+            assert [(box.spec.stay, box.spec.ledger) for box in backend.boxes] == [(False, ""), (True, "book")]
+        backend.boxes[0].die("its server is gone")
+        async with opened(backend, book) as pool:
+            assert pool.view("a").phases[-1].reason == "gone while the server was down"
+            assert states(pool.view("b")) == [STARTING, LEASED, LEASED]
 
     run(main)
 

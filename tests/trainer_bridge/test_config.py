@@ -89,6 +89,21 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
     )
 
 
+def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    names = ("listen", "node", "ray", "envs", "spares", "silence", "restarts", "limits", "alerts", "autoscale")
+    path = tmp_path / "fleet.yaml"
+    path.write_text("backend: local\n" + "".join(f"{name}:\n" for name in names))
+    assert serving.read(path, [], {}) == serving.read(None, ["backend=local"], {})
+    found = serving.read(path, ["node.boxes=3"], {"listen.port": 0})
+    assert (found.listen.port, found.listen.host, found.node.boxes) == (0, "127.0.0.1", 3)
+    others = ("sandbox", "engine", "rollout", "algorithm", "trainer", "evaluation", "warmup", "tracking")
+    assert load(tmp_path, MINIMAL + "".join(f"{name}:\n" for name in others)) == load(tmp_path, MINIMAL)
+    nested = load(tmp_path, MINIMAL + "sandbox:\n  health:\n", "sandbox.health.misses=5")
+    assert nested.sandbox.health.misses == 5
+    assert problems(tmp_path, "env:\n") == ["env: must hold keys and values"]
+    assert problems(tmp_path, MINIMAL + "sandbox: 3\n") == ["sandbox: must hold keys and values, got 3"]
+
+
 def test_bytes_that_are_no_text_are_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"env: \xff\xfe")
     with pytest.raises(ConfigError, match=r"run\.yaml: not YAML: 'utf-8' codec"):

@@ -34,6 +34,11 @@ def test_what_is_left_open_follows_from_the_machine_and_what_is_said_stays() -> 
     assert machine.described(machine.filled_in(open_, large)) == words
 
 
+def test_bodies_have_a_sixteenth_of_the_memory_and_something_where_there_is_little() -> None:
+    found = [machine.bodies_mib(Machine(memory_mib, None)) for memory_mib in (24_000, 512, None)]
+    assert found == [1_500, 64, 64]
+
+
 def test_a_control_group_of_version_2_or_one_around_it_says_less_than_the_machine_has(tmp_path: Path) -> None:
     write(tmp_path / "own", "0::/shop/server\n")
     write(tmp_path / "shop/server/memory.max", "max\n")

@@ -1,0 +1,150 @@
+"""How much of the bodies of requests a server holds at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeAlias
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+
+from envkit import clock
+from envkit.errors import CapacityError, RateLimitError
+from envkit.http.app import create_app
+from envkit.http.asgi import RETRY_AFTER_S
+from envkit.http.bodies import WAIT_S, Bodies
+from envkit.http.callers import EVERYBODY, Caller
+from envkit.http.guard import Guard
+from envkit.http.server import serve
+from tests.http.worlds import slots
+
+Opened: TypeAlias = Callable[[], Awaitable[SocketStream]]
+KIB = 1 << 10
+
+
+async def hold_for(bodies: Bodies, tenant: str | None, count: int, seconds: float) -> None:
+    await bodies.hold(tenant, count)
+    await anyio.sleep(seconds)
+    bodies.free(tenant, count)
+
+
+def test_a_body_waits_for_room_and_is_refused_when_there_is_none_for_long() -> None:
+    async def main() -> None:
+        bodies = Bodies(100, share=1.0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold_for, bodies, None, 60, 5)
+            await anyio.sleep(1)
+            await bodies.hold(None, 60)
+            assert clock.now() == 5
+            with pytest.raises(CapacityError, match="the server holds bodies"):
+                await bodies.hold(None, 60)
+            assert clock.now() == 5 + WAIT_S
+            await bodies.hold(None, 40)
+            assert clock.now() == 5 + WAIT_S
+
+    clock.run(main, virtual=True)
+
+
+def test_of_the_room_a_tenant_has_its_share_and_leaves_the_rest_to_others() -> None:
+    async def main() -> None:
+        bodies = Bodies(100, share=0.5)
+        await bodies.hold("ann", 30)
+        with pytest.raises(RateLimitError, match="the requests of a tenant"):
+            await bodies.hold("ann", 30)
+        assert clock.now() == WAIT_S
+        await bodies.hold("bob", 50)
+        with pytest.raises(CapacityError):
+            await bodies.hold("carl", 30)
+        bodies.free("ann", 30)
+        await bodies.hold("carl", 50)
+        assert clock.now() == 2 * WAIT_S
+
+    clock.run(main, virtual=True)
+
+
+def test_a_body_that_is_larger_than_the_room_passes_alone() -> None:
+    async def main() -> None:
+        bodies = Bodies(100, share=0.5)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold_for, bodies, "ann", 500, 3)
+            await anyio.sleep(1)
+            await bodies.hold("bob", 10)
+            assert clock.now() == 3
+
+    clock.run(main, virtual=True)
+
+
+def test_a_body_takes_what_it_announces_or_grows_and_folders_take_nothing() -> None:
+    async def reach(path: str, headers: list[tuple[bytes, bytes]], count: int) -> int:
+        body = Bodies(100, share=0.5).begin(Caller("ann"), path, headers)
+        return await body.reach(count)
+
+    async def main() -> None:
+        length = [(b"content-length", b"3000000")]
+        assert await reach("/v1/sandboxes/a/files", length, 100_000) == 3_000_000
+        assert await reach("/v1/sandboxes/a/shells/tree", length, 100_000) == 3_000_000
+        assert await reach("/v1/sandboxes/a/files", [], 100_000) == 100_000 + (1 << 20)
+        assert await reach("/v1/sandboxes/a/tree", length, 100_000) > 1 << 60
+        bodies = Bodies(100 * KIB, share=0.5)
+        growing = bodies.begin(EVERYBODY, "/", [])
+        assert await growing.reach(await growing.reach(70 * KIB) + 1) > 2 << 20
+        growing.free()
+        await bodies.hold("bob", 100 * KIB)
+        assert clock.now() == 0
+
+    clock.run(main, virtual=True)
+
+
+def put(name: str, size: int, announced: int) -> bytes:
+    return b"PUT /v1/sessions/%b HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (name.encode(), announced) + b" " * size
+
+
+async def answer(opened: Opened, request: bytes) -> tuple[bytes, str]:
+    """Return the head of the answer and the kind of its problem."""
+    async with await opened() as link:
+        await link.send(request)
+        said = b""
+        while b"\r\n\r\n" not in said or not said.endswith(b"}"):
+            said += await link.receive()
+        head, _, body = said.partition(b"\r\n\r\n")
+        return head, json.loads(body)["type"]
+
+
+def test_a_server_that_holds_enough_says_when_to_come_again_and_takes_small_bodies() -> None:
+    async def main(opened: Opened) -> None:
+        async with await opened() as slow:
+            await slow.send(put("a", 200 * KIB, announced=400 * KIB))
+            await anyio.sleep(0.1)
+            began = clock.now()
+            head, kind = await answer(opened, put("b", KIB, announced=KIB))
+            assert (head.partition(b"\r\n")[0], kind) == (b"HTTP/1.1 400 Bad Request", "bad_request")
+            assert clock.now() - began < 1
+            head, kind = await answer(opened, put("c", 200 * KIB, announced=200 * KIB))
+            assert (head.partition(b"\r\n")[0], kind) == (b"HTTP/1.1 503 Service Unavailable", "no_capacity")
+            assert b"retry-after: %d\r\n" % RETRY_AFTER_S in head + b"\r\n"
+            assert clock.now() - began == pytest.approx(WAIT_S, abs=1)
+        _, kind = await answer(opened, put("d", 200 * KIB, announced=200 * KIB))
+        assert kind == "bad_request"
+
+    async def run() -> None:
+        ports: list[int] = []
+        is_ready = anyio.Event()
+
+        def on_ready(address: str) -> None:
+            ports.append(int(address.rpartition(":")[2]))
+            is_ready.set()
+
+        async def opened() -> SocketStream:
+            return await anyio.connect_tcp("127.0.0.1", ports[0])
+
+        async with slots() as host, anyio.create_task_group() as tasks:
+            guard = Guard(create_app(host), bodies=Bodies(500 * KIB, share=0.5))
+            tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
+            await is_ready.wait()
+            await main(opened)
+            tasks.cancel_scope.cancel()
+
+    clock.run(run, virtual=True)
