@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.e2e.fleet import install_world
+
 WORLD = """
 import time
 import anyio
@@ -63,12 +65,8 @@ clock.run(main)
 
 
 def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path: Path) -> None:
-    metadata = tmp_path / "slow_world-1.0.dist-info"
-    metadata.mkdir()
-    (tmp_path / "slow_world.py").write_text(WORLD)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slow_world\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[envkit.envs]\nslow = slow_world:register_all\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    install_world(tmp_path / "world", "slow_world", WORLD)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "world"), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", PLAY], env=environment, capture_output=True, text=True, timeout=55, check=False
     )
