@@ -16,7 +16,7 @@ def run_a_test_that_needs_bwrap(folder: Path, **env: str) -> subprocess.Complete
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = bwrap: x\n", encoding="utf-8")
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(folder)],
-        env={**os.environ, "ENVKIT_REQUIRE": "", **env},
+        env={**os.environ, "ENVKIT_REQUIRE": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **env},
         capture_output=True,
         text=True,
         check=False,

@@ -172,12 +172,12 @@ def test_where_nobody_listens_is_unreachable(kind: Kind) -> None:
     run(main)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../../etc/passwd", "/var/run/docker.sock", "a\0b"])
-def test_only_names_within_the_folder_of_sockets_are_connected_to(kind: Kind, name: str) -> None:
+def test_only_names_within_the_folder_of_sockets_are_connected_to(kind: Kind) -> None:
     async def main() -> None:
         async with kind.box() as box:
-            with pytest.raises(UnreachableError, match="is not the name of a socket"):
-                await box.connect(name)
+            for name in ("", ".", "..", "../../etc/passwd", "/var/run/docker.sock", "a\0b"):
+                with pytest.raises(UnreachableError, match="is not the name of a socket"):
+                    await box.connect(name)
 
     run(main)
 
@@ -197,18 +197,20 @@ def host_socket(tmp_path: Path) -> Iterator[Path]:
         os.chdir(before)
 
 
-@pytest.mark.parametrize("bait", ["link to a socket", "link to nowhere", "file", "folder"])
-def test_what_is_not_a_socket_itself_is_not_connected_to(kind: Kind, bait: str, host_socket: Path) -> None:
+def test_what_is_not_a_socket_itself_is_not_connected_to(kind: Kind, host_socket: Path) -> None:
+    baits = {
+        "link-to-a-socket": f"ln -s {host_socket} $0",
+        "link-to-nowhere": "ln -s /nowhere $0",
+        "file": "echo > $0",
+        "folder": "mkdir $0",
+    }
+
     async def main() -> None:
-        make = {
-            "link to a socket": f"ln -s {host_socket} $ENVKIT_SOCKETS/bait",
-            "link to nowhere": "ln -s /nowhere $ENVKIT_SOCKETS/bait",
-            "file": "echo > $ENVKIT_SOCKETS/bait",
-            "folder": "mkdir $ENVKIT_SOCKETS/bait",
-        }[bait]
         async with kind.box() as box:
-            assert (await box.exec(["sh", "-c", make], timeout_s=10)).exit_code == 0
-            with pytest.raises(UnreachableError, match="bait is not a socket"):
-                await box.connect("bait")
+            for bait, make in baits.items():
+                made = await box.exec(["sh", "-c", f'cd "$ENVKIT_SOCKETS"; {make}', bait], timeout_s=10)
+                assert made.exit_code == 0, bait
+                with pytest.raises(UnreachableError, match=f"{bait} is not a socket"):
+                    await box.connect(bait)
 
     run(main)

@@ -56,17 +56,13 @@ def tree(tmp_path: Path) -> Path:
     return top
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\0", ALL_BYTES * 5000, b"line\r\n", b"x" * (10 << 20)],
-    ids=["empty", "NUL", "all", "CRLF", "10 MiB"],
-)
-def test_what_is_written_is_read_again(kind: Kind, content: bytes) -> None:
+def test_what_is_written_is_read_again(kind: Kind) -> None:
     async def main() -> None:
         async with kind.box() as box:
-            await box.write("file", content)
-            assert await box.read("file") == content
-            assert await sh(box, "wc -c < file") == f"{len(content)}\n"
+            for content in (b"", b"\0", ALL_BYTES * 5000, b"line\r\n", b"x" * (10 << 20), b"short again"):
+                await box.write("file", content)
+                assert await box.read("file") == content
+                assert await sh(box, "wc -c < file") == f"{len(content)}\n"
 
     run(main)
 
@@ -278,25 +274,20 @@ def test_a_folder_does_not_go_where_nothing_can_be_written(kind: Kind, tree: Pat
     run(main)
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        ("ln -s /etc/passwd tree/bad", "'bad' is a link to '/etc/passwd'"),
-        ("ln -s ../x tree/bad", "'bad' is a link to '../x'"),
-        ("mkdir tree/d; ln -s d/../../x tree/bad", "'bad' is a link to 'd/../../x'"),
-    ],
-)
-def test_a_link_that_leads_out_does_not_come_out_and_leaves_nothing(
-    kind: Kind, make: str, said: str, tmp_path: Path
-) -> None:
+def test_a_link_that_leads_out_does_not_come_out_and_leaves_nothing(kind: Kind, tmp_path: Path) -> None:
     async def main() -> None:
         async with kind.box() as box:
-            await sh(box, f"mkdir tree; echo x > tree/good; {make}")
-            with pytest.raises(RefusedFileError) as caught:
-                await box.download("tree", tmp_path / "copy")
-            assert said in str(caught.value)
-            assert names(tmp_path) == []
-            assert await sh(box, "echo on") == "on\n"
+            for make, said in (
+                ("ln -s /etc/passwd bad", "'bad' is a link to '/etc/passwd'"),
+                ("ln -s ../x bad", "'bad' is a link to '../x'"),
+                ("mkdir d; ln -s d/../../x bad", "'bad' is a link to 'd/../../x'"),
+            ):
+                await sh(box, f"rm -rf tree; mkdir tree; cd tree; echo x > good; {make}")
+                with pytest.raises(RefusedFileError) as caught:
+                    await box.download("tree", tmp_path / "copy")
+                assert said in str(caught.value)
+                assert names(tmp_path) == []
+                assert await sh(box, "echo on") == "on\n"
 
     run(main)
 

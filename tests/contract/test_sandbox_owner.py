@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -44,9 +43,10 @@ anyio.run(main)
 """
 
 CGROUPS = Path("/sys/fs/cgroup")
-# Starts, uses and stops boxes of the kind that it is told, three at once, for ever.
-BUSY_OWNER = """
-import sys, anyio
+# Forks, at each line that it is told, a process that starts, uses and stops boxes of a kind, three at once; it
+# says that one's number, and when it is gone. A process that begins by itself spends its first second on imports.
+BUSY_OWNERS = """
+import os, sys, anyio
 from envkit import clock
 from tests.contract.boxes import KINDS
 
@@ -60,11 +60,15 @@ async def main():
             await box.stop()
 
     async with kind.backend() as backend, anyio.create_task_group() as tasks:
-        print("ready", flush=True)
+        print(os.getpid(), flush=True)
         for _ in range(3):
             tasks.start_soon(work)
 
-clock.run(main)
+for line in sys.stdin:
+    if not (owner := os.fork()):
+        clock.run(main)
+    os.waitpid(owner, 0)
+    print("gone", flush=True)
 """
 
 
@@ -87,17 +91,17 @@ def owner(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@contextmanager
-def busy_owner(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that starts and stops boxes in which `marker` sleeps."""
-    arguments = [sys.executable, "-c", BUSY_OWNER, kind.name, marker]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+@pytest.fixture
+def busy_owners(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that makes others that start and stop boxes in which `marker` sleeps."""
+    arguments = [sys.executable, "-c", BUSY_OWNERS, kind.name, marker]
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             yield process
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def left_by(pid: int) -> list[str]:
@@ -125,19 +129,26 @@ def test_nothing_runs_on_when_the_owner_is_killed_and_the_next_one_clears_away(
 
 
 @pytest.mark.slow
-def test_of_an_owner_killed_at_any_moment_nothing_is_left_after_one_restart(kind: Kind, marker: str) -> None:
+def test_of_an_owner_killed_at_any_moment_nothing_is_left_after_one_restart(
+    busy_owners: subprocess.Popen[str], kind: Kind, marker: str
+) -> None:
     moments = random.Random(7)
+    orders, answers = busy_owners.stdin, busy_owners.stdout
+    assert orders is not None
+    assert answers is not None
 
     async def main() -> None:
         for _ in range(20):
-            with busy_owner(kind, marker) as owner:
-                await anyio.sleep(moments.uniform(0.0, 0.7))
-                groups = {group for pid in sleepers(marker) for group in groups_of(pid)}
-                groups = {group for group in groups if group.parent != CGROUPS}  # of who is just ending
-                owner.kill()
-                owner.wait()
+            orders.write("\n")
+            orders.flush()
+            owner = int(answers.readline())
+            await anyio.sleep(moments.uniform(0.0, 0.7))
+            groups = {group for pid in sleepers(marker) for group in groups_of(pid)}
+            groups = {group for group in groups if group.parent != CGROUPS}  # of who is just ending
+            os.kill(owner, signal.SIGKILL)
+            assert answers.readline() == "gone\n"
             async with kind.backend():
-                assert left_by(owner.pid) == []
+                assert left_by(owner) == []
                 await until(lambda: not sleepers(marker))
                 assert [group for group in groups if group.exists()] == []
 

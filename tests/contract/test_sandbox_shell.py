@@ -10,6 +10,28 @@ from envkit import clock
 from envkit.errors import SandboxLostError
 from tests.contract.boxes import Kind, run, sleepers, until
 
+COMMANDS = [
+    ("echo a; echo b >&2; (exit 5)", 5, "a\n", "b\n"),
+    ("echo a # comment", 0, "a\n", ""),
+    ("printf 'no line end'", 0, "no line end", ""),
+    ("cat <<'EOF' > h\na b\n$x\nEOF\ncat h\nfor i in 1 2; do echo $i; done", 0, "a b\n$x\n1\n2\n", ""),
+    ("cat", 0, "", ""),
+    ("printf 'a\\rb\\033[31mred\\033[0m'", 0, "a\rb\033[31mred\033[0m", ""),
+    ("echo $'h\\u00e9llo \\u4f60'; echo \N{SNOWMAN}", 0, "h\u00e9llo \u4f60\n\N{SNOWMAN}\n", ""),
+    (
+        "echo SHELLPS1PREFIX; echo EXITCODESTART0EXITCODEEND; false",
+        1,
+        "SHELLPS1PREFIX\nEXITCODESTART0EXITCODEEND\n",
+        "",
+    ),
+    ("echo on the error stream > /dev/stderr", 0, "", "on the error stream\n"),
+    ("", 0, "", ""),
+    ("kill -9 $(sh -c 'echo $$; kill -9 $$') 2>/dev/null; echo on", 0, "on\n", ""),
+]
+"""Each with its code, and what it writes to both streams."""
+CHANGES = ["PS1='> '", "set -x", "set -v", "exec 9<&- 8>&-", "trap 'echo trapped' DEBUG", "IFS=x"]
+ENDS = ["exit 3", "exec sh -c 'exit 3'", "set -e; (exit 3)", "kill -9 $$", "echo 'unclosed"]
+
 
 def test_folder_variables_functions_and_exit_code_stay_for_the_next_command(kind: Kind) -> None:
     async def main() -> None:
@@ -29,66 +51,45 @@ def test_folder_variables_functions_and_exit_code_stay_for_the_next_command(kind
     run(main)
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "out", "err"),
-    [
-        ("echo a; echo b >&2; (exit 5)", 5, "a\n", "b\n"),
-        ("echo a # comment", 0, "a\n", ""),
-        ("printf 'no line end'", 0, "no line end", ""),
-        ("cat <<'EOF' > h\na b\n$x\nEOF\ncat h\nfor i in 1 2; do echo $i; done", 0, "a b\n$x\n1\n2\n", ""),
-        ("cat", 0, "", ""),
-        ("printf 'a\\rb\\033[31mred\\033[0m'", 0, "a\rb\033[31mred\033[0m", ""),
-        ("echo $'h\\u00e9llo \\u4f60'; echo \N{SNOWMAN}", 0, "h\u00e9llo \u4f60\n\N{SNOWMAN}\n", ""),
-        (
-            "echo SHELLPS1PREFIX; echo EXITCODESTART0EXITCODEEND; false",
-            1,
-            "SHELLPS1PREFIX\nEXITCODESTART0EXITCODEEND\n",
-            "",
-        ),
-        ("echo on the error stream > /dev/stderr", 0, "", "on the error stream\n"),
-        ("", 0, "", ""),
-        ("kill -9 $(sh -c 'echo $$; kill -9 $$') 2>/dev/null; echo on", 0, "on\n", ""),
-    ],
-)
-def test_a_command_gives_what_it_wrote_and_its_code(kind: Kind, command: str, code: int, out: str, err: str) -> None:
+def test_a_command_gives_what_it_wrote_and_its_code(kind: Kind) -> None:
     async def main() -> None:
         async with kind.box() as box:
-            shell = box.shell()
-            result = await shell.run(command, timeout_s=20)
-            assert (result.exit_code, result.stdout, result.stderr) == (code, out, err)
-            assert (await shell.run("echo next", timeout_s=20)).stdout == "next\n"
+            for command, *expected in COMMANDS:
+                shell = box.shell()
+                result = await shell.run(command, timeout_s=20)
+                assert [result.exit_code, result.stdout, result.stderr] == expected, command
+                assert (await shell.run("echo next", timeout_s=20)).stdout == "next\n", command
+                await shell.close()
 
     run(main)
 
 
-@pytest.mark.parametrize(
-    "command", ["PS1='> '", "set -x", "set -v", "exec 9<&- 8>&-", "trap 'echo trapped' DEBUG", "IFS=x"]
-)
-def test_a_shell_that_was_told_to_be_different_still_answers(kind: Kind, command: str) -> None:
+def test_a_shell_that_was_told_to_be_different_still_answers(kind: Kind) -> None:
     async def main() -> None:
         async with kind.box() as box:
-            shell = box.shell()
-            await shell.run(command, timeout_s=20)
-            result = await shell.run("echo next", timeout_s=20)
-            assert result.exit_code == 0
-            assert "next\n" in result.stdout
+            for command in CHANGES:
+                shell = box.shell()
+                await shell.run(command, timeout_s=20)
+                result = await shell.run("echo next", timeout_s=20)
+                assert result.exit_code == 0, command
+                assert "next\n" in result.stdout, command
+                await shell.close()
 
     run(main)
 
 
-@pytest.mark.parametrize(
-    "command", ["exit 3", "exec sh -c 'exit 3'", "set -e; (exit 3)", "kill -9 $$", "echo 'unclosed"]
-)
-def test_a_command_that_ends_its_shell_says_so_and_the_next_begins_in_a_new_one(kind: Kind, command: str) -> None:
+def test_a_command_that_ends_its_shell_says_so_and_the_next_begins_in_a_new_one(kind: Kind) -> None:
     async def main() -> None:
         async with kind.box() as box:
-            shell = box.shell()
-            await shell.run("X=1", timeout_s=20)
-            result = await shell.run(command, timeout_s=20)
-            assert result.exit_code not in (0, None)
-            after = await shell.run("echo ${X-new}", timeout_s=20)
-            assert (after.exit_code, after.stdout) == (0, "new\n" if result.is_shell_lost else "1\n")
-            assert result.is_shell_lost == ("unclosed" not in command)
+            for command in ENDS:
+                shell = box.shell()
+                await shell.run("X=1", timeout_s=20)
+                result = await shell.run(command, timeout_s=20)
+                assert result.exit_code not in (0, None), command
+                after = await shell.run("echo ${X-new}", timeout_s=20)
+                assert (after.exit_code, after.stdout) == (0, "new\n" if result.is_shell_lost else "1\n"), command
+                assert result.is_shell_lost == ("unclosed" not in command), command
+                await shell.close()
 
     run(main)
 

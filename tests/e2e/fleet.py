@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ import pytest
 
 import envkit
 from envkit import clock
+from envkit.fleet.ledger import Ledger
 from envkit.sandbox import cgroups, folders, stays
 from envkit.types import SandboxSpec
 from tests.contract.boxes import arguments, containers, processes, volumes
@@ -48,12 +50,14 @@ class Gateway:
         process: It.
         name: How everything begins that it calls after itself.
         log: File with what it wrote to standard error.
+        ledger: File in which it writes down what it must still know after it was killed.
     """
 
     kind: str
     url: str
     process: subprocess.Popen[str]
     log: Path
+    ledger: Path
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,10 +81,14 @@ class Gateway:
 
     async def get(self, path: str) -> Any:
         """What it answers to a GET."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=20) as client:
+        async with self._client() as client:
             answer = await client.get(path)
             answer.raise_for_status()
             return answer.json()
+
+    def _client(self) -> httpx.AsyncClient:
+        # Reading the system's certificates, of which it needs none, takes longer than many a call.
+        return httpx.AsyncClient(base_url=self.url, timeout=20, verify=False)
 
     async def last_phase(self, id: str) -> tuple[str, str]:
         """The state that a sandbox is in, and why."""
@@ -89,7 +97,7 @@ class Gateway:
 
     async def becomes(self, id: str, state: str, timeout_s: float = 10) -> str:
         """Wait until a sandbox is in `state`; return why it is."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=20) as client:
+        async with self._client() as client:
             deadline = clock.now() + timeout_s
             while clock.now() < deadline:
                 last = (await client.get(f"/v1/sandboxes/{id}")).json()["phases"][-1]
@@ -111,6 +119,25 @@ class Gateway:
         found = (await self.get("/v1/sandboxes"))["sandboxes"]
         return {one["sandbox_id"]: one["box_id"] for one in found if one["state"] in states}
 
+    async def seat(self, session_id: str) -> str | None:
+        """The sandbox in which a session is, as the server has written down before it said so."""
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / self.ledger.name
+            await clock.to_thread(self._copy_ledger, copy)
+            async with Ledger(copy) as ledger:
+                found = ledger.seat(session_id)
+        return None if found is None else found.box
+
+    def _copy_ledger(self, copy: Path) -> None:
+        """Copy the file, which only the server may open, and what SQLite has not moved into it yet."""
+        before = b""
+        while (now := self.ledger.read_bytes()) != before:  # it was being moved
+            before = now
+            copy.write_bytes(now)
+            copy.with_name(f"{copy.name}-wal").write_bytes(
+                self.ledger.with_name(f"{self.ledger.name}-wal").read_bytes()
+            )
+
     async def spares(self, count: int) -> None:
         """Wait until so many spares are ready."""
         with anyio.fail_after(30):
@@ -119,7 +146,7 @@ class Gateway:
 
     async def metrics(self) -> dict[str, float]:
         """What it counts, by name and labels."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=20) as client:
+        async with self._client() as client:
             lines = (await client.get("/metrics")).text.splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
@@ -224,7 +251,8 @@ def serving(
         command = [sys.executable, "-m", "envkit", "serve", *words]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
     with process:
-        gateway = Gateway(kind, f"http://127.0.0.1:{port}", process, log)
+        ledger = state / f"fleet-127.0.0.1-{port}.sqlite"
+        gateway = Gateway(kind, f"http://127.0.0.1:{port}", process, log, ledger)
         try:
             if is_awaited:
                 gateway.wait_until_ready()
@@ -259,6 +287,16 @@ def games_image() -> str:
 
 def _is_source(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if entry.name.endswith("__pycache__") else entry
+
+
+def install_world(folder: Path, name: str, source: str) -> None:
+    """Make a folder that, on the path of a Python, has envkit know the worlds that ``register_all`` registers."""
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(source)
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[envkit.envs]\n{name} = {name}:register_all\n")
 
 
 def free_port() -> int:

@@ -6,8 +6,10 @@ import os
 import random
 import signal
 import statistics
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +19,12 @@ import pytest
 import envkit
 from envkit import clock
 from envkit.errors import SandboxLostError
+from envkit.fleet.episode import REBUILDS
 from envkit.http.client import EnvClient
 from envkit.protocols import EnvHost, Episode
-from envkit.types import Reset, Step, Task
+from envkit.types import Observation, Reset, Step, Task
 from envkit.wiring import envs
-from tests.e2e.fleet import DOCKER, LOCAL, NOTHING, Gateway, run, serving
+from tests.e2e.fleet import DOCKER, LOCAL, NOTHING, Gateway, install_world, run, serving
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
 
@@ -40,8 +43,35 @@ BUSY = 2.0
 
 EPISODES = 1_000
 PLAYERS = 32
-EPISODES_PER_KILL = 30
-WORLD_MOVES = {"FrozenLake-v0": 8, "SimpleSokoban-v0": 6}
+KILL_CHANCE = 0.05
+LONGEST_DELAY_S = 0.02
+"""Seconds within which most moves are answered."""
+SEED = 5
+MOVES = 7
+KILLED = "killed by signal 9 (SIGKILL)"
+ONCE = "Once-v0"
+VOID = f"void: {KILLED}"
+WORLDS = ("FrozenLake-v0", "SimpleSokoban-v0", ONCE)
+ONCE_WORLD = """
+from envkit.env import AsyncEnv
+from envkit.registry import register
+from envkit.types import Observation, Reset, Step
+
+class Once(AsyncEnv):
+    async def reset(self, *, seed, options):
+        self.said = []
+        return Reset(Observation("nothing"), {})
+
+    async def step(self, action):
+        self.said.append(action)
+        return Step(Observation(" ".join(self.said)), float(len(self.said)), False, False, {})
+
+    async def close(self):
+        pass
+
+def register_all():
+    register("Once-v0", "once_world:Once", replayable=False)
+"""
 
 
 def moves_of(task: Task, count: int) -> list[str]:
@@ -66,6 +96,18 @@ async def answers(host: EnvHost, task: Task, moves: Sequence[str]) -> tuple[Rese
 
 def without_info(start: Reset, steps: Sequence[Step]) -> list[object]:
     return [start.observation, *(step[:4] for step in steps)]
+
+
+def without_news(answer: Reset | Step) -> Reset | Step:
+    """An answer, but for what it says of rebuilds."""
+    return answer._replace(info={key: value for key, value in answer.info.items() if key != "rebuilt"})
+
+
+def recited(moves: Sequence[str]) -> list[Reset | Step]:
+    """What an undisturbed episode of `ONCE` answers."""
+    said = [" ".join(moves[:turn]) for turn in range(1, len(moves) + 1)]
+    steps = [Step(Observation(text), float(turn), False, False, {}) for turn, text in enumerate(said, 1)]
+    return [Reset(Observation("nothing"), {"metrics": {}}), *steps]
 
 
 def told(answers: Sequence[Reset | Step]) -> list[object]:
@@ -139,90 +181,125 @@ def test_episodes_whose_env_server_hangs_go_on_elsewhere_within_five_seconds(kin
 
 
 class Campaign:
-    """Many episodes, and what became of each.
+    """Many episodes, of which some have their box killed while they are played, and what became of each.
 
     Attributes:
-        outcomes: What was said of each episode, by its number.
+        outcomes: What became of each episode, by its number.
+        drawn: The episodes whose box chance wanted to be killed.
+        killed: The sandboxes that were killed, and for which episode. Fewer than those drawn, where several in one box
+            were: the others go on in another box, which is killed at their next move, or are over.
+        seen: Number of these that the gateway has said to be lost.
         rebuilds: Number of rebuilds that answers spoke of.
-        kills: Number of boxes that were killed.
     """
 
     def __init__(self, gateway: Gateway) -> None:
         self.outcomes: dict[int, list[str]] = {number: [] for number in range(EPISODES)}
-        self.rebuilds = 0
-        self.kills = 0
+        self.drawn: set[int] = set()
+        self.killed: dict[str, int] = {}
+        self.seen = self.rebuilds = 0
         self._gateway = gateway
         self._waiting = list(range(EPISODES))
-        self._ended = 0
-        self._is_next = anyio.Event()
-        self._chance = random.Random(7)
 
     async def run(self) -> None:
         async with (
             EnvClient(self._gateway.url) as client,
             envs.slots(PLAYERS) as here,
-            anyio.create_task_group() as tasks,
+            anyio.create_task_group() as self._tasks,
         ):
-            tasks.start_soon(self._kill)
             for _ in range(PLAYERS):
-                tasks.start_soon(self._play, client, here)
+                self._tasks.start_soon(self._play_all, client, here)
 
-    async def _play(self, client: EnvHost, here: EnvHost) -> None:
+    async def _play_all(self, client: EnvClient, here: EnvHost) -> None:
         while self._waiting:
             number = self._waiting.pop()
-            env_id = ("FrozenLake-v0", "SimpleSokoban-v0")[number % 2]
-            task = Task(env_id, number)
-            moves = moves_of(task, WORLD_MOVES[env_id])
-            undisturbed = await answers(here, task, moves)
-            try:
-                start, steps = await answers(client, task, moves)
-            except SandboxLostError:
-                self.outcomes[number].append("void")
+            task = Task(WORLDS[number % len(WORLDS)], number)
+            moves = moves_of(task, MOVES)
+            if task.env_id == ONCE:
+                unharmed = recited(moves)
             else:
-                assert without_info(start, steps) == without_info(*undisturbed)
-                rebuilds = told([start, *steps])
-                self.rebuilds += len(rebuilds)
-                self.outcomes[number].append("rebuilt" if rebuilds else "finished")
-            self._ended += 1
-            if self._ended % EPISODES_PER_KILL == 0 or self._ended == EPISODES:
-                self._is_next.set()
+                start, steps = await answers(here, task, moves)
+                unharmed = [start, *steps]
+            heard: list[Reset | Step] = []
+            before = self.seen
+            try:
+                await self._play(client, task, moves[: len(unharmed) - 1], heard)
+            except SandboxLostError as loss:
+                self.outcomes[number].append(f"void: {loss.cause}")
+                assert len(self.killed) - before > (0 if task.env_id == ONCE else REBUILDS)
+            else:
+                assert len(heard) == len(unharmed)
+                self.outcomes[number].append("rebuilt" if told(heard) else "finished")
+            self.rebuilds += told(heard).count(KILLED)
+            assert [without_news(answer) for answer in heard] == unharmed[: len(heard)]
 
-    async def _kill(self) -> None:
-        while self._ended < EPISODES:
-            await self._is_next.wait()
-            self._is_next = anyio.Event()
-            boxes = await self._gateway.boxes(are_env_boxes=True)
-            if boxes and self._ended < EPISODES:
-                id = self._chance.choice(sorted(boxes))
-                os.kill(self._gateway.first_pid(boxes[id]), signal.SIGKILL)
-                assert await self._gateway.becomes(id, "lost") == "killed by signal 9 (SIGKILL)"
-                self.kills += 1
+    async def _play(self, client: EnvClient, task: Task, moves: Sequence[str], heard: list[Reset | Step]) -> None:
+        """Play an episode; if chance wants it, its box is killed about when a move is played that chance has chosen."""
+        number = task.seed
+        chance = random.Random(f"{SEED}: {number}")
+        turn, delay_s = chance.randrange(len(moves)), chance.uniform(0, LONGEST_DELAY_S)
+        if chance.random() < KILL_CHANCE:
+            self.drawn.add(number)
+        async with client.lease(task, id=f"episode-{number}") as episode:
+            heard.append(await episode.reset())
+            for played, move in enumerate(moves):
+                is_due = played >= turn and number in self.drawn and number not in self.killed.values()
+                async with self._killing(number, delay_s) if is_due else nullcontext():
+                    heard.append(await episode.step(move))
+
+    @asynccontextmanager
+    async def _killing(self, number: int, delay_s: float) -> AsyncIterator[None]:
+        """Have the box of an episode killed in a moment, unless it is killed already, and wait for that."""
+        sandbox = await self._gateway.seat(f"episode-{number}")
+        box_id = (await self._gateway.boxes(are_env_boxes=True)).get(sandbox or "")
+        is_killed = anyio.Event()
+        if sandbox is None or box_id is None:
+            is_killed.set()
+        else:
+            self._tasks.start_soon(self._kill, sandbox, box_id, number, delay_s, is_killed)
+        yield
+        await is_killed.wait()
+
+    async def _kill(self, sandbox: str, box_id: str, number: int, delay_s: float, is_killed: anyio.Event) -> None:
+        await anyio.sleep(delay_s)
+        is_killed.set()
+        if sandbox not in self.killed:
+            os.kill(self._gateway.first_pid(box_id), signal.SIGKILL)
+            self.killed[sandbox] = number
+            assert await self._gateway.becomes(sandbox, "lost") == KILLED
+            self.seen += 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [LOCAL])
-def test_of_a_thousand_episodes_under_random_kills_each_ends_once_and_nothing_is_left(
-    kind: str, tmp_path: Path
+def test_of_a_thousand_episodes_of_which_each_twentieth_has_its_box_killed_each_ends_once_and_nothing_is_left(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(gateway: Gateway) -> None:
         campaign = Campaign(gateway)
         await campaign.run()
         counted = Counter(outcome for said in campaign.outcomes.values() for outcome in said)
-        metrics = await gateway.metrics()
         assert all(len(said) == 1 for said in campaign.outcomes.values())
         assert counted.total() == EPISODES
-        assert counted["rebuilt"] >= EPISODES // 20
+        assert counted.keys() == {"finished", "rebuilt", VOID}
+        kills = len(campaign.killed)
+        assert 0.6 * EPISODES * KILL_CHANCE < kills <= len(campaign.drawn)
+        assert campaign.seen == kills
+        metrics = await gateway.metrics()
+        losses = {name: count for name, count in metrics.items() if name.startswith("envkit_sandboxes_lost_total")}
+        assert losses == {'envkit_sandboxes_lost_total{cause="killed"}': kills}
+        assert metrics["envkit_env_boxes_lost_total"] == kills
         assert metrics["envkit_sessions_created_total"] == EPISODES
-        assert metrics['envkit_sandboxes_lost_total{cause="killed"}'] == campaign.kills > 20
+        assert metrics["envkit_episodes_void_total"] == counted[VOID]
         # An answer speaks of one rebuild, also when it has taken two.
-        assert campaign.rebuilds <= metrics["envkit_episodes_rebuilt_total"] <= campaign.rebuilds + campaign.kills
-        assert metrics["envkit_episodes_void_total"] == counted["void"]
+        assert campaign.rebuilds <= metrics["envkit_episodes_rebuilt_total"] <= campaign.rebuilds + kills
         assert await gateway.end() == 0
         assert gateway.left() == NOTHING
 
-    settings = ("envs.boxes=8", "envs.spares=2", "restarts.budget=1000", "restarts.window_s=0.5")
+    install_world(tmp_path / "world", "once_world", ONCE_WORLD)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "world"), *sys.path]))
+    settings = ("envs.boxes=8", "envs.spares=4", "restarts.budget=1000", "restarts.window_s=0.5")
     with serving(kind, tmp_path, *settings) as gateway:
-        run(lambda: main(gateway), 60)
+        run(lambda: main(gateway), 150)
 
 
 @pytest.mark.parametrize("kind", [LOCAL])

@@ -47,7 +47,7 @@ def test_a_call_over_http_that_runs_when_a_server_is_told_to_end_is_answered(tmp
         token = server.token("acme", "sandbox")
         with server.client(token) as client:
             client.put("/v1/sandboxes/a", json=SMALL).raise_for_status()
-            asked = _ask(server, token, {"argv": ["sh", "-c", "echo > begun; sleep 5"], "timeout_s": 20})
+            asked = _ask(server, token, {"argv": ["sh", "-c", "echo > begun; sleep 2"], "timeout_s": 20})
             until = clock.stopwatch() + 20
             while client.get("/v1/sandboxes/a/files?path=begun").status_code != 200:
                 assert clock.stopwatch() < until

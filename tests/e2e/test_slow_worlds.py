@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.fleet import install_world
+
 WORLD = """
 import ctypes
 import time
@@ -83,12 +85,8 @@ clock.run(main)
 
 def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
     """Return the lines that `script` prints beside a server whose boxes may be silent for so long."""
-    metadata = tmp_path / "slow_world-1.0.dist-info"
-    metadata.mkdir()
-    (tmp_path / "slow_world.py").write_text(WORLD)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: slow_world\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[envkit.envs]\nslow = slow_world:register_all\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    install_world(tmp_path / "world", "slow_world", WORLD)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "world"), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", SERVE + script, str(lost_s)],
         env=environment,

@@ -198,7 +198,7 @@ async def main():
         for _ in range(20):
             for _ in range(1000):
                 log.write(**line)
-            await anyio.sleep(0.2)
+            await anyio.sleep(0.05)
         print("a last word", file=sys.stderr, flush=True)
     print(log.dropped, flush=True)
 

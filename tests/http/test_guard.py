@@ -427,7 +427,7 @@ class Stream:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         try:
             while True:
-                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+                await send({"type": "http.response.body", "body": bytes(1 << 14), "more_body": True})
         except OSError as error:
             raise RuntimeError("gone") from error  # as frameworks do
 

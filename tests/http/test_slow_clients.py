@@ -17,8 +17,11 @@ from anyio.abc import SocketStream
 from envkit import clock
 from envkit.http import connections
 from envkit.http.app import create_app
-from envkit.http.asgi import Receive, Scope, Send, read_body, respond
+from envkit.http.asgi import SILENT_S, Receive, Scope, Send, read_body, respond
 from envkit.http.server import serve
+from envkit.sandbox import trees
+from envkit.sandbox.fake import FakeBackend
+from tests.http.pools import SmallPool
 from tests.http.worlds import slots
 
 Opened: TypeAlias = Callable[[], Awaitable[SocketStream]]
@@ -73,8 +76,9 @@ def beside(main: Callable[[Opened], Awaitable[None]], app: Plain | None = None, 
             host, port = addresses[0].removeprefix("http://").split(":")
             return await anyio.connect_tcp(host, int(port))
 
-        async with slots() as host, anyio.create_task_group() as tasks:
-            served = partial(serve, app or create_app(host), port=0, on_ready=on_ready, handle_signals=False)
+        async with slots() as host, FakeBackend() as backend, anyio.create_task_group() as tasks:
+            served_app = app or create_app(host, pool=SmallPool(backend), trees=trees)
+            served = partial(serve, served_app, port=0, on_ready=on_ready, handle_signals=False)
             tasks.start_soon(partial(served, drain_s=1, max_connections=most))
             await is_ready.wait()
             await main(opened)
@@ -200,6 +204,23 @@ def test_a_body_that_never_comes_is_not_waited_for(path: str, sent: bytes) -> No
             assert said[:13] in (b"HTTP/1.1 408 ", b"HTTP/1.1 400 ")
             assert b"application/problem+json" in said
             assert clock.now() <= 120
+
+    beside(main)
+
+
+@pytest.mark.parametrize(
+    "start", ["PUT /v1/sessions/a", "POST /v1/sandboxes/known/exec", "PUT /v1/sandboxes/known/tree?path=never"]
+)
+def test_a_body_that_stops_is_not_waited_for(start: str) -> None:
+    async def main(opened: Opened) -> None:
+        async with await opened() as link:
+            await link.send(b"PUT /v1/sandboxes/known HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
+            assert (await link.receive()).startswith(b"HTTP/1.1 200 ")
+        began = clock.now()
+        async with await opened() as link:
+            await link.send(f"{start} HTTP/1.1\r\nContent-Length: 100\r\n\r\n{{".encode())
+            assert (await link.receive()).startswith(b"HTTP/1.1 400 ")
+        assert SILENT_S <= clock.now() - began < SILENT_S + 1
 
     beside(main)
 

@@ -1,7 +1,7 @@
 """A real Ray cluster for tests, whose nodes are processes of this machine; run in a process of its own.
 
-Its standard input takes ``add``, ``kill NAME``, ``asked`` and ``behead``; every answer is a line that begins with a
-``>``.
+Its standard input takes ``begin`` first, and then ``add``, ``kill NAME``, ``asked`` and ``behead``; every answer is a
+line that begins with a ``>``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def main(folder: str, node_count: int, port: int) -> None:
     }
     if port:
         head["gcs_server_port"] = port
+    sys.stdin.readline()
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     raylet: Any = importlib.import_module("ray._raylet")
     nodes: dict[str, Any] = {}
