@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from envkit.types import (
     Completion,
@@ -25,6 +25,11 @@ from envkit.types import (
     Task,
     Weights,
 )
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+    from msgspec import Raw
 
 
 class Episode(Protocol):
@@ -82,6 +87,23 @@ class LastingEpisode(Episode, Protocol):
 
         Raises:
             SessionConflictError: It was another one.
+        """
+        ...
+
+
+@runtime_checkable
+class AskingEpisode(LastingEpisode, Protocol):
+    """One whose steps can be asked for without a task that waits for each, which is most of what such a step costs."""
+
+    def ask(self, action: str) -> Future[Raw] | None:
+        """Begin a step; None when only `step` can play it. Who asked may cancel the future."""
+        ...
+
+    def told(self, answer: Future[Raw]) -> Step:
+        """Return the step that was asked for, from the answer that came.
+
+        Raises:
+            Exception: It is not over: `step` with the same action, next, says what becomes of it.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -9,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from msgspec import Raw
 
 from envkit import clock
 from envkit.errors import DeadlineError, EnvError, EnvkitError, SandboxLostError, UnreachableError
@@ -363,5 +365,80 @@ def test_worlds_that_share_a_box_and_worlds_that_do_not_are_told_apart() -> None
                 async with homes.lease(Task(env_id, 1)) as episode:
                     await episode.reset()
                     assert (await episode.step("go")).info == {"box": box}
+
+    run(main)
+
+
+class Asked(Echo):
+    """The same world, which can be asked too; a question is answered when the test says so."""
+
+    def __init__(self, box: Box, task: Task) -> None:
+        super().__init__(box, task)
+        self.answers: list[asyncio.Future[Raw]] = []
+        self.action = ""
+
+    def ask(self, action: str) -> asyncio.Future[Raw] | None:
+        self.action = action
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return self.answers[-1]
+
+    def told(self, answer: asyncio.Future[Raw]) -> Step:
+        answer.result()
+        self.said.append(self.action)
+        return Step(Observation(" ".join(self.said)), float(len(self.said)), False, False, {"box": self.box.id})
+
+
+class AskedBox(Box):
+    """A box whose worlds can be asked."""
+
+    played: Asked
+
+    @asynccontextmanager
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+        self._check()
+        self.played = Asked(self, task)
+        yield self.played
+
+
+def test_a_box_that_ends_before_it_has_answered_costs_no_step() -> None:
+    async def main() -> None:
+        first, second = AskedBox("a"), AskedBox("b")
+        async with fleet_of(first, second) as fleet, fleet.lease(TASK) as episode:
+            await episode.reset()
+            one = episode.ask("one")
+            assert one is not None
+            first.played.answers[0].set_result(Raw(b"{}"))
+            assert episode.told(one).observation.text == "3 one"
+
+            two = episode.ask("two")
+            assert two is not None
+            first.die("killed by signal 9")
+            with anyio.fail_after(1):
+                await asyncio.wait([two])
+            with pytest.raises(SandboxLostError, match="killed by signal 9"):
+                episode.told(two)
+            step = await episode.step("two")
+            assert (step.observation.text, step.info) == ("3 one two", {"box": "b", "rebuilt": "killed by signal 9"})
+
+            three = episode.ask("three")
+            assert three is not None
+            second.played.answers[0].set_result(Raw(b"{}"))
+            assert episode.told(three).observation.text == "3 one two three"
+        assert (fleet.episodes.rebuilt, fleet.episodes.void) == (1, 0)
+
+    run(main)
+
+
+def test_a_box_that_is_gone_is_not_asked() -> None:
+    async def main() -> None:
+        box = AskedBox("a")
+        async with fleet_of(box, Box("b")) as fleet, fleet.lease(TASK) as episode:
+            await episode.reset()
+            box.die("killed by signal 9")
+            await anyio.sleep(0.01)
+            assert episode.ask("one") is None
+            assert box.played.answers == []
+            assert (await episode.step("one")).info == {"box": "b", "rebuilt": "killed by signal 9"}
+            assert episode.ask("two") is None  # this one cannot be asked
 
     run(main)

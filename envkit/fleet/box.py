@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from enum import StrEnum
@@ -10,10 +11,11 @@ from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar
 
 import anyio
+from msgspec import Raw
 
 from envkit import clock
-from envkit.errors import SandboxLostError, UnreachableError
-from envkit.protocols import LastingEpisode
+from envkit.errors import EnvkitError, SandboxLostError, UnreachableError
+from envkit.protocols import AskingEpisode, LastingEpisode
 from envkit.types import Reset, SandboxState, Step, Task
 
 T = TypeVar("T")
@@ -130,6 +132,7 @@ class Box:
         self.answered_at = self.felt_at = 0.0
         self._client: BoxClient | None = None
         self._calls: set[anyio.CancelScope] = set()
+        self._asked: set[Future[Raw]] = set()
         self._fell_silent = False
         self._silence = anyio.Event()
         self._silence_cause = ""
@@ -154,6 +157,26 @@ class Box:
             self.gone.set()
             for call in self._calls:
                 call.cancel()
+            for answer in self._asked:
+                if not answer.done():
+                    answer.set_exception(self._loss())
+
+    def ask(self, episode: AskingEpisode, action: str) -> Future[Raw] | None:
+        """Ask an episode in the box for a step; `SandboxLostError` as in `call` is the answer if the box ends before.
+
+        Returns:
+            None where a call has to find out what is wrong.
+        """
+        if self.gone.is_set():
+            return None
+        try:
+            answer = episode.ask(action)
+        except EnvkitError:
+            return None
+        if answer is not None:
+            self._asked.add(answer)
+            answer.add_done_callback(self._asked.discard)
+        return answer
 
     async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call something that talks to the box.
@@ -171,8 +194,11 @@ class Box:
                 self._silence_cause = f"cannot be reached: {error}"
                 self._silence.set()
                 await self.gone.wait()  # its watchers find out why, and end this call
+        raise self._loss()
+
+    def _loss(self) -> SandboxLostError:
         kind = FellSilentError if self._fell_silent else SandboxLostError
-        raise kind(self.sandbox.id, self.cause)
+        return kind(self.sandbox.id, self.cause)
 
     @contextmanager
     def within_reach(self) -> Iterator[None]:
@@ -221,6 +247,7 @@ class WatchedEpisode:
     def __init__(self, box: Box, episode: LastingEpisode) -> None:
         self._box = box
         self._episode = episode
+        self._asking = episode if isinstance(episode, AskingEpisode) else None
 
     @property
     def turn(self) -> int:
@@ -234,3 +261,10 @@ class WatchedEpisode:
 
     async def again(self, action: str) -> Step:
         return await self._box.call(self._episode.again, action)
+
+    def ask(self, action: str) -> Future[Raw] | None:
+        return None if self._asking is None else self._box.ask(self._asking, action)
+
+    def told(self, answer: Future[Raw]) -> Step:
+        assert self._asking is not None
+        return self._asking.told(answer)

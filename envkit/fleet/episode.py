@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from msgspec import Raw
+
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.fleet.box import FellSilentError
-from envkit.protocols import LastingEpisode
+from envkit.protocols import AskingEpisode, LastingEpisode
 from envkit.types import JSON, Observation, Reset, Step
 
 Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[LastingEpisode]]
@@ -74,6 +77,11 @@ class FleetEpisode:
         self._goes_on = goes_on
         self._seated = AsyncExitStack()
         self._episode: LastingEpisode
+        self._asking: AskingEpisode | None = None
+        self._asked = ""
+        """The action that was asked for last."""
+        self._lost_asking: SandboxLostError | None = None
+        """How its box was lost before it was answered, if it was."""
         self._start: int | None = None
         self._log: list[tuple[str, int]] = []
         self._loss: SandboxLostError | None = None
@@ -99,16 +107,36 @@ class FleetEpisode:
 
     async def step(self, action: str) -> Step:
         """Play one action; see `envkit.protocols.Episode.step`."""
+        loss, self._lost_asking = self._lost_asking, None
         while True:
+            if loss is not None:
+                await self._rebuild(loss)
             episode = self._played()
             try:
                 step = await episode.step(action)
-            except SandboxLostError as loss:
-                await self._rebuild(loss)
+            except SandboxLostError as error:
+                loss = error
             else:
-                if self._keeps_log:
-                    self._log.append((action, _fingerprint_of_step(step)))
+                self._keep(action, step)
                 return step if not self._news else step._replace(info=self._told(step.info))
+
+    def ask(self, action: str) -> Future[Raw] | None:
+        """Begin a step; see `envkit.protocols.AskingEpisode`."""
+        if self._asking is None or self._news or self.state is not EpisodeState.PLAYING:
+            return None
+        self._asked = action
+        return self._asking.ask(action)
+
+    def told(self, answer: Future[Raw]) -> Step:
+        """Return the step that was asked for; see `envkit.protocols.AskingEpisode`."""
+        assert self._asking is not None
+        try:
+            step = self._asking.told(answer)
+        except SandboxLostError as loss:
+            self._lost_asking = loss
+            raise
+        self._keep(self._asked, step)
+        return step
 
     async def again(self, action: str) -> Step:
         """Ask for the answer to the last step once more; see `envkit.protocols.LastingEpisode.again`."""
@@ -119,7 +147,7 @@ class FleetEpisode:
 
     async def __aenter__(self) -> Self:
         try:
-            self._episode = await self._seated.enter_async_context(self._seat())
+            await self._sit()
         except SandboxLostError as loss:
             if self._goes_on:  # where another server left it, and only that one knew what was played
                 self._rebuilds_left = 0
@@ -136,6 +164,10 @@ class FleetEpisode:
             assert self._loss is not None
             raise self._loss.with_traceback(None)
         return self._episode
+
+    def _keep(self, action: str, step: Step) -> None:
+        if self._keeps_log:
+            self._log.append((action, _fingerprint_of_step(step)))
 
     def _told(self, info: dict[str, JSON]) -> dict[str, JSON]:
         news, self._news = self._news, ""
@@ -193,7 +225,11 @@ class FleetEpisode:
         """Leave the box that is gone for another one."""
         left, self._seated = self._seated, AsyncExitStack()
         await left.aclose()
+        await self._sit()
+
+    async def _sit(self) -> None:
         self._episode = await self._seated.enter_async_context(self._seat())
+        self._asking = self._episode if isinstance(self._episode, AskingEpisode) else None
 
     async def _replay(self) -> int | None:
         """Play again what was played; return the first turn that was answered otherwise, 0 for the reset."""

@@ -25,7 +25,7 @@ from envkit.errors import (
 )
 from envkit.http.callers import EVERYBODY, Caller, renamed
 from envkit.http.sandbox_calls import SandboxCalls
-from envkit.http.session import SessionView
+from envkit.http.session import Move, SessionView
 from envkit.http.sessions import SessionTable
 from envkit.http.tally import Collect, exposition
 from envkit.http.wire import (
@@ -195,6 +195,24 @@ class Calls:
             except Exception as error:
                 answers.append(_addressed(frame.id, self.failure(error, id)))
         return answers, others
+
+    def ask(self, frame: StepFrame, give: Callable[[bytes], None]) -> bool:
+        """Begin to answer a frame that `answers_now` left, if that needs no task: `give` is called with the answer.
+
+        Returns:
+            False where only `answer` can; then nothing was done.
+        """
+        body = frame.params
+
+        def settled(move: Move) -> None:
+            try:
+                reply = StepReply.of(move.turn + 1, move.result())
+                answer = self.encode(StepAnswer(frame.id, reply), body.session_id)
+            except Exception as error:
+                answer = _addressed(frame.id, self.failure(error, body.session_id))
+            give(answer)
+
+        return self.sessions.ask(self._caller.key(body.session_id), body.turn, body.action, settled)
 
     async def answer(self, frame: Frame | StepFrame, used: set[str]) -> bytes:
         """Answer a frame; an error is an answer too. The session that it makes, if it does, is added to `used`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -88,6 +89,15 @@ class Channel:
             RequestError: `params` cannot be said in JSON.
             EnvkitError: Whatever the server answered.
         """
+        return await self.ask(method, params, timeout_s)
+
+    def ask(self, method: str, params: msgspec.Struct, timeout_s: float) -> asyncio.Future[msgspec.Raw]:
+        """Make a call whose result, or error, the future is given; see `call`. It may be cancelled.
+
+        Raises:
+            UnreachableError: We are closed.
+            RequestError: `params` cannot be said in JSON.
+        """
         if self._is_closed:
             raise self._closed()
         self._number = number = self._number + 1
@@ -96,12 +106,13 @@ class Channel:
         self._shortest_s = min(self._shortest_s, max(timeout_s / 4, _MIN_SWEEP_S))
         self._unsent.append(number)
         self._filled.set()
-        try:
-            return await call.outcome
-        finally:
-            del self._calls[number]
-            if call.outcome.done() and not call.outcome.cancelled():
-                call.outcome.exception()  # seen, even if we were cancelled in the same moment
+        call.outcome.add_done_callback(partial(self._forget, number))
+        return call.outcome
+
+    def _forget(self, number: int, outcome: asyncio.Future[msgspec.Raw]) -> None:
+        del self._calls[number]
+        if not outcome.cancelled():
+            outcome.exception()  # seen, even if who asked was cancelled in the same moment
 
     async def open(self) -> ClientConnection:
         """Connect once.
@@ -151,7 +162,9 @@ class Channel:
             await self._filled.wait()
             self._filled.clear()
             numbers, self._unsent = self._unsent, []
-            calls = [call for number in numbers if (call := self._calls.get(number)) is not None]
+            calls = [
+                call for number in numbers if (call := self._calls.get(number)) is not None and not call.outcome.done()
+            ]
             for call in calls:
                 call.sends += 1
             try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from asyncio import Future
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -42,8 +43,11 @@ _DELETE_TIMEOUT_S = 5.0
 _FULL_DELAYS_S = (0.01, 1.0)
 """Seconds between looking whether a full server has room again: at first, and at most."""
 
+_STEP = msgspec.json.Decoder(wire.StepReply)
+
 T = TypeVar("T")
-StepCall: TypeAlias = Callable[[wire.SessionStepBody], Awaitable[wire.StepReply]]
+Ask: TypeAlias = Callable[[wire.SessionStepBody], Future[msgspec.Raw]]
+Read: TypeAlias = Callable[[msgspec.Raw], wire.StepReply]
 
 
 class EnvClient:
@@ -170,9 +174,6 @@ class EnvClient:
         """Make a session as soon as there is room."""
         body = wire.CreateBody(task.env_id, task.seed, dict(task.options), session_id=id)
 
-        async def step(body: wire.SessionStepBody) -> wire.StepReply:
-            return await self._call("step", body, wire.StepReply)
-
         has_places = True
         if self._door.locked():  # others were here before
             has_places = await self._room()
@@ -184,9 +185,9 @@ class EnvClient:
                     raise
                 has_places = await self._room()
             except (OptionError, EnvError, SandboxError) as error:
-                return _Episode(id, error, 0, step)
+                return _Episode(id, error, 0, self._ask_step, self._read_step)
             else:
-                return _Episode(id, reply.reset(), reply.turn, step)
+                return _Episode(id, reply.reset(), reply.turn, self._ask_step, self._read_step)
 
     async def _delete(self, id: str) -> None:
         """Give an episode's place back; if that fails, the session expires."""
@@ -208,8 +209,17 @@ class EnvClient:
 
     async def _call(self, method: str, body: msgspec.Struct, reply: type[T], *, timeout_s: float | None = None) -> T:
         result = await self._channel.call(method, body, self._timeout_s if timeout_s is None else timeout_s)
+        return self._read(method, result, msgspec.json.Decoder(reply))
+
+    def _ask_step(self, body: wire.SessionStepBody) -> Future[msgspec.Raw]:
+        return self._channel.ask("step", body, self._timeout_s)
+
+    def _read_step(self, result: msgspec.Raw) -> wire.StepReply:
+        return self._read("step", result, _STEP)
+
+    def _read(self, method: str, result: msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
         try:
-            return msgspec.json.decode(result, type=reply)
+            return decoder.decode(result)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"{self._address} answers {method!r} in a way that cannot be read: {error}") from None
 
@@ -217,11 +227,12 @@ class EnvClient:
 class _Episode:
     """An episode that is played on a server."""
 
-    def __init__(self, id: str, start: Reset | EnvkitError, turn: int, call: StepCall) -> None:
+    def __init__(self, id: str, start: Reset | EnvkitError, turn: int, ask: Ask, read: Read) -> None:
         self.turn = turn
         self._id = id
         self._start = start
-        self._call = call
+        self._ask = ask
+        self._read = read
         self._is_reset = False
 
     async def reset(self) -> Reset:
@@ -233,13 +244,22 @@ class _Episode:
     async def step(self, action: str) -> Step:
         if not self._is_reset:
             raise StepOrderError("step before reset")
-        return await self._play(self.turn, action)
+        return self._played(await self._asked(self.turn, action))
 
     async def again(self, action: str) -> Step:
-        return await self._play(self.turn - 1, action)
+        return self._played(await self._asked(self.turn - 1, action))
 
-    async def _play(self, turn: int, action: str) -> Step:
+    def ask(self, action: str) -> Future[msgspec.Raw] | None:
+        return self._asked(self.turn, action) if self._is_reset else None
+
+    def told(self, answer: Future[msgspec.Raw]) -> Step:
+        return self._played(answer.result())
+
+    def _asked(self, turn: int, action: str) -> Future[msgspec.Raw]:
         sayable = action.encode(errors="replace").decode()  # a lone surrogate is no text, yet an action like any other
-        reply = await self._call(wire.SessionStepBody(turn, sayable, session_id=self._id))
+        return self._ask(wire.SessionStepBody(turn, sayable, session_id=self._id))
+
+    def _played(self, result: msgspec.Raw) -> Step:
+        reply = self._read(result)
         self.turn = reply.turn
         return reply.step()

@@ -121,8 +121,9 @@ class Sockets:
             else:
                 self._tasks.start_soon(self._answer, calls, frame, outbox, used)
         for step in waiting:
-            self._tasks.start_soon(self._answer, calls, step, outbox, used)
-        outbox.put(answers)
+            if not calls.ask(step, outbox.put):
+                self._tasks.start_soon(self._answer, calls, step, outbox, used)
+        outbox.put(*answers)
         return count
 
     def _read(self, calls: Calls, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
@@ -165,10 +166,10 @@ class Sockets:
             return calls.refusal(frame.id, error)
 
     async def _answer(self, calls: Calls, frame: Frame | StepFrame, outbox: _Outbox, used: set[str]) -> None:
-        outbox.put([await calls.answer(frame, used)])
+        outbox.put(await calls.answer(frame, used))
 
     async def _answer_sandbox(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
-        outbox.put([await calls.answer_sandbox(frame, used)])
+        outbox.put(await calls.answer_sandbox(frame, used))
 
 
 async def _keep(calls: SandboxCalls, used: set[str], caller: Caller) -> None:
@@ -225,7 +226,7 @@ class _Outbox:
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
 
-    def put(self, answers: Sequence[bytes]) -> None:
+    def put(self, *answers: bytes) -> None:
         if self._is_over or not answers:  # nobody is there to take them
             return
         if not self._answers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,10 +10,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import anyio
 import msgspec
+from msgspec import Raw
 
 from envkit import clock
 from envkit.errors import EnvkitError, SessionBrokenError, SessionConflictError, StepOrderError
-from envkit.protocols import Episode
+from envkit.protocols import AskingEpisode, Episode
 from envkit.types import Reset, Step, Task
 
 
@@ -137,12 +139,15 @@ class Session:
         self.start: Reset | None = None
         self.episode: Episode | None = None
         self.computing: ComputingEpisode | None = None
+        self.asking: AskingEpisode | None = None
         self.move: Move | None = None
         self.error: EnvkitError | None = None
         """What a step in a broken session is told."""
         self.why_interrupted: EnvkitError = SessionBrokenError(f"session {id}: cancelled")
+        self.is_interrupted = False
         self.holding = anyio.CancelScope()
-        self.stepping: anyio.CancelScope | None = None
+        self.stepping: anyio.CancelScope | Future[Raw] | None = None
+        """Cancels the step that is under way."""
         self.opened = anyio.Event()
         self.released = anyio.Event()
         self.closed = anyio.Event()
@@ -214,13 +219,20 @@ class Session:
             self.released.set()
         move.settle(answer)
 
+    def interrupt(self, why: EnvkitError) -> None:
+        """Stop the step that is under way; it is told `why`, even if its answer came in the same moment."""
+        assert self.stepping is not None
+        self.why_interrupted = why
+        self.is_interrupted = True
+        self.stepping.cancel()
+
     def end(self, why: EnvkitError) -> None:
         """Let go of the place, stopping what goes on in it."""
-        self.why_interrupted = why
         if self.state is SessionState.OPENING:
+            self.why_interrupted = why
             self.holding.cancel()
-        elif self.state is SessionState.STEPPING and self.stepping is not None:
-            self.stepping.cancel()
+        elif self.state is SessionState.STEPPING:
+            self.interrupt(why)
         else:
             self.released.set()
 

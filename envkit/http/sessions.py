@@ -29,7 +29,6 @@ from envkit import clock
 from envkit.errors import (
     CapacityError,
     DeadlineError,
-    EnvError,
     EnvkitError,
     SessionBrokenError,
     SessionConflictError,
@@ -37,6 +36,7 @@ from envkit.errors import (
     StepOrderError,
 )
 from envkit.http.callers import tenant_of
+from envkit.http.playing import Player, attributed
 from envkit.http.session import (
     ComputingEpisode,
     Move,
@@ -47,7 +47,7 @@ from envkit.http.session import (
     SessionView,
 )
 from envkit.http.tally import Tally
-from envkit.protocols import EnvHost, Episode, LastingEpisode, LastingHost
+from envkit.protocols import AskingEpisode, EnvHost, Episode, LastingEpisode, LastingHost
 from envkit.types import Step, Task
 
 TTL_S = 600.0
@@ -109,6 +109,7 @@ class SessionTable:
         self._computing = anyio.Lock()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
         self._filled: anyio.Event
+        self._player: Player
 
     @property
     def capacity(self) -> int:
@@ -157,11 +158,20 @@ class SessionTable:
         session = self._sessions.get(id) or self._find(id)
         session.used_at = now
         if session.is_next(turn):
-            return None if session.computing is None else self._compute(session, session.computing, turn, action)
+            return self._player.compute(session, turn, action)
         if session.is_recalled and session.is_before(turn):
             return None
         move = session.repeated(turn, action)
         return None if move.answer is None else move.result()
+
+    def ask(self, id: str, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
+        """Play a step that `step_now` cannot, if it can be asked for, and have `settled` told when it is; see `step`.
+
+        Returns:
+            False where `step` has to see to it; then nothing was done.
+        """
+        session = None if self.can_recall(id) else self._sessions.get(id)
+        return session is not None and session.is_next(turn) and self._player.ask(session, turn, action, settled)
 
     async def step(self, id: str, turn: int, action: str) -> Step:
         """Play step number `turn`, or give its answer again.
@@ -183,7 +193,7 @@ class SessionTable:
         session = self._find(id)
         if session.is_next(turn):
             move = session.begin(turn, action)
-            await self._play(session, move)
+            await self._player.play(session, move)
         elif session.is_recalled and session.is_before(turn):
             return await self._again(session, action)
         else:
@@ -235,6 +245,7 @@ class SessionTable:
         self.now = clock.reader()
         self._filled = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
+        self._player = Player(self.tally, self.now, self._tasks)
         self._tasks.start_soon(self._sweep)
         if self._lasting is not None:
             # At once, since they take places, and expire like all others.
@@ -283,6 +294,7 @@ class SessionTable:
                 async with self._lease(session) as episode:
                     session.episode = episode
                     session.computing = episode if isinstance(episode, ComputingEpisode) else None
+                    session.asking = episode if isinstance(episode, AskingEpisode) else None
                     if session.computing is None:
                         session.start = await episode.reset()
                     else:
@@ -300,7 +312,7 @@ class SessionTable:
             if session.holding.cancelled_caught:
                 failure = session.why_interrupted
         except Exception as error:
-            failure = _attributed(error, session.task)
+            failure = attributed(error, session.task)
             if session.is_over and not isinstance(error, _VoidError):
                 _log.warning("session %s: its place was given back with an error: %s", session.id, failure)
         finally:
@@ -352,40 +364,11 @@ class SessionTable:
 
     def _lost(self, session: Session, failure: EnvkitError) -> None:
         """Break a session whose lease ended before its episode did."""
-        if session.state is SessionState.STEPPING and session.stepping is not None:
-            session.why_interrupted = failure
-            session.stepping.cancel()
+        if session.state is SessionState.STEPPING:
+            session.interrupt(failure)
         elif session.state in (SessionState.OPENING, SessionState.READY):
             session.error = failure
             session.happens(SessionEvent.FAILED)
-
-    def _compute(self, session: Session, computing: ComputingEpisode, turn: int, action: str) -> Step:
-        """Let a world that only computes play a step."""
-        answer: Step | EnvkitError
-        began = clock.stopwatch()
-        try:
-            answer = computing.step_now(action)
-        except Exception as error:
-            answer = _attributed(error, session.task)
-        self.tally.step(clock.stopwatch() - began)
-        return session.play(turn, action, answer)
-
-    async def _play(self, session: Session, move: Move) -> None:
-        """Let the world play `move`; whatever happens, the move is settled afterwards."""
-        assert session.episode is not None
-        began = self.now()
-        answer: Step | EnvkitError = SessionBrokenError(f"session {session.id}: cancelled in turn {move.turn}")
-        try:
-            with anyio.CancelScope() as session.stepping:
-                answer = await session.episode.step(move.action)
-            if session.stepping.cancelled_caught:
-                answer = session.why_interrupted
-        except Exception as error:
-            answer = _attributed(error, session.task)
-        finally:
-            session.used_at = self.now()
-            self.tally.step(session.used_at - began)
-            session.settle(move, answer)
 
     async def _sweep(self) -> None:
         interval_s = min(_MAX_SWEEP_S, self._ttl_s / 4, self._step_timeout_s / 4)
@@ -410,9 +393,3 @@ class SessionTable:
                 elif now - session.used_at >= self._ttl_s:
                     del self._sessions[session.id]
                     session.end(SessionNotFoundError(f"session {session.id} has expired"))
-
-
-def _attributed(error: Exception, task: Task) -> EnvkitError:
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # from a lease that runs tasks of its own
-        error = error.exceptions[0]
-    return error if isinstance(error, EnvkitError) else EnvError(task.env_id, f"{type(error).__name__}: {error}")

@@ -1,0 +1,110 @@
+"""How the step of a session is played: computed at once, asked for, or waited for."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+from anyio.abc import TaskGroup
+from msgspec import Raw
+
+from envkit import clock
+from envkit.errors import EnvError, EnvkitError, SessionBrokenError
+from envkit.http.session import Move, Session
+from envkit.http.tally import Tally
+from envkit.types import Step, Task
+
+
+class Player:
+    """Plays the steps of all sessions of a server.
+
+    Args:
+        tally: Where they are counted.
+        now: Reads the loop's clock.
+        tasks: Where a step is played that was asked for in vain.
+    """
+
+    def __init__(self, tally: Tally, now: Callable[[], float], tasks: TaskGroup) -> None:
+        self._tally = tally
+        self._now = now
+        self._tasks = tasks
+
+    def compute(self, session: Session, turn: int, action: str) -> Step | None:
+        """Let a world that only computes play a step; None where there is none.
+
+        Raises:
+            EnvkitError: Whatever breaks the session.
+        """
+        if session.computing is None:
+            return None
+        answer: Step | EnvkitError
+        began = clock.stopwatch()
+        try:
+            answer = session.computing.step_now(action)
+        except Exception as error:
+            answer = attributed(error, session.task)
+        self._tally.step(clock.stopwatch() - began)
+        return session.play(turn, action, answer)
+
+    def ask(self, session: Session, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
+        """Ask for a step that is next, and have `settled` told when it is; False where that cannot be."""
+        answer = None if session.asking is None else session.asking.ask(action)
+        if answer is None:
+            return False
+        session.stepping = answer
+        move = session.begin(turn, action)
+        answer.add_done_callback(partial(self._told, session, move, settled))
+        return True
+
+    async def play(self, session: Session, move: Move) -> None:
+        """Let the world play a move that was begun; whatever happens, it is settled afterwards."""
+        session.stepping = anyio.CancelScope()
+        await self._play(session, move, session.stepping)
+
+    def _told(self, session: Session, move: Move, settled: Callable[[Move], None], answer: Future[Raw]) -> None:
+        assert session.asking is not None
+        step: Step | EnvkitError = session.why_interrupted
+        try:
+            if not session.is_interrupted:
+                step = session.asking.told(answer)
+        except Exception:  # which `step` comes upon as well, and knows what to do about it
+            session.stepping = anyio.CancelScope()
+            self._tasks.start_soon(self._play_asked, session, move, settled, session.stepping)
+        else:
+            self._settle(session, move, step)
+            settled(move)
+
+    async def _play_asked(
+        self, session: Session, move: Move, settled: Callable[[Move], None], scope: anyio.CancelScope
+    ) -> None:
+        try:
+            await self._play(session, move, scope)
+        finally:
+            settled(move)
+
+    async def _play(self, session: Session, move: Move, scope: anyio.CancelScope) -> None:
+        assert session.episode is not None
+        answer: Step | EnvkitError = SessionBrokenError(f"session {session.id}: cancelled in turn {move.turn}")
+        try:
+            with scope:
+                answer = await session.episode.step(move.action)
+            if session.is_interrupted:
+                answer = session.why_interrupted
+        except Exception as error:
+            answer = attributed(error, session.task)
+        finally:
+            self._settle(session, move, answer)
+
+    def _settle(self, session: Session, move: Move, answer: Step | EnvkitError) -> None:
+        session.used_at = self._now()
+        self._tally.step(session.used_at - session.began_at)
+        session.settle(move, answer)
+
+
+def attributed(error: Exception, task: Task) -> EnvkitError:
+    """Return what breaks a session when its world, or the place that it is in, raised `error`."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # from a lease that runs tasks of its own
+        error = error.exceptions[0]
+    return error if isinstance(error, EnvkitError) else EnvError(task.env_id, f"{type(error).__name__}: {error}")

@@ -1,0 +1,206 @@
+"""Steps that are asked for rather than waited for: what a session makes of their answers, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from msgspec import Raw
+
+from envkit import clock
+from envkit.errors import (
+    DeadlineError,
+    EnvkitError,
+    SandboxLostError,
+    SessionBrokenError,
+    SessionNotFoundError,
+    StepOrderError,
+    UnreachableError,
+)
+from envkit.http.session import Move, SessionState
+from envkit.http.sessions import SessionTable
+from envkit.protocols import AskingEpisode
+from envkit.types import Observation, Reset, Step, Task
+from tests.http.stage import settle
+
+TASK = Task("Far-v0", 1)
+
+
+class Far:
+    """A world far away: tests answer what it is asked for."""
+
+    turn = 0
+    is_there = True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, asyncio.Future[Raw]]] = []
+        self.stepped: list[str] = []
+
+    async def reset(self) -> Reset:
+        return Reset(Observation("start"), {})
+
+    async def step(self, action: str) -> Step:
+        self.stepped.append(action)
+        await anyio.sleep(5)
+        if not self.is_there:
+            raise SandboxLostError("far", "away")
+        return Step(Observation(f"stepped {action}"), 0.0, False, False, {})
+
+    async def again(self, action: str) -> Step:
+        raise NotImplementedError
+
+    def ask(self, action: str) -> asyncio.Future[Raw] | None:
+        if not self.is_there:
+            return None
+        self.asked.append((action, asyncio.get_running_loop().create_future()))
+        return self.asked[-1][1]
+
+    def told(self, answer: asyncio.Future[Raw]) -> Step:
+        return Step(Observation(bytes(answer.result()).decode()), 0.0, False, False, {})
+
+    def answer(self, text: str) -> None:
+        self.asked[-1][1].set_result(Raw(text.encode()))
+
+
+class FarHost:
+    capacity = 1
+
+    def __init__(self) -> None:
+        self.far = Far()
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[AskingEpisode]:
+        yield self.far
+
+
+def play(main: Callable[[SessionTable, Far], Awaitable[None]]) -> None:
+    async def run() -> None:
+        host = FarHost()
+        async with SessionTable(host, ttl_s=600, step_timeout_s=60) as table:
+            await table.create("a", TASK)
+            await main(table, host.far)
+
+    clock.run(run, virtual=True)
+
+
+def text(move: Move) -> str:
+    return move.result().observation.text
+
+
+def test_the_answer_to_a_step_that_was_asked_for_is_also_that_of_its_repeats() -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        moves: list[Move] = []
+        texts: list[str] = []
+
+        async def repeat() -> None:
+            texts.append((await table.step("a", 0, "x")).observation.text)
+
+        assert table.ask("a", 0, "x", moves.append)
+        assert table.get("a").state is SessionState.STEPPING
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(repeat)
+            await anyio.sleep(3)
+            assert (moves, texts) == ([], [])
+            far.answer("far 1")
+        await repeat()
+        assert [text(move) for move in moves] == ["far 1"]
+        assert texts == ["far 1", "far 1"]
+        assert (len(far.asked), far.stepped, table.get("a").turn) == (1, [], 1)
+        assert (sum(table.tally.buckets), table.tally.step_seconds) == (1, 3)
+
+    play(main)
+
+
+def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        moves: list[Move] = []
+        assert not table.ask("b", 0, "x", moves.append)
+        assert not table.ask("a", 1, "x", moves.append)
+        far.is_there = False
+        assert not table.ask("a", 0, "x", moves.append)
+        far.is_there = True
+        assert table.ask("a", 0, "x", moves.append)
+        assert not table.ask("a", 0, "x", moves.append)
+        with pytest.raises(StepOrderError, match="expected turn 0, got 1"):
+            await table.step("a", 1, "y")
+        far.answer("far 1")
+        await settle()
+        assert [text(move) for move in moves] == ["far 1"]
+
+    play(main)
+
+
+@pytest.mark.parametrize("error", [UnreachableError("gone"), RuntimeError("nobody foresaw this")])
+def test_a_step_that_was_asked_for_in_vain_is_played_as_any_other_and_once(error: Exception) -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        moves: list[Move] = []
+        assert table.ask("a", 0, "x", moves.append)
+        far.asked[0][1].set_exception(error)
+        await anyio.sleep(4)
+        assert moves == []
+        assert (await table.step("a", 0, "x")).observation.text == "stepped x"
+        assert [text(move) for move in moves] == ["stepped x"]
+        assert (far.stepped, table.get("a").turn, sum(table.tally.buckets)) == (["x"], 1, 1)
+
+    play(main)
+
+
+def test_a_loss_that_the_world_cannot_get_over_breaks_the_session() -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        moves: list[Move] = []
+        assert table.ask("a", 0, "x", moves.append)
+        far.is_there = False
+        far.asked[0][1].set_exception(SandboxLostError("far", "away"))
+        await anyio.sleep(6)
+        with pytest.raises(SandboxLostError, match="away"):
+            moves[0].result()
+        with pytest.raises(SessionBrokenError):
+            await table.step("a", 1, "y")
+
+    play(main)
+
+
+@pytest.mark.parametrize("when", ["before the answer", "in the moment of the answer", "while it is played again"])
+def test_a_session_that_is_deleted_ends_the_step_that_was_asked_for(when: str) -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        moves: list[Move] = []
+        assert table.ask("a", 0, "x", moves.append)
+        if when == "in the moment of the answer":
+            far.answer("far 1")
+        elif when == "while it is played again":
+            far.asked[0][1].set_exception(UnreachableError("gone"))
+            await anyio.sleep(1)
+        with anyio.fail_after(1):
+            await table.delete("a")
+        with pytest.raises(SessionNotFoundError, match="was deleted"):
+            moves[0].result()
+        assert (len(moves), table.leased) == (1, 0)
+
+    play(main)
+
+
+def test_a_step_that_was_asked_for_has_a_deadline() -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        moves: list[Move] = []
+        assert table.ask("a", 0, "x", moves.append)
+        await anyio.sleep(62)
+        with pytest.raises(DeadlineError, match="longer than 60 s"):
+            moves[0].result()
+        assert far.asked[0][1].cancelled()
+        assert (table.get("a").state, table.leased) == (SessionState.BROKEN, 0)
+
+    play(main)
+
+
+def test_a_server_that_stops_answers_what_was_asked_for() -> None:
+    moves: list[Move] = []
+
+    async def main(table: SessionTable, far: Far) -> None:
+        assert table.ask("a", 0, "x", moves.append)
+
+    play(main)
+    with pytest.raises(EnvkitError, match="the server stopped"):
+        moves[0].result()
