@@ -1,4 +1,4 @@
-"""The described API: every call as an HTTP route, with an OpenAPI document and a page to try them at ``/docs``.
+"""The described API: every call as an HTTP route, with an OpenAPI document at ``/openapi.json``.
 
 The document's schemas are those of the very types that decode the messages, so FastAPI routes and describes here but
 does not validate. This module is imported when the first of its routes is asked for: FastAPI takes longer to import
@@ -63,8 +63,8 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
     api = FastAPI(
         title="envkit",
         version=__version__,
+        docs_url=None,  # its page, and redoc's, run scripts of a third party in the origin of this server
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,  # nobody's token is to be sent a second time, to who knows whom
         exception_handlers={EnvkitError: routes.failed, HTTPException: routes.lost, Exception: routes.failed},
     )

@@ -258,7 +258,15 @@ def test_the_document_describes_every_route_and_every_type_that_it_names() -> No
         assert named <= set(schemas)
         assert schemas["StepBody"]["required"] == ["turn", "action"]
         assert "422" not in document["paths"]["/v1/sessions/{session_id}"]["put"]["responses"]
-        assert (await client.get("/docs")).status_code == 200
+
+    over_http(main)
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/oauth2-redirect"])
+def test_there_is_no_page_that_runs_scripts_of_others_here(path: str) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        assert (await client.get(path)).status_code == 404
+        assert (await client.get("/openapi.json")).json()["openapi"].startswith("3.")
 
     over_http(main)
 
@@ -283,7 +291,9 @@ def test_a_wrong_method_is_told_all_that_the_path_takes(verb: str, path: str, al
     over_http(main)
 
 
-@pytest.mark.parametrize("path", ["/v1/health/", "/v1/sessions/", "/v1/sessions/a/", "/v1/sessions/a/step/", "/docs/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/health/", "/v1/sessions/", "/v1/sessions/a/", "/v1/sessions/a/step/", "/openapi.json/"]
+)
 def test_a_slash_too_many_is_not_sent_elsewhere_with_its_token(path: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         for verb in ("GET", "PUT", "POST", "DELETE"):
