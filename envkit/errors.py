@@ -6,7 +6,8 @@
     |-- UnknownEnvError          no environment has this id
     |-- OptionError              an environment refuses an option
     |-- RequestError             a message that the protocol does not allow
-    |   `-- TooLargeError        one that is larger than the receiver takes
+    |   |-- TooLargeError        one that is larger than the receiver takes
+    |   `-- UnknownPathError     one for a path at which there is nothing
     |-- StepOrderError           a step before reset, after the end, or out of turn
     |-- SessionNotFoundError     no such session, or it has expired
     |-- SessionConflictError     the id is taken by another task
@@ -130,6 +131,13 @@ class TooLargeError(RequestError):
 
     code = "too_large"
     status = 413
+
+
+class UnknownPathError(RequestError):
+    """A request for a path at which the protocol has nothing, as opposed to a session or sandbox that is not there."""
+
+    code = "not_found"
+    status = 404
 
 
 class StepOrderError(EnvkitError):

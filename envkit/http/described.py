@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from envkit import __version__
-from envkit.errors import EnvkitError, RequestError, did_you_mean, to_problem
+from envkit.errors import EnvkitError, RequestError, UnknownPathError, did_you_mean, to_problem
 from envkit.http import sandbox_routes, wire
 from envkit.http.asgi import RETRY_AFTER_S, Receive, Scope, Send, retry_after_s
 from envkit.http.callers import caller_of
@@ -114,6 +114,9 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
     add("GET", f"{_V1}/health", routes.health, wire.HealthReply)
     add("GET", f"{_V1}/ready", routes.ready, wire.ReadyReply, busy=wire.ReadyReply)
     add("GET", "/metrics", routes.metrics, gives="text/plain")
+    watched: dict[str, Any] = {f"{_V1}/health": routes.health, f"{_V1}/ready": routes.ready, "/metrics": routes.metrics}
+    for path, route in watched.items():  # the document takes HEAD by itself
+        api.add_api_route(path, route, methods=["HEAD"], include_in_schema=False, response_class=Response)
     if sandboxes is not None:
         sandbox_routes.add_routes(add, sandboxes, slow_reset_s)
 
@@ -211,7 +214,8 @@ class _Routes:
     async def lost(self, request: Request, error: Exception) -> Response:
         """Answer what no route takes, keeping the status that says why (404, 405)."""
         assert isinstance(error, HTTPException)
-        what = RequestError(f"{request.method} {request.url.path}: {error.detail}")
+        kind = UnknownPathError if error.status_code == HTTPStatus.NOT_FOUND else RequestError
+        what = kind(f"{request.method} {request.url.path}: {error.detail}")
         problem = msgspec.convert({**to_problem(what), "status": error.status_code}, wire.Problem)
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the error knows of one route, of those with this path
