@@ -148,7 +148,7 @@ class DockerBackend:
         await clock.to_thread(snapshots.remove, self._boxes.folder / _SNAPSHOTS, snapshot)
 
     async def staying(self, ledger: str | None = None) -> list[str]:
-        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted."""
+        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted; "" is none."""
         label = STAY_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(one["Labels"][BOX_LABEL] for one in await self._daemon.containers(label))
 

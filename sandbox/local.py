@@ -124,7 +124,7 @@ class LocalBackend:
         await clock.to_thread(snapshots.remove, self._boxes.folder / "snapshots", snapshot)
 
     async def staying(self, ledger: str | None = None) -> list[str]:
-        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted."""
+        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted; "" is none."""
         return await clock.to_thread(stays.ids, ledger)
 
     async def attach(self, box_id: str) -> Box:

@@ -182,7 +182,8 @@ class NodeActor:
         return self._failure
 
     async def _start(self, ticket: int, spec: SandboxSpec, lonely_s: float, snapshot: str | None) -> Answer:
-        seen = replace(spec, stay=True, lonely_s=lonely_s)
+        ledger = spec.ledger or f"ray-{self._run}"  # it stays only in case we end, and nobody has left it running
+        seen = replace(spec, stay=True, lonely_s=lonely_s, ledger=ledger)
         with anyio.CancelScope() as scope:
             self._starting[ticket] = scope
             try:
