@@ -6,7 +6,8 @@
     |-- UnknownEnvError          no environment has this id
     |-- OptionError              an environment refuses an option
     |-- RequestError             a message that the protocol does not allow
-    |   `-- TooLargeError        one that is larger than the receiver takes
+    |   |-- TooLargeError        one that is larger than the receiver takes
+    |   `-- UnknownPathError     one for a path at which there is nothing
     |-- StepOrderError           a step before reset, after the end, or out of turn
     |-- SessionNotFoundError     no such session, or it has expired
     |-- SessionConflictError     the id is taken by another task
@@ -19,6 +20,7 @@
     |-- OutOfReachError          a bounded search ended before it knew
     `-- SandboxError             something about a sandbox
         |-- SandboxStartError    it never became ready
+        |   `-- SandboxRefusedError  what was asked for cannot be granted, however often it is tried
         |-- SandboxLostError     it was healthy and is gone
         |-- SnapshotLimitError   there may be no further snapshot until one is removed
         |-- MissingFileError     no such file in it
@@ -129,6 +131,13 @@ class TooLargeError(RequestError):
 
     code = "too_large"
     status = 413
+
+
+class UnknownPathError(RequestError):
+    """A request for a path at which the protocol has nothing, as opposed to a session or sandbox that is not there."""
+
+    code = "not_found"
+    status = 404
 
 
 class StepOrderError(EnvkitError):
@@ -260,12 +269,28 @@ class SandboxStartError(SandboxError):
 
     code = "sandbox_start"
     status = 503
-    fields = ("sandbox_id", "cause")
+    fields: ClassVar[tuple[str, ...]] = ("sandbox_id", "cause")
 
     def __init__(self, sandbox_id: str, cause: str) -> None:
         super().__init__(f"sandbox {sandbox_id} did not start: {cause}")
         self.sandbox_id = sandbox_id
         self.cause = cause
+
+
+class SandboxRefusedError(SandboxStartError):
+    """The sandbox was not started, since what was asked for cannot be granted; asking again does not help.
+
+    Attributes:
+        everywhere: Whether that holds wherever it is tried, as opposed to one backend on one machine.
+    """
+
+    code = "sandbox_refused"
+    status = 422
+    fields = ("sandbox_id", "cause", "everywhere")
+
+    def __init__(self, sandbox_id: str, cause: str, everywhere: bool = False) -> None:
+        super().__init__(sandbox_id, cause)
+        self.everywhere = everywhere
 
 
 class SandboxLostError(SandboxError):

@@ -317,7 +317,8 @@ class SandboxBackend(Protocol):
         """Start one; it answers, and its command is running, when this returns.
 
         Raises:
-            SandboxStartError: The backend refused or the command ended at once.
+            SandboxRefusedError: The backend cannot grant what `spec` asks for.
+            SandboxStartError: It did not come up, or its command ended at once.
         """
         ...
 
@@ -325,7 +326,8 @@ class SandboxBackend(Protocol):
         """Start one whose files are those of `snapshot`.
 
         Raises:
-            SandboxStartError: As `start`; or there is no such snapshot.
+            SandboxRefusedError: As `start`; or there is no such snapshot.
+            SandboxStartError: As `start`.
         """
         ...
 
@@ -358,6 +360,7 @@ class SandboxPool(Protocol):
         Raises:
             ImpossibleSandboxError: No node could ever hold it; raised at once.
             CapacityError: None became free within `wait_s` seconds.
+            SandboxRefusedError: No node grants what `spec` asks for.
             SandboxStartError: It was started and did not come up.
         """
         ...

@@ -10,7 +10,7 @@ from typing import Protocol
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxStartError
+from envkit.errors import SandboxError, SandboxRefusedError
 from envkit.sandbox import folders
 from envkit.sandbox.texts import fault_of_variables, fault_of_words
 from envkit.types import SandboxSpec
@@ -110,17 +110,19 @@ def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> 
         capabilities: What is enforced, see `envkit.protocols.SandboxBackend.capabilities`.
 
     Raises:
-        SandboxStartError: The spec asks for more than that, and says what.
+        SandboxRefusedError: The spec asks for more than that, and says what.
     """
     profile: str = spec.profile
     if profile not in ("strict", "system"):
-        raise SandboxStartError(box_id, f"profile={profile!r} is refused: it must be 'strict' or 'system'")
+        raise SandboxRefusedError(
+            box_id, f"profile={profile!r} is refused: it must be 'strict' or 'system'", everywhere=True
+        )
     if (fault := fault_of_words(spec.command)) is not None:
-        raise SandboxStartError(box_id, f"command={spec.command!r} is refused: {fault}")
+        raise SandboxRefusedError(box_id, f"command={spec.command!r} is refused: {fault}", everywhere=True)
     if (fault := fault_of_variables(spec.env)) is not None:
-        raise SandboxStartError(box_id, f"env is refused: {fault}")
+        raise SandboxRefusedError(box_id, f"env is refused: {fault}", everywhere=True)
     if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
-        raise SandboxStartError(box_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}")
+        raise SandboxRefusedError(box_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}")
     asked = {
         "memory": ("memory_mib", spec.memory_mib),
         "pids": ("pids", spec.pids),
@@ -130,9 +132,9 @@ def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> 
     }
     for name, (field, value) in asked.items():
         if isinstance(value, (int, float)) and not value > 0:  # to a kernel or daemon it would mean: without bound
-            raise SandboxStartError(box_id, f"{field}={value} is refused: it must be more than 0")
+            raise SandboxRefusedError(box_id, f"{field}={value} is refused: it must be more than 0", everywhere=True)
         if value is not None and not capabilities[name]:
-            raise SandboxStartError(box_id, f"{field}={value} is refused: {name} is not bounded here")
+            raise SandboxRefusedError(box_id, f"{field}={value} is refused: {name} is not bounded here")
 
 
 async def _stop(box: Stoppable, failures: list[SandboxError]) -> None:

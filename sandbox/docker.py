@@ -15,6 +15,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,7 +23,7 @@ from typing import Self
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxStartError, did_you_mean
+from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, did_you_mean
 from envkit.sandbox import agent, allowlist, attached, container, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
 from envkit.sandbox.box import Box, Boxes
@@ -122,7 +123,8 @@ class DockerBackend:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
 
         Raises:
-            SandboxStartError: Also when the image is missing, the disk is nearly full, or the daemon does not answer.
+            SandboxRefusedError: Also when the image is missing.
+            SandboxStartError: Also when the disk is nearly full, or the daemon does not answer.
         """
         return await self._start(spec, None)
 
@@ -146,7 +148,7 @@ class DockerBackend:
         await clock.to_thread(snapshots.remove, self._boxes.folder / _SNAPSHOTS, snapshot)
 
     async def staying(self, ledger: str | None = None) -> list[str]:
-        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted."""
+        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted; "" is none."""
         label = STAY_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(one["Labels"][BOX_LABEL] for one in await self._daemon.containers(label))
 
@@ -231,7 +233,8 @@ class DockerBackend:
                     image, files = await self._files(box_id, spec, snapshot)
                     return await self._launch(_Plan(box_id, spec, image, files))
             except DaemonError as error:
-                raise SandboxStartError(box_id, str(error)) from None
+                refuses = error.http_status == HTTPStatus.BAD_REQUEST  # more processors than there are, an odd name
+                raise (SandboxRefusedError if refuses else SandboxStartError)(box_id, str(error)) from None
         raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
 
     def _refuse(self, box_id: str, spec: SandboxSpec) -> None:
@@ -240,12 +243,12 @@ class DockerBackend:
         lost = container.gives_up(spec)
         if spec.untrusted and lost:
             what = "an open network" if "network" in lost else f"profile {spec.profile!r}"
-            raise SandboxStartError(box_id, f"untrusted programs are refused: {what} does not hold {', '.join(lost)}")
+            raise SandboxRefusedError(box_id, f"untrusted programs are refused: {what} does not hold {', '.join(lost)}")
         if (why := allowlist.why_refused(spec)) is not None:
-            raise SandboxStartError(box_id, why)
+            raise SandboxRefusedError(box_id, why)
         runtimes = sorted(self._daemon.info.get("Runtimes") or ())
         if spec.runtime is not None and spec.runtime not in runtimes:
-            raise SandboxStartError(
+            raise SandboxRefusedError(
                 box_id, f"Docker has no runtime {spec.runtime!r}, only {', '.join(runtimes)} (/etc/docker/daemon.json)"
             )
         free_mib = self._disk.free_mib()
@@ -258,7 +261,7 @@ class DockerBackend:
         """Return the image to start from, and the folder of what is to be put back into it.
 
         Raises:
-            SandboxStartError: There is no such image or snapshot.
+            SandboxRefusedError: There is no such image or snapshot.
         """
         files = None
         name = spec.image or DEFAULT_IMAGE
@@ -267,17 +270,22 @@ class DockerBackend:
             if files is None and (image := await self._daemon.image(snapshot)) is not None:
                 return image, None
             if files is None:
-                raise SandboxStartError(box_id, f"there is no snapshot {snapshot!r}")
+                raise SandboxRefusedError(box_id, f"there is no snapshot {snapshot!r}")
         image = await self._daemon.image(name)
         if image is None and self._pull:
-            await self._daemon.pull(name)
+            try:
+                await self._daemon.pull(name)
+            except DaemonError as error:
+                if error.http_status != HTTPStatus.NOT_FOUND:
+                    raise
+                raise SandboxRefusedError(box_id, str(error)) from None
             image = await self._daemon.image(name)
         if image is None and spec.image is None:
-            raise SandboxStartError(box_id, f"there is no image {name} here; make it: envkit image build games")
+            raise SandboxRefusedError(box_id, f"there is no image {name} here; make it: envkit image build games")
         if image is None:
             near = did_you_mean(name, await self._daemon.image_names())
             near = near if near.startswith("; did you mean") else ""  # not a list of all that there are
-            raise SandboxStartError(box_id, f"there is no image {name!r} here (docker pull {name}){near}")
+            raise SandboxRefusedError(box_id, f"there is no image {name!r} here (docker pull {name}){near}")
         return image, files
 
     async def _launch(self, plan: _Plan) -> Box | FallbackBox:
@@ -302,10 +310,10 @@ class DockerBackend:
         try:
             volumes, written = await held.volumes(), await self._written(held, spec)
             if spec.stay and DOOR not in volumes:
-                raise SandboxStartError(plan.box_id, attached.NO_WAY_BACK)
+                raise SandboxRefusedError(plan.box_id, attached.NO_WAY_BACK)
             if spec.profile == "system" and spec.disk_mib is not None and not (written or self._bounds_disk):
                 why = "Docker bounds a root file system only on xfs with project quota, and only root can watch one"
-                raise SandboxStartError(plan.box_id, f"disk_mib={spec.disk_mib} is refused: {why}")
+                raise SandboxRefusedError(plan.box_id, f"disk_mib={spec.disk_mib} is refused: {why}")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await held.kill()
@@ -343,11 +351,11 @@ class DockerBackend:
             "ttl_s": spec.ttl_s,
         }
         if needs := [name for name, value in wanted.items() if value]:
-            raise SandboxStartError(plan.box_id, f"its image has no Python, which is needed for {', '.join(needs)}")
+            raise SandboxRefusedError(plan.box_id, f"its image has no Python, which is needed for {', '.join(needs)}")
         try:
             held = await self._run(plan, LIFE_LINE, b"")
         except MissingProgramError:
-            raise SandboxStartError(plan.box_id, "its image has neither Python nor a shell") from None
+            raise SandboxRefusedError(plan.box_id, "its image has neither Python nor a shell") from None
         env = container.environment(spec, plan.image)
         box = FallbackBox(plan.box_id, self._daemon, held, env=env, forget=self._boxes.forget)
         self._boxes.add(box)

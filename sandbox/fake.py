@@ -27,6 +27,7 @@ from envkit.errors import (
     RefusedFileError,
     SandboxError,
     SandboxLostError,
+    SandboxRefusedError,
     SandboxStartError,
     TooLargeError,
     UnreachableError,
@@ -190,7 +191,7 @@ class FakeBackend:
         self._asked += 1
         box_id = f"fake-{number}"
         if refusal is not None:
-            raise SandboxStartError(box_id, refusal)
+            raise SandboxRefusedError(box_id, refusal)
         refuse(box_id, spec, self._capabilities)
         fate = self._script(number, random.Random(stable_hash(self._seed, number)))
         await anyio.sleep(min(fate.start_s, spec.start_timeout_s))

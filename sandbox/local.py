@@ -27,7 +27,7 @@ from typing import Self
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxStartError
+from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.sandbox import (
     agent,
     allowlist,
@@ -110,7 +110,7 @@ class LocalBackend:
         box_id = self._boxes.new_id()
         file = snapshots.find(self._boxes.folder / "snapshots", snapshot)
         if file is None:
-            raise SandboxStartError(box_id, f"there is no snapshot {snapshot!r}")
+            raise SandboxRefusedError(box_id, f"there is no snapshot {snapshot!r}")
         box = await self._start(box_id, spec, snapshots.waiting(spec.command))
         await snapshots.put_back(box, file, spec, _files_uid())
         return box
@@ -124,7 +124,7 @@ class LocalBackend:
         await clock.to_thread(snapshots.remove, self._boxes.folder / "snapshots", snapshot)
 
     async def staying(self, ledger: str | None = None) -> list[str]:
-        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted."""
+        """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted; "" is none."""
         return await clock.to_thread(stays.ids, ledger)
 
     async def attach(self, box_id: str) -> Box:
@@ -173,11 +173,13 @@ class LocalBackend:
     async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
         refuse(box_id, spec, self.capabilities())
         if (why := self._refusal(spec)) is not None:
+            raise SandboxRefusedError(box_id, why)
+        if (why := self._hindrance()) is not None:
             raise SandboxStartError(box_id, why)
         look = self._look(spec)
         python = _python(look)
         if python is None:
-            raise SandboxStartError(box_id, "there is no Python 3 in it, which our agent needs")
+            raise SandboxRefusedError(box_id, "there is no Python 3 in it, which our agent needs")
         began = clock.now()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -324,8 +326,6 @@ class LocalBackend:
 
     def _refusal(self, spec: SandboxSpec) -> str | None:
         """Return why `spec` cannot be had of bubblewrap, in one line; None where it can."""
-        if shutil.which("bwrap") is None:
-            return "bubblewrap is not installed (apt install bubblewrap)"
         if spec.profile == "system":
             return "bubblewrap boxes have no writable root file system (profile: system); use docker"
         if spec.runtime is not None:
@@ -338,6 +338,12 @@ class LocalBackend:
             return "untrusted programs are refused: network 'open' is the host's own, with all that listens in it"
         if spec.stay and os.geteuid() != 0:
             return "only root can keep others from the door of a box that stays"
+        return None
+
+    def _hindrance(self) -> str | None:
+        """Return why nothing can be started here now, in one line; None where something can."""
+        if shutil.which("bwrap") is None:
+            return "bubblewrap is not installed (apt install bubblewrap)"
         free_mib = shutil.disk_usage(self._boxes.folder).free >> 20
         if free_mib < folders.LEAST_FREE_MIB:
             return f"only {free_mib} MiB are free in {self._boxes.folder.parent}; {folders.LEAST_FREE_MIB} are wanted"

@@ -18,7 +18,7 @@ from typing import Self
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxStartError
+from envkit.errors import SandboxRefusedError
 from envkit.sandbox import agent, folders
 from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.boxes import refuse
@@ -58,7 +58,7 @@ class ProcessBackend:
         refuse(box_id, spec, self.capabilities())
         for field, value in (("image", spec.image), ("runtime", spec.runtime), ("stay", spec.stay or None)):
             if value is not None:
-                raise SandboxStartError(box_id, f"{field}={value} is refused: a plain process has no such thing")
+                raise SandboxRefusedError(box_id, f"{field}={value} is refused: a plain process has no such thing")
         folder = self._boxes.new_folder(box_id)
         home, sockets, grader_home = folder / "home", folder / "s", folder / "grader"
         for part in (home, sockets, grader_home):
@@ -82,7 +82,7 @@ class ProcessBackend:
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> Box:
         """Raise: plain processes have no snapshots."""
-        raise SandboxStartError(self._boxes.new_id(), f"snapshot {snapshot!r}: plain processes have none")
+        raise SandboxRefusedError(self._boxes.new_id(), f"snapshot {snapshot!r}: plain processes have none")
 
     async def snapshot_bytes(self, snapshot: str) -> int:
         """Return 0: plain processes have no snapshots."""

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from envkit import clock
+from envkit.sandbox.local import LocalBackend
+from envkit.types import SandboxSpec
 
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
@@ -139,6 +141,26 @@ def test_a_detached_box_is_used_from_other_processes_until_it_is_removed(detache
     assert sandbox("rm", "bwrap-nothere1", detached) == (1, "", missing)
     assert detached not in sandbox("ls")[1]
     assert sandbox("exec", detached, "true")[0] == 1
+
+
+def test_a_servers_box_was_not_left_running_and_is_listed_only_where_all_are() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(stay=True, lonely_s=60, ledger="a-servers"))
+            try:
+                left, every = await clock.to_thread(sandbox, "ls"), await clock.to_thread(sandbox, "ls", "--all")
+                assert box.id not in left[1]
+                (line,) = [one for one in every[1].splitlines() if box.id in one]
+                assert line.endswith("\tof a server")
+            finally:
+                await box.stop()
+
+    clock.run(main)
+
+
+def test_of_boxes_left_running_nothing_is_said_but_how_they_are(detached: str) -> None:
+    (line,) = [one for one in sandbox("ls", "--all")[1].splitlines() if detached in one]
+    assert "server" not in line
 
 
 def test_without_a_program_there_is_a_shell_on_the_terminal() -> None:

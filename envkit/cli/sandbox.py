@@ -192,12 +192,23 @@ def remove(
 
 
 @app.command("ls")
-def list_boxes(url: Url = None, token_file: TokenFile = None, ca: Ca = None) -> None:
+def list_boxes(
+    with_servers: Annotated[
+        bool, typer.Option("--all", help="Also those that servers on this machine have started, marked so.")
+    ] = False,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+) -> None:
     """List the boxes that were left running: id, seconds since its start, processes, MiB of memory.
 
-    Of a server, all its sandboxes: id, state, seconds since its start, node, and why it is in that state.
+    Those of a server on this machine are not left: it ends them, and those of one that is gone end by themselves.
+
+    Of a server (--url), all its sandboxes: id, state, seconds since its start, node, and why it is in that state.
     """
     server = _server(url, token_file, ca)
+    if server is not None and with_servers:
+        raise UsageError("--all does not go with --url: all of a server's sandboxes are listed")
     from envkit import clock
 
     if server is not None:
@@ -210,8 +221,9 @@ def list_boxes(url: Url = None, token_file: TokenFile = None, ca: Ca = None) -> 
         return
     from envkit.wiring import box_commands
 
-    for found in clock.run(box_commands.list_staying):
-        print(found.id, found.problem or _figures(found.stats), sep="\t")
+    for found in clock.run(partial(box_commands.list_staying, with_servers=with_servers)):
+        whose = ["of a server"] if found.is_servers else []
+        print(found.id, found.problem or _figures(found.stats), *whose, sep="\t")
 
 
 @app.command("prune")

@@ -1,4 +1,4 @@
-"""The described API: every call as an HTTP route, with an OpenAPI document and a page to try them at ``/docs``.
+"""The described API: every call as an HTTP route, with an OpenAPI document at ``/openapi.json``.
 
 The document's schemas are those of the very types that decode the messages, so FastAPI routes and describes here but
 does not validate. This module is imported when the first of its routes is asked for: FastAPI takes longer to import
@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from envkit import __version__
-from envkit.errors import EnvkitError, RequestError, did_you_mean, to_problem
+from envkit.errors import EnvkitError, RequestError, UnknownPathError, did_you_mean, to_problem
 from envkit.http import sandbox_routes, wire
 from envkit.http.asgi import RETRY_AFTER_S, Receive, Scope, Send, retry_after_s
 from envkit.http.callers import caller_of
@@ -63,8 +63,8 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
     api = FastAPI(
         title="envkit",
         version=__version__,
+        docs_url=None,  # its page, and redoc's, run scripts of a third party in the origin of this server
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,  # nobody's token is to be sent a second time, to who knows whom
         exception_handlers={EnvkitError: routes.failed, HTTPException: routes.lost, Exception: routes.failed},
     )
@@ -114,6 +114,9 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
     add("GET", f"{_V1}/health", routes.health, wire.HealthReply)
     add("GET", f"{_V1}/ready", routes.ready, wire.ReadyReply, busy=wire.ReadyReply)
     add("GET", "/metrics", routes.metrics, gives="text/plain")
+    watched: dict[str, Any] = {f"{_V1}/health": routes.health, f"{_V1}/ready": routes.ready, "/metrics": routes.metrics}
+    for path, route in watched.items():  # the document takes HEAD by itself
+        api.add_api_route(path, route, methods=["HEAD"], include_in_schema=False, response_class=Response)
     if sandboxes is not None:
         sandbox_routes.add_routes(add, sandboxes, slow_reset_s)
 
@@ -211,7 +214,8 @@ class _Routes:
     async def lost(self, request: Request, error: Exception) -> Response:
         """Answer what no route takes, keeping the status that says why (404, 405)."""
         assert isinstance(error, HTTPException)
-        what = RequestError(f"{request.method} {request.url.path}: {error.detail}")
+        kind = UnknownPathError if error.status_code == HTTPStatus.NOT_FOUND else RequestError
+        what = kind(f"{request.method} {request.url.path}: {error.detail}")
         problem = msgspec.convert({**to_problem(what), "status": error.status_code}, wire.Problem)
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the error knows of one route, of those with this path

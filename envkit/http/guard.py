@@ -51,7 +51,7 @@ _SCOPES = (
     ("/metrics", METRICS),
     (_V1, ADMIN),  # events, and whatever has no line here
 )
-_OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/docs", "/openapi.json"})
+_OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/openapi.json"})
 _REVOKED = 1008  # of RFC 6455: the message violates a policy
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 _LOOK_S = 1.0

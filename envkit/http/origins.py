@@ -1,4 +1,4 @@
-"""Who asks a server without tokens: programs of this machine and our own pages, but no web page of others.
+"""Who asks a server without tokens: programs of this machine, but no web page of others.
 
 A browser on this machine runs programs of anybody. It names the page that they come from (``Origin``), and the host
 that they believe to ask (``Host``), which is another than us where somebody's name was pointed at our address.

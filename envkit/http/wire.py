@@ -45,6 +45,14 @@ SessionId = Annotated[
     ),
 ]
 
+AnySessionId = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(:?[A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
+        description="As it was made; for an administrator also TENANT:NAME, and :NAME if it was made without tokens.",
+    ),
+]
+
 
 class TaskBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to play."""
@@ -67,7 +75,7 @@ class StepBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SessionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which session."""
 
-    session_id: SessionId
+    session_id: AnySessionId
 
 
 class CreateBody(TaskBody, frozen=True, forbid_unknown_fields=True, kw_only=True):

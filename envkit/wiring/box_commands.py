@@ -18,7 +18,7 @@ import anyio.lowlevel
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError, UsageError
-from envkit.sandbox import docker, local, stays
+from envkit.sandbox import docker, local
 from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
@@ -42,11 +42,13 @@ class Staying:
         id: Its id.
         stats: As `envkit.sandbox.box.Box.stats`; empty when it does not answer.
         problem: Why it does not, in one line.
+        is_servers: Whether a server started it, which has it still or comes back to it, as opposed to a person.
     """
 
     id: str
     stats: Mapping[str, JSON]
     problem: str = ""
+    is_servers: bool = False
 
 
 async def run(
@@ -133,26 +135,36 @@ def say(result: ExecResult, bound_s: float) -> int:
     return _exit_code(result.exit_code)
 
 
-async def list_staying() -> Sequence[Staying]:
-    """Return the boxes of this machine that stay, of every backend that works here."""
-    found = []
+async def list_staying(*, with_servers: bool) -> Sequence[Staying]:
+    """Return the boxes of this machine that stay, of every backend that works here.
+
+    Args:
+        with_servers: Also those that servers have started.
+    """
+    found: list[Staying] = []
     if local.why_unavailable() is None:
         async with LocalBackend() as backend:
-            found += [await _look(backend, box_id) for box_id in stays.ids()]
+            found += await _staying(backend, with_servers)
     if await docker.why_unavailable() is None:
         async with DockerBackend() as backend:
-            found += [await _look(backend, box_id) for box_id in await backend.staying()]
+            found += await _staying(backend, with_servers)
     return found
 
 
-async def _look(backend: LocalBackend | DockerBackend, box_id: str) -> Staying:
+async def _staying(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[Staying]:
+    own = await backend.staying("")
+    box_ids = await backend.staying() if with_servers else own
+    return [await _look(backend, box_id, is_servers=box_id not in own) for box_id in box_ids]
+
+
+async def _look(backend: LocalBackend | DockerBackend, box_id: str, *, is_servers: bool) -> Staying:
     try:
         box = await backend.attach(box_id)
         stats = await box.stats()
         await box.release()
     except EnvkitError as error:
-        return Staying(box_id, {}, str(error))
-    return Staying(box_id, stats)
+        return Staying(box_id, {}, str(error), is_servers)
+    return Staying(box_id, stats, is_servers=is_servers)
 
 
 async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:

@@ -144,7 +144,8 @@ def open_sandbox(
 
     Raises:
         UsageError: There is no such backend or option, or it does not work on this machine; says what to do.
-        SandboxStartError: The backend refused, or the box never became ready.
+        SandboxRefusedError: The backend cannot grant what was asked for.
+        SandboxStartError: The box never became ready.
         UnreachableError: Nothing answers at `url`.
         CapacityError: The server has no room.
     """
@@ -260,7 +261,8 @@ class BlockingSandbox:
         """Start another sandbox like this one with the files of a snapshot; it is stopped with the first at the latest.
 
         Raises:
-            SandboxStartError: There is no such snapshot, or the box never became ready.
+            SandboxRefusedError: There is no such snapshot.
+            SandboxStartError: The box never became ready.
         """
         self._require_own_process()
         with ExitStack() as resources:

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxStartError
+from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.sandbox.pool import history
 from envkit.sandbox.pool.nodes import Demand, Node
@@ -150,10 +150,13 @@ class Member:
             else:
                 self._finish(SandboxState.LOST, cause)
 
-    def fail(self, cause: str) -> None:
-        """It does not become ready."""
+    def fail(self, cause: str, refusal: SandboxRefusedError | None = None) -> None:
+        """It does not become ready; with a `refusal`, because its spec cannot be granted."""
         if not self.is_over:
-            self.failure = SandboxStartError(self.id, cause)
+            if refusal is None:
+                self.failure = SandboxStartError(self.id, cause)
+            else:
+                self.failure = SandboxRefusedError(self.id, cause, refusal.everywhere)
             self.has_failed = True
             self._finish(SandboxState.STOPPED, cause)
 

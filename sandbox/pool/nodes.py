@@ -97,6 +97,7 @@ class Node:
         self.used = Demand()
         self.resumes_at = 0.0
         self._failures: list[float] = []
+        self._rests_until = 0.0
         bounds = (getattr(self.holds, field) for field in Demand._fields)
         self._bounds = tuple((place, bound) for place, bound in enumerate(bounds) if bound is not None)
 
@@ -115,12 +116,17 @@ class Node:
     def failed(self, *, now: float) -> None:
         """A sandbox did not start here: rest before the next one, longer each time."""
         self.resumes_at = now + (restart_delay(self._failures, _RESTS, now=now) or 0.0)
+        self._rests_until = self.resumes_at
         self._failures = [*self._failures, now][1 - _RESTS.restarts :]
+
+    def refused(self) -> None:
+        """What was asked for cannot be had here, which says nothing of how the next start goes."""
+        self.resumes_at = self._rests_until
 
     def started(self) -> None:
         """A sandbox started here."""
         self._failures.clear()
-        self.resumes_at = 0.0
+        self.resumes_at = self._rests_until = 0.0
 
     def fits(self, demand: Demand, freed: Demand | None = None) -> bool:
         """Say whether there is room for `demand`, once `freed` is given back."""

@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from envkit import clock
-from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxError, SandboxStartError
+from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import starts
@@ -242,7 +242,7 @@ class Roster:
     def _why_never(self, ticket: Ticket[Member]) -> SandboxError | None:
         """Return what is raised to who can never be served by the nodes that there are."""
         if ticket.snapshot is not None and ticket.snapshot[0] not in self.nodes:
-            return SandboxStartError(ticket.name or "", f"there is no snapshot {'/'.join(ticket.snapshot)!r}")
+            return SandboxRefusedError(ticket.name or "", f"there is no snapshot {'/'.join(ticket.snapshot)!r}")
         why = why_impossible(self._homes(ticket), ticket.demand)
         return None if why is None else ImpossibleSandboxError(why)
 
@@ -281,7 +281,7 @@ class Roster:
                 with member.starting:
                     if member.sandbox is None:
                         is_trial = clock.now() < member.node.resumes_at
-                        await starts.start(member, boot, ledger=self._ledger_id, move=self._move)
+                        await starts.start(member, boot, ledger=self._ledger_id, nodes=self.nodes, move=self._move)
                         if is_trial:
                             self.serve()
             finally:
@@ -294,12 +294,11 @@ class Roster:
             member.end(CLOSED)
             self._leave(member)
 
-    def _move(self, member: Member) -> bool:
-        """A sandbox did not start: put it on another node with room that nobody waits for; say whether there is one."""
+    def _move(self, member: Member, others: Collection[Node]) -> bool:
+        """A sandbox did not start: put it on one of `others`, with room that nobody waits for; say if there is one."""
         self._tasks.start_soon(self._serve_at, member.node.resumes_at)
-        others = [node for node in self._awake(member.demand) if node is not member.node and member.snapshot is None]
-        free = (node for node in others if not self._is_for_others(node, self.queue.claims))
-        found = place(free, member.demand)
+        free = (one for one in self._awake(member.demand) if not self._is_for_others(one, self.queue.claims))
+        found = place((one for one in free if one in others), member.demand)
         if found is None:
             return False
         member.node.give_back(member.demand)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxStartError
+from envkit.errors import EnvkitError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.sandbox.pool.member import Member
+from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxSpec
 
 _log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ _LONELY_S = 600.0
 """Seconds that boxes wait for the next server, where the last one was killed."""
 _SLACK_S = 60.0
 """Seconds that a start may take longer than its own bound, as for its turn where only a few are started at once."""
+_UNTRIED = "other nodes, which may grant it, have no room now"
 
 
 async def start(
@@ -28,7 +30,8 @@ async def start(
     boot: Callable[[Sandbox], Awaitable[None]] | None,
     *,
     ledger: str | None,
-    move: Callable[[Member], bool],
+    nodes: Mapping[str, Node],
+    move: Callable[[Member, Collection[Node]], bool],
 ) -> None:
     """Start a sandbox; it is up afterwards, or has failed.
 
@@ -36,26 +39,22 @@ async def start(
         member: Which one.
         boot: Returns once it may be used, see `envkit.sandbox.pool.stocks.Stock`.
         ledger: Id of the ledger in which it is written down, and which it outlives this process with; None for none.
-        move: Told that it did not start where it is; says whether it is on another node now, to be tried there once.
+        nodes: All nodes, as they are now and later.
+        move: Told that it did not start where it is; says whether it is now on one of these others.
     """
     spec = member.spec
     if ledger is not None and isinstance(spec.network, str):  # a list of hosts is held by a proxy in this process
         lonely_s = _LONELY_S if spec.lonely_s is None else spec.lonely_s
         spec = replace(spec, stay=True, lonely_s=lonely_s, ledger=ledger)
     try:
-        try:
-            member.sandbox = await _started(member, spec)
-        except Exception as error:
-            before = member.node.name
-            if not move(member):
-                raise
-            _log.warning("sandbox %s did not start on %s: %s; now on %s", member.id, before, error, member.node.name)
-            member.sandbox = await _started(member, spec)
+        member.sandbox = await _started_somewhere(member, spec, nodes, move)
         if boot is not None:
             with anyio.move_on_after(spec.start_timeout_s) as limit:
                 await boot(member.sandbox)
             if limit.cancelled_caught:
                 return member.fail(f"it was not booted within {spec.start_timeout_s:g} s")
+    except SandboxRefusedError as error:
+        return member.fail(error.cause, error)
     except SandboxStartError as error:
         return member.fail(error.cause)
     except (EnvkitError, OSError) as error:
@@ -64,6 +63,40 @@ async def start(
         _log.exception("sandbox %s could not be started in a way that nobody foresaw", member.id)
         return member.fail(f"{type(error).__name__}: {error}")
     return member.up()
+
+
+async def _started_somewhere(
+    member: Member,
+    spec: SandboxSpec,
+    nodes: Mapping[str, Node],
+    move: Callable[[Member, Collection[Node]], bool],
+) -> Sandbox:
+    """Start it where it is, or else on another node: once where a start failed, on all where it is refused."""
+    tried: list[Node] = []
+    failure: Exception | None = None
+    while True:
+        try:
+            return await _started(member, spec)
+        except Exception as error:
+            tried.append(member.node)
+            is_refused = isinstance(error, SandboxRefusedError)
+            if isinstance(error, SandboxRefusedError) and error.everywhere:
+                raise
+            may_move = is_refused or failure is None
+            failure = failure if is_refused else error
+            left = [] if member.snapshot else [one for one in nodes.values() if one not in tried]
+            left = [one for one in left if one.could_hold(member.demand)]
+            if may_move and move(member, left):
+                before = tried[-1].name
+                _log.warning(
+                    "sandbox %s did not start on %s: %s; now on %s", member.id, before, error, member.node.name
+                )
+            elif failure is not None:  # where it would have been granted it may be another time
+                raise failure from None
+            elif isinstance(error, SandboxRefusedError) and left:
+                raise SandboxStartError(member.id, f"{error.cause}; {_UNTRIED}") from None
+            else:
+                raise
 
 
 async def _started(member: Member, spec: SandboxSpec) -> Sandbox:
@@ -75,6 +108,9 @@ async def _started(member: Member, spec: SandboxSpec) -> Sandbox:
             node.started()
             return sandbox
         raise SandboxStartError(member.id, f"node {node.name} did not start it within {within_s:g} s")
+    except SandboxRefusedError:
+        node.refused()
+        raise
     except Exception:
         node.failed(now=clock.now())
         raise

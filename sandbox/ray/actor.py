@@ -26,7 +26,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxError, SandboxStartError, to_problem
+from envkit.errors import EnvkitError, SandboxError, SandboxRefusedError, SandboxStartError, to_problem
 from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
@@ -182,7 +182,8 @@ class NodeActor:
         return self._failure
 
     async def _start(self, ticket: int, spec: SandboxSpec, lonely_s: float, snapshot: str | None) -> Answer:
-        seen = replace(spec, stay=True, lonely_s=lonely_s)
+        ledger = spec.ledger or f"ray-{self._run}"  # it stays only in case we end, and nobody has left it running
+        seen = replace(spec, stay=True, lonely_s=lonely_s, ledger=ledger)
         with anyio.CancelScope() as scope:
             self._starting[ticket] = scope
             try:
@@ -191,7 +192,7 @@ class NodeActor:
                 else:
                     name, _, run = snapshot.rpartition("@")
                     if run != self._run:
-                        raise SandboxStartError(f"box {ticket}", f"there is no snapshot {snapshot!r} on this node")
+                        raise SandboxRefusedError(f"box {ticket}", f"there is no snapshot {snapshot!r} on this node")
                     box = await self._backend.restore(name, seen)
             finally:
                 del self._starting[ticket]

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import DeadlineError, SandboxLostError, SandboxStartError
+from envkit.errors import DeadlineError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.sandbox.local import LocalBackend, why_unavailable
 from envkit.types import SandboxSpec
@@ -333,7 +333,9 @@ def test_what_cannot_be_held_is_refused_and_named(kind: Kind) -> None:
             assert set(capabilities) == {"isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp"}
             missing = [name for name, holds in capabilities.items() if not holds]
             if missing:
-                with pytest.raises(SandboxStartError, match=f"untrusted programs are refused: .*{', '.join(missing)}"):
+                with pytest.raises(
+                    SandboxRefusedError, match=f"untrusted programs are refused: .*{', '.join(missing)}"
+                ):
                     await backend.start(kind.spec(untrusted=True))
             else:
                 box = await backend.start(kind.spec(untrusted=True))
@@ -341,7 +343,7 @@ def test_what_cannot_be_held_is_refused_and_named(kind: Kind) -> None:
             bounds = {"memory": ("memory_mib", 64), "pids": ("pids", 50), "cpu": ("cpus", 0.5), "disk": ("disk_mib", 8)}
             for name, (field, value) in bounds.items():
                 if not capabilities[name]:
-                    with pytest.raises(SandboxStartError, match=f"{field}={value} is refused"):
+                    with pytest.raises(SandboxRefusedError, match=f"{field}={value} is refused"):
                         await backend.start(kind.spec(**{field: value}))
 
     run(main)
@@ -352,7 +354,7 @@ def test_what_cannot_be_held_is_refused_and_named(kind: Kind) -> None:
 def test_a_bound_of_nothing_is_refused_since_it_would_mean_none(kind: Kind, field: str, value: int) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            with pytest.raises(SandboxStartError, match=f"{field}={value} is refused: it must be more than 0"):
+            with pytest.raises(SandboxRefusedError, match=f"{field}={value} is refused: it must be more than 0"):
                 await backend.start(kind.spec(**{field: value}))
 
     run(main)

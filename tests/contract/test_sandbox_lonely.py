@@ -133,3 +133,20 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
                 await backend.dial("bwrap-nothere1")
 
     run(main)
+
+
+def test_boxes_that_stay_are_told_apart_by_their_ledger(lasting: Kind) -> None:
+    async def main() -> None:
+        async with opened(lasting) as backend:
+            written = await backend.start(lasting.spec(stay=True, lonely_s=60.0, ledger="a-ledger-of-two"))
+            loose = await backend.start(lasting.spec(stay=True, lonely_s=60.0))
+            try:
+                assert await backend.staying("a-ledger-of-two") == [written.id]
+                nobodys = await backend.staying("")
+                assert (loose.id in nobodys, written.id in nobodys) == (True, False)
+                assert {loose.id, written.id} <= set(await backend.staying())
+            finally:
+                await loose.stop()
+                await written.stop()
+
+    run(main)

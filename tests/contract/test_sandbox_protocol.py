@@ -16,6 +16,7 @@ from envkit.errors import (
     SandboxError,
     SandboxLostError,
     SandboxNotFoundError,
+    SandboxRefusedError,
     SandboxStartError,
     TooLargeError,
     UnreachableError,
@@ -198,7 +199,7 @@ def test_a_backend_says_what_it_enforces_and_starts_nothing_before_it_is_open(na
 def test_a_spec_that_makes_no_sense_is_refused_at_once(kind: Kind, fields: dict[str, Any], reason: str) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            with pytest.raises(SandboxStartError, match=reason):
+            with pytest.raises(SandboxRefusedError, match=reason):
                 await backend.start(kind.spec(**fields))
 
     run(main)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from envkit import clock
+from envkit.errors import UnknownPathError, from_problem
 from envkit.registry import EnvSpec
 from tests.http.stage import over_http
 from tests.http.worlds import serving, slots
@@ -258,7 +259,38 @@ def test_the_document_describes_every_route_and_every_type_that_it_names() -> No
         assert named <= set(schemas)
         assert schemas["StepBody"]["required"] == ["turn", "action"]
         assert "422" not in document["paths"]["/v1/sessions/{session_id}"]["put"]["responses"]
-        assert (await client.get("/docs")).status_code == 200
+
+    over_http(main)
+
+
+@pytest.mark.parametrize("path", ["/v1/health", "/v1/ready", "/metrics", "/openapi.json"])
+def test_what_is_watched_can_be_asked_for_its_head(path: str) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        head, whole = await client.head(path), await client.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+        assert (await client.get("/v1/health")).json()["status"] == "alive"  # on the same connection
+
+    over_http(main)
+
+
+def test_a_path_at_which_there_is_nothing_has_an_error_of_its_own() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        for verb, path in (("GET", "/v1/sesions"), ("POST", "/"), ("PUT", "/v1/sessions/a/b/c")):
+            answer = await client.request(verb, path)
+            assert (answer.status_code, answer.json()["type"], answer.json()["status"]) == (404, "not_found", 404)
+            error = from_problem(answer.json())
+            assert isinstance(error, UnknownPathError)
+            assert str(error) == f"{verb} {path}: Not Found"
+
+    over_http(main)
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/oauth2-redirect"])
+def test_there_is_no_page_that_runs_scripts_of_others_here(path: str) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        assert (await client.get(path)).status_code == 404
+        assert (await client.get("/openapi.json")).json()["openapi"].startswith("3.")
 
     over_http(main)
 
@@ -266,7 +298,8 @@ def test_the_document_describes_every_route_and_every_type_that_it_names() -> No
 @pytest.mark.parametrize(
     ("verb", "path", "allowed"),
     [
-        ("HEAD", "/v1/health", "GET"),
+        ("POST", "/v1/health", "GET, HEAD"),
+        ("HEAD", "/v1/sessions/a", "DELETE, GET, PUT"),
         ("OPTIONS", "/v1/sessions/a", "DELETE, GET, PUT"),
         ("PATCH", "/v1/sessions/a", "DELETE, GET, PUT"),
         ("GET", "/v1/sessions/a/step", "POST"),
@@ -283,7 +316,9 @@ def test_a_wrong_method_is_told_all_that_the_path_takes(verb: str, path: str, al
     over_http(main)
 
 
-@pytest.mark.parametrize("path", ["/v1/health/", "/v1/sessions/", "/v1/sessions/a/", "/v1/sessions/a/step/", "/docs/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/health/", "/v1/sessions/", "/v1/sessions/a/", "/v1/sessions/a/step/", "/openapi.json/"]
+)
 def test_a_slash_too_many_is_not_sent_elsewhere_with_its_token(path: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         for verb in ("GET", "PUT", "POST", "DELETE"):
@@ -370,7 +405,7 @@ def test_an_answer_comes_in_one_piece_and_one_without_a_body_comes_too() -> None
             head, _, body = whole.partition(b"\r\n\r\n")
             assert (head[:15], json.loads(body)["status"]) == (b"HTTP/1.1 200 OK", "alive")
             bare = await _exchange(address, b"HEAD /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert bare.startswith(b"HTTP/1.1 405 ")
+            assert bare.startswith(b"HTTP/1.1 200 ")
             assert bare.endswith(b"\r\n\r\n")
 
     clock.run(main)

@@ -6,6 +6,7 @@ import json
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -47,8 +48,8 @@ LONG = Task("Count-v0", 1, {"end": 10_000})
         ("/v1/what-comes-next-year", "admin"),
         ("/metrics", "metrics"),
         ("/openapi.json", None),
-        ("/docs", None),
-        ("/docs/more", ""),
+        ("/docs", ""),
+        ("/openapi.json/more", ""),
         ("/", ""),
     ],
 )
@@ -58,9 +59,9 @@ def test_each_path_has_its_scope_and_what_nobody_thought_of_is_for_administrator
 
 def test_without_a_token_only_signs_of_life_and_the_document_are_given(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
-        for path in ("/v1/health", "/v1/ready", "/openapi.json", "/docs"):
+        for path in ("/v1/health", "/v1/ready", "/openapi.json"):
             assert (await stage.ask("GET", path)).status_code == 200
-        for path in ("/v1/sessions", "/v1/envs", "/metrics", "/docs/", "/redoc", "/nothing"):
+        for path in ("/v1/sessions", "/v1/envs", "/metrics", "/docs", "/redoc", "/nothing"):
             refused = await stage.ask("GET", path)
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             assert refused.headers["content-type"] == "application/problem+json"
@@ -262,6 +263,30 @@ def test_a_revoked_token_ends_requests_and_open_sockets(tmp_path: Path) -> None:
             for _ in range(2):
                 with pytest.raises(UnauthorizedError, match="the token is not valid"):
                     await client.health()
+
+    on_stage(main, tmp_path)
+
+
+def test_an_administrator_looks_at_and_ends_the_sessions_of_others_over_a_socket(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, admin = stage.token("acme"), stage.token("ops", "admin")
+
+        async def said(token: str, method: str, session_id: str) -> dict[str, Any]:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with connect(f"{stage.address.replace('http', 'ws')}/v1/ws", additional_headers=headers) as socket:
+                params = {"session_id": session_id}
+                await socket.send(json.dumps({"id": 1, "method": method, "params": params}))
+                answer: dict[str, Any] = json.loads(await socket.recv())
+                return answer
+
+        await stage.ask("PUT", "/v1/sessions/a", acme, json=COUNT)
+        assert (await said(admin, "session", "acme:a"))["result"]["session_id"] == "acme:a"
+        assert (await said(admin, "session", "acme:a b"))["error"]["type"] == "bad_request"
+        assert (await said(acme, "session", "acme:a"))["error"]["type"] == "session_not_found"
+        assert "result" in await said(stage.token("umbrella"), "delete", "acme:a")
+        assert (await stage.ask("GET", "/v1/sessions/a", acme)).status_code == 200
+        assert "result" in await said(admin, "delete", "acme:a")
+        assert (await stage.ask("GET", "/v1/sessions/a", acme)).status_code == 404
 
     on_stage(main, tmp_path)
 

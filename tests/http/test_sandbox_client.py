@@ -16,6 +16,7 @@ from envkit.errors import (
     SandboxConflictError,
     SandboxLostError,
     SandboxNotFoundError,
+    SandboxRefusedError,
     TooLargeError,
     UnreachableError,
     UnsupportedError,
@@ -50,6 +51,19 @@ def test_a_lease_is_a_sandbox_for_the_length_of_the_block() -> None:
         assert await box.wait() == "stopped"
 
     by_client(main)
+
+
+def test_a_refusal_of_the_server_is_the_same_here() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        with pytest.raises(SandboxRefusedError, match=r"cpus=0\.5 is refused: cpu is not bounded here") as caught:
+            async with client.lease(SandboxSpec(cpus=0.5)):
+                pytest.fail("it was not refused")
+        assert not caught.value.everywhere
+        with pytest.raises(SandboxRefusedError, match="a variable cannot have the name 'A='") as caught:
+            await client.create("odd", SandboxSpec(env={"A=": ""}))
+        assert caught.value.everywhere
+
+    by_client(main, FakeBackend(capabilities={"cpu": False}))
 
 
 def test_a_block_that_fails_gives_its_sandbox_back_and_keeps_its_error() -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from envkit import clock
+from envkit.sandbox.fake import FakeBackend
 from envkit.sandbox.local import LocalBackend
 from tests.http.boxes import over_http, scripted
 from tests.http.pools import SmallPool
@@ -47,6 +48,16 @@ def test_a_sandbox_is_made_used_looked_at_and_ended() -> None:
         assert (await client.get("/v1/sandboxes/b")).status_code == 404
 
     over_http(main)
+
+
+def test_what_can_never_be_granted_is_422_and_no_reason_to_ask_again() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        made = await client.put(A, json={"memory_mib": 64})
+        assert (made.status_code, made.json()["type"], made.json()["retry"]) == (422, "sandbox_refused", False)
+        assert "Retry-After" not in made.headers
+        assert made.json()["detail"].endswith("memory_mib=64 is refused: memory is not bounded here")
+
+    over_http(main, FakeBackend(capabilities={"memory": False}))
 
 
 def test_what_is_utf8_is_said_as_text_and_all_else_as_base64() -> None:

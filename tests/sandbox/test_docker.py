@@ -11,7 +11,14 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import DeadlineError, SandboxError, SandboxLostError, SandboxStartError, UnreachableError
+from envkit.errors import (
+    DeadlineError,
+    SandboxError,
+    SandboxLostError,
+    SandboxRefusedError,
+    SandboxStartError,
+    UnreachableError,
+)
 from envkit.sandbox import leftovers
 from envkit.sandbox.box import Box
 from envkit.sandbox.daemon import Daemon
@@ -201,6 +208,7 @@ def test_a_start_that_takes_too_long_fails_and_leaves_nothing() -> None:
     ("spec", "why"),
     [
         (SandboxSpec(image="no/such:1"), r"there is no image 'no/such:1' here \(docker pull no/such:1\)"),
+        (SandboxSpec(image="No Such"), "invalid reference format"),
         (SandboxSpec(runtime="no-such"), "Docker has no runtime 'no-such', only .*runc"),
         (SandboxSpec(profile="system", untrusted=True), "profile 'system' does not hold disk, uid"),
         (SandboxSpec(network="open", untrusted=True), "an open network does not hold network"),
@@ -209,8 +217,17 @@ def test_a_start_that_takes_too_long_fails_and_leaves_nothing() -> None:
 def test_what_cannot_be_had_is_refused_with_the_reason(spec: SandboxSpec, why: str) -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            with pytest.raises(SandboxStartError, match=why):
+            with pytest.raises(SandboxRefusedError, match=why):
                 await backend.start(spec)
+
+    run(main)
+
+
+def test_more_processors_than_the_machine_has_are_refused() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            with pytest.raises(SandboxRefusedError, match="CPUs"):
+                await backend.start(SandboxSpec(cpus=100_000, image=image()))
 
     run(main)
 
@@ -234,7 +251,7 @@ def test_a_snapshot_holds_the_files_and_the_command_waits_for_them() -> None:
             again = await backend.restore(name, SandboxSpec(("sh", "-c", "cp /tmp/two three; sleep 99"), image=image()))
             shown = "cat folder/one /tmp/two; stat -c %a folder/one; until [ -s three ]; do sleep 0.01; done; cat three"
             assert (await again.exec(["sh", "-c", shown], timeout_s=20)).stdout == "12755\n2"
-            with pytest.raises(SandboxStartError, match="there is no snapshot 'other'"):
+            with pytest.raises(SandboxRefusedError, match="there is no snapshot 'other'"):
                 await backend.restore("other", SandboxSpec(image=image()))
 
     run(main)

@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxStartError
+from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
 from envkit.sandbox import folders, stays
 from envkit.sandbox.local import LocalBackend
 from envkit.types import SandboxSpec, SandboxUser
@@ -186,7 +186,7 @@ def test_a_socket_that_is_exchanged_for_a_link_does_not_lead_to_the_hosts(tmp_pa
 def test_what_bubblewrap_cannot_do_is_refused(spec: SandboxSpec, reason: str) -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            with pytest.raises(SandboxStartError, match=reason):
+            with pytest.raises(SandboxRefusedError, match=reason):
                 await backend.start(spec)
 
     run(main)

@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxStartError, from_problem
+from envkit.errors import SandboxRefusedError, from_problem
+from envkit.sandbox import stays
 from envkit.sandbox.box import Box
 from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.hold import Hold
@@ -145,10 +146,21 @@ def test_why_a_box_is_gone_and_what_cannot_be_started_are_answers() -> None:
             assert await actor.cause(2) == {"cause": ""}
             assert await actor.look(2) == {"look": ""}
             refused = from_problem((await actor.start(3, SandboxSpec(image="/nowhere"), 30.0, None))["problem"])
-            assert isinstance(refused, SandboxStartError)
+            assert isinstance(refused, SandboxRefusedError)
             assert "'/nowhere' is not a folder" in refused.cause
             unknown = from_problem((await actor.cause(3))["problem"])
             assert str(unknown) == "its node knows nothing of it"
+
+    run(main)
+
+
+@pytest.mark.bwrap
+def test_a_box_of_a_node_does_not_look_as_if_somebody_had_left_it_running() -> None:
+    async def main() -> None:
+        async with serving() as (actor, _):
+            box_id = (await actor.start(1, SandboxSpec(), 30.0, None))["id"]
+            assert box_id in stays.ids()
+            assert box_id not in stays.ids("")
 
     run(main)
 

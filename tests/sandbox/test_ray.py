@@ -20,7 +20,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from envkit import clock
-from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxStartError, UsageError
+from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxRefusedError, UsageError
 from envkit.protocols import Sandbox
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Node
@@ -310,7 +310,7 @@ def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped
             box = await backend.start(SandboxSpec(("sleep", marker), stay=True, lonely_s=30))
             await box.write("kept", b"x")
             assert await box.look() == ""
-            with pytest.raises(SandboxStartError, match="'/nowhere' is not a folder"):
+            with pytest.raises(SandboxRefusedError, match="'/nowhere' is not a folder"):
                 await backend.start(SandboxSpec(image="/nowhere"))
         assert len(sleepers(marker)) == 1
         async with found(cluster) as backends:

@@ -1,0 +1,142 @@
+"""What a pool does with a spec that cannot be granted, by one node or by none. On virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxRefusedError, SandboxStartError
+from envkit.sandbox.fake import FakeBackend, FakeBox
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.types import SandboxSpec, SandboxState
+from tests.sandbox.pools import SPEC, opened, run
+
+
+class Choosy(FakeBackend):
+    """Has one image, and says so of every other."""
+
+    def __init__(self, image: str) -> None:
+        super().__init__()
+        self.image = image
+        self.tries = 0
+
+    async def start(self, spec: SandboxSpec) -> FakeBox:
+        self.tries += 1
+        if spec.image not in (None, self.image):
+            raise SandboxRefusedError("x", f"there is no image {spec.image!r} here")
+        return await super().start(spec)
+
+
+class Broken(Choosy):
+    """Starts nothing."""
+
+    async def start(self, spec: SandboxSpec) -> FakeBox:
+        await super().start(spec)
+        raise SandboxStartError("x", "its daemon does not answer")
+
+
+@asynccontextmanager
+async def choosy(*images: str, boxes: int = 9) -> AsyncIterator[tuple[Pool, list[Choosy]]]:
+    async with AsyncExitStack() as stack:
+        backends = [await stack.enter_async_context(Choosy(image)) for image in images]
+        nodes = [Node(backend.image, backend, Holds(boxes=boxes)) for backend in backends]
+        yield await stack.enter_async_context(Pool(nodes)), backends
+
+
+def test_what_no_node_can_grant_is_refused_and_no_node_is_given_a_rest() -> None:
+    async def main() -> None:
+        async with choosy("a", "b", "c") as (pool, backends):
+            for number in range(20):
+                with pytest.raises(
+                    SandboxRefusedError, match=f"wild{number} did not start: there is no image 'z' here"
+                ):
+                    await pool.create(f"wild{number}", SandboxSpec(image="z"))
+            assert [backend.tries for backend in backends] == [20, 20, 20]
+            for number in range(3):
+                await pool.create(f"{number}", SPEC)
+            assert {view.node for view in pool.views() if view.state is SandboxState.LEASED} == {"a", "b", "c"}
+            assert clock.now() == 0
+
+    run(main)
+
+
+def test_what_one_node_refuses_is_started_on_the_one_that_grants_it() -> None:
+    async def main() -> None:
+        async with choosy("a", "b", "c") as (pool, _):
+            assert (await pool.create("box", SandboxSpec(image="c"))).node == "c"
+
+    run(main)
+
+
+def test_what_no_backend_could_grant_is_tried_once() -> None:
+    async def main() -> None:
+        async with choosy("a", "b") as (pool, backends):
+            with pytest.raises(SandboxRefusedError, match="cpus=-1 is refused") as caught:
+                await pool.create("box", SandboxSpec(cpus=-1))
+            assert caught.value.everywhere
+            assert sorted(backend.tries for backend in backends) == [0, 1]
+
+    run(main)
+
+
+def test_what_a_full_node_may_grant_is_not_refused_for_good() -> None:
+    async def main() -> None:
+        async with choosy("a", "b", boxes=2) as (pool, _):
+            for number in range(2):
+                await pool.create(f"{number}", SandboxSpec(image="b"))
+            with pytest.raises(SandboxStartError, match="no image 'b' here; other nodes, which may grant it") as caught:
+                await pool.create("third", SandboxSpec(image="b"))
+            assert not isinstance(caught.value, SandboxRefusedError)
+
+    run(main)
+
+
+def test_a_node_that_failed_is_to_blame_and_not_the_one_that_refused_after_it() -> None:
+    async def main() -> None:
+        async with Broken("dead") as dead, Choosy("a") as backend, Pool() as pool:
+            for one in (dead, backend):
+                pool.add_node(Node(one.image, one, Holds(boxes=9)))
+            with pytest.raises(SandboxStartError, match="its daemon does not answer") as caught:
+                await pool.create("box", SandboxSpec(image="dead"))
+            assert not isinstance(caught.value, SandboxRefusedError)
+
+    run(main)
+
+
+def test_a_refusal_ends_no_rest_of_a_node_on_which_nothing_starts() -> None:
+    async def main() -> None:
+        async with Broken("a") as backend:
+            node = Node("a", backend, Holds(boxes=9))
+            async with Pool([node]) as pool:
+                with pytest.raises(SandboxStartError):
+                    await pool.create("box", SPEC)
+                until = node.resumes_at
+                assert until > 0
+                with pytest.raises(SandboxRefusedError):
+                    await pool.create("wild", SandboxSpec(image="z"))
+                assert node.resumes_at == until
+
+    run(main)
+
+
+def test_a_bound_that_the_only_node_does_not_hold_is_refused() -> None:
+    async def main() -> None:
+        async with FakeBackend(capabilities={"memory": False}) as backend, Pool([Node("here", backend)]) as pool:
+            with pytest.raises(SandboxRefusedError, match="memory_mib=64 is refused: memory is not bounded here"):
+                await pool.create("box", SandboxSpec(memory_mib=64))
+
+    run(main)
+
+
+def test_a_snapshot_that_is_gone_is_refused() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            for snapshot in ("here/gone", "nowhere/gone"):
+                with pytest.raises(SandboxRefusedError, match="there is no snapshot"):
+                    await pool.create("box", SPEC, snapshot=snapshot)
+
+    run(main)
