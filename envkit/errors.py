@@ -20,7 +20,8 @@
     |-- OutOfReachError          a bounded search ended before it knew
     `-- SandboxError             something about a sandbox
         |-- SandboxStartError    it never became ready
-        |   `-- SandboxRefusedError  what was asked for cannot be granted, however often it is tried
+        |   |-- SandboxRefusedError  what was asked for cannot be granted, however often it is tried
+        |   `-- SandboxEndedError  it ended before it was ready, by what was asked for
         |-- SandboxLostError     it was healthy and is gone
         |-- SnapshotLimitError   there may be no further snapshot until one is removed
         |-- MissingFileError     no such file in it
@@ -291,6 +292,17 @@ class SandboxRefusedError(SandboxStartError):
     def __init__(self, sandbox_id: str, cause: str, everywhere: bool = False) -> None:
         super().__init__(sandbox_id, cause)
         self.everywhere = everywhere
+
+
+class SandboxEndedError(SandboxStartError):
+    """The sandbox ended before it was ready, by what was asked for and not by what it was asked of.
+
+    It came up and its command exited, its time to live was over, or there was no room in it for its files; or it was
+    given too little time, or too little memory, for anything to start.
+    """
+
+    code = "sandbox_ended"
+    status = 422
 
 
 class SandboxLostError(SandboxError):

@@ -318,7 +318,8 @@ class SandboxBackend(Protocol):
 
         Raises:
             SandboxRefusedError: The backend cannot grant what `spec` asks for.
-            SandboxStartError: It did not come up, or its command ended at once.
+            SandboxEndedError: Its command ended at once, or its spec lets nothing start.
+            SandboxStartError: It did not come up.
         """
         ...
 
@@ -327,6 +328,7 @@ class SandboxBackend(Protocol):
 
         Raises:
             SandboxRefusedError: As `start`; or there is no such snapshot.
+            SandboxEndedError: As `start`; or the snapshot's files do not find room in it.
             SandboxStartError: As `start`.
         """
         ...
@@ -361,6 +363,7 @@ class SandboxPool(Protocol):
             ImpossibleSandboxError: No node could ever hold it; raised at once.
             CapacityError: None became free within `wait_s` seconds.
             SandboxRefusedError: No node grants what `spec` asks for.
+            SandboxEndedError: Its command ended at once, or its spec lets nothing start.
             SandboxStartError: It was started and did not come up.
         """
         ...

@@ -18,6 +18,7 @@ from envkit.errors import (
     EnvkitError,
     MissingFileError,
     RefusedFileError,
+    SandboxEndedError,
     SandboxError,
     SandboxLostError,
     SandboxStartError,
@@ -101,11 +102,14 @@ class Box:
             timeout_s: Seconds until a box that is not ready counts as failed.
 
         Raises:
-            SandboxStartError: It ended, or was not ready in time; nothing is left of it.
+            SandboxEndedError: It came up, and ended by itself before it was ready; nothing is left of it.
+            SandboxStartError: It did not come up, or was not ready in time; nothing is left of it.
         """
+        is_up = False
         try:
             with anyio.move_on_after(timeout_s) as limit:
                 await self._channel.open(config, timeout_s)
+                is_up = True
                 if config.get("command") or config.get("door"):
                     await self._channel.call("ping")  # answered after the command was started and the door opened
             if limit.cancelled_caught:
@@ -114,7 +118,8 @@ class Box:
         except ChannelEndedError:
             cause = await self.wait()
             await self.stop()
-            raise SandboxStartError(self._id, cause) from None
+            is_by_itself = is_up and not self._channel.reason  # and not because we have ended it
+            raise (SandboxEndedError if is_by_itself else SandboxStartError)(self._id, cause) from None
         except BaseException:
             await self.stop()
             raise

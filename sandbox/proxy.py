@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxLostError, SandboxStartError, UnreachableError
+from envkit.errors import SandboxEndedError, SandboxLostError, UnreachableError
 from envkit.protocols import Sandbox
 from envkit.sandbox.allowlist import Allowlist, RefusedError, Resolve, public_addresses
 from envkit.sandbox.box import SOCKETS, Box
@@ -75,7 +75,7 @@ async def open_for(box: Box, spec: SandboxSpec, python: str, *, resolve: Resolve
         resolve: Says where a host is.
 
     Raises:
-        SandboxStartError: It does not work inside; the box is stopped.
+        SandboxEndedError: It does not work inside; the box is stopped.
     """
     if isinstance(spec.network, str):
         return
@@ -93,7 +93,7 @@ async def open_for(box: Box, spec: SandboxSpec, python: str, *, resolve: Resolve
         await box.stop()
         raise
     await box.stop()
-    raise SandboxStartError(box.id, cause)
+    raise SandboxEndedError(box.id, cause)
 
 
 @dataclass(frozen=True, slots=True)

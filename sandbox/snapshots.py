@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxError, SandboxStartError
+from envkit.errors import EnvkitError, SandboxEndedError, SandboxError
 from envkit.sandbox import folders
 from envkit.sandbox.box import Box
 from envkit.sandbox.call import one_line
@@ -111,7 +111,7 @@ async def put_back(box: Box, path: Path, spec: SandboxSpec, uid: int | None) -> 
     It takes nothing of the host's disk, and of the box's what its own bounds allow.
 
     Raises:
-        SandboxStartError: They cannot be written; the box is stopped.
+        SandboxEndedError: They cannot be written; the box is stopped.
     """
     try:
         argv = _argv(await box.read("/proc/1/cmdline", max_bytes=_COMMAND_BYTES), "unpack", uid)
@@ -131,7 +131,7 @@ async def put_back(box: Box, path: Path, spec: SandboxSpec, uid: int | None) -> 
     except BaseException as error:
         await box.stop()
         if isinstance(error, EnvkitError):
-            raise SandboxStartError(box.id, str(error)) from None
+            raise SandboxEndedError(box.id, str(error)) from None
         raise
 
 

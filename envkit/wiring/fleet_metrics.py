@@ -30,7 +30,9 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     slowest = max(counts.probe_s.values(), default=0.0)
     yield GaugeMetricFamily("envkit_probe_seconds_max", "The slowest of each sandbox's last probe.", slowest)
     yield CounterMetricFamily("envkit_sandbox_starts", "Starts that were begun.", counts.starts)
-    yield CounterMetricFamily("envkit_sandbox_failed_starts", "Starts that failed.", counts.failed_starts)
+    yield CounterMetricFamily(
+        "envkit_sandbox_failed_starts", "Starts that failed, but not by what was asked for.", counts.failed_starts
+    )
     yield CounterMetricFamily("envkit_spares_replaced", "Spares that were replaced.", counts.restarts)
     losses = CounterMetricFamily("envkit_sandboxes_lost", "Sandboxes that were lost, by cause.", labels=["cause"])
     for cause, count in sorted(counts.losses.items()):

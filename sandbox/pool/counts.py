@@ -27,7 +27,7 @@ class PoolCounts:
         states: Sandboxes by state; those that are over are not among them.
         spares: Those that are ready and not lent.
         starts: Starts that were begun.
-        failed_starts: Those that failed.
+        failed_starts: Those that failed, but for those by what was asked for.
         losses: Sandboxes that were lost, by class of cause, see `cause_class`.
         restarts: Spares that were replaced because they failed or died.
         waiting: Who waits for a sandbox, by tenant.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from envkit import clock
+from envkit.errors import SandboxEndedError, SandboxRefusedError
 from envkit.sandbox.pool.counts import Tally
 from envkit.sandbox.pool.history import Events, Ledger, Past, Saver
 from envkit.sandbox.pool.member import Member, ended
@@ -39,7 +40,7 @@ class Journal:
             self.tally.starts += 1
         elif member.state is SandboxState.LOST:
             self.tally.lost(member.cause)
-        elif member.has_failed:
+        elif member.has_failed and not isinstance(member.failure, (SandboxRefusedError, SandboxEndedError)):
             self.tally.failed_starts += 1
 
     def left(self, member: Member) -> None:

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
+from envkit.errors import SandboxEndedError, SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.sandbox.pool import history
 from envkit.sandbox.pool.nodes import Demand, Node
@@ -150,13 +150,15 @@ class Member:
             else:
                 self._finish(SandboxState.LOST, cause)
 
-    def fail(self, cause: str, refusal: SandboxRefusedError | None = None) -> None:
-        """It does not become ready; with a `refusal`, because its spec cannot be granted."""
+    def fail(self, cause: str, why: SandboxStartError | None = None) -> None:
+        """It does not become ready; `why` tells apart what lies in its spec."""
         if not self.is_over:
-            if refusal is None:
-                self.failure = SandboxStartError(self.id, cause)
+            if isinstance(why, SandboxRefusedError):
+                self.failure = SandboxRefusedError(self.id, cause, why.everywhere)
+            elif isinstance(why, SandboxEndedError):
+                self.failure = SandboxEndedError(self.id, cause)
             else:
-                self.failure = SandboxRefusedError(self.id, cause, refusal.everywhere)
+                self.failure = SandboxStartError(self.id, cause)
             self.has_failed = True
             self._finish(SandboxState.STOPPED, cause)
 

@@ -119,8 +119,8 @@ class Node:
         self._rests_until = self.resumes_at
         self._failures = [*self._failures, now][1 - _RESTS.restarts :]
 
-    def refused(self) -> None:
-        """What was asked for cannot be had here, which says nothing of how the next start goes."""
+    def spared(self) -> None:
+        """A sandbox did not start here by what was asked for, which says nothing of how the next start goes."""
         self.resumes_at = self._rests_until
 
     def started(self) -> None:

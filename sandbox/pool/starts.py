@@ -10,8 +10,9 @@ from functools import partial
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxRefusedError, SandboxStartError
+from envkit.errors import EnvkitError, SandboxEndedError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
+from envkit.sandbox.pool.counts import cause_class
 from envkit.sandbox.pool.member import Member
 from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxSpec
@@ -22,6 +23,10 @@ _LONELY_S = 600.0
 """Seconds that boxes wait for the next server, where the last one was killed."""
 _SLACK_S = 60.0
 """Seconds that a start may take longer than its own bound, as for its turn where only a few are started at once."""
+_LEAST_S = 10.0
+"""Seconds that a node must have for a start before it is to blame for taking longer; it takes less than one, unless it
+is very busy."""
+_ROUNDING_S = 1e-6
 _UNTRIED = "other nodes, which may grant it, have no room now"
 
 
@@ -53,10 +58,8 @@ async def start(
                 await boot(member.sandbox)
             if limit.cancelled_caught:
                 return member.fail(f"it was not booted within {spec.start_timeout_s:g} s")
-    except SandboxRefusedError as error:
-        return member.fail(error.cause, error)
     except SandboxStartError as error:
-        return member.fail(error.cause)
+        return member.fail(error.cause, error)
     except (EnvkitError, OSError) as error:
         return member.fail(str(error))
     except Exception as error:  # what nobody foresaw is the end of this one, and not of all the others
@@ -71,12 +74,17 @@ async def _started_somewhere(
     nodes: Mapping[str, Node],
     move: Callable[[Member, Collection[Node]], bool],
 ) -> Sandbox:
-    """Start it where it is, or else on another node: once where a start failed, on all where it is refused."""
+    """Start it where it is, or else on another node: once where a start failed, on all where it is refused.
+
+    What ends by what was asked for would do so everywhere, and is not tried again.
+    """
     tried: list[Node] = []
     failure: Exception | None = None
     while True:
         try:
             return await _started(member, spec)
+        except SandboxEndedError:
+            raise
         except Exception as error:
             tried.append(member.node)
             is_refused = isinstance(error, SandboxRefusedError)
@@ -102,15 +110,26 @@ async def _started_somewhere(
 async def _started(member: Member, spec: SandboxSpec) -> Sandbox:
     node, within_s = member.node, spec.start_timeout_s + _SLACK_S
     begin = node.backend.start if member.snapshot is None else partial(node.backend.restore, member.snapshot)
+    began = clock.now()
     try:
         with anyio.move_on_after(within_s):
             sandbox = await begin(spec)
             node.started()
             return sandbox
         raise SandboxStartError(member.id, f"node {node.name} did not start it within {within_s:g} s")
-    except SandboxRefusedError:
-        node.refused()
+    except (SandboxRefusedError, SandboxEndedError):
+        node.spared()
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, SandboxStartError) and _had_too_little(spec, error.cause, clock.now() - began):
+            node.spared()
+            raise SandboxEndedError(error.sandbox_id, error.cause) from None
         node.failed(now=clock.now())
         raise
+
+
+def _had_too_little(spec: SandboxSpec, cause: str, took_s: float) -> bool:
+    """Say whether a start failed because `spec` bounds it too narrowly: in memory, or in time, all of which it took."""
+    if cause_class(cause) == "out of memory":  # it reached its own bound, not the machine's
+        return True
+    return spec.start_timeout_s < _LEAST_S and took_s >= spec.start_timeout_s - _ROUNDING_S

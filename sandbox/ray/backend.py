@@ -21,7 +21,7 @@ from typing import Self
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxError, SandboxStartError
+from envkit.errors import EnvkitError, SandboxEndedError, SandboxError, SandboxStartError
 from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.hold import Hold
@@ -215,8 +215,9 @@ class RayNodeBackend:
             del self._channels[ticket]
             raise
         channel = self._channels[ticket] = Channel(SocketStream(connected))
+        exits: list[str] = []
         hold = Hold(
-            cause=partial(self._cause, ticket),
+            cause=partial(self._cause, ticket, exits),
             kill=partial(self._end, ticket, spec.stay),
             snapshot=partial(self._snapshot, ticket),
             gives_up=tuple(made["gives_up"]),
@@ -224,7 +225,12 @@ class RayNodeBackend:
         )
         box = Box(str(made["id"]), channel, hold, work=str(made["work"]), forget=self._boxes.forget)
         self._boxes.add(box)
-        await box.started({}, spec.start_timeout_s)
+        try:
+            await box.started({}, spec.start_timeout_s)
+        except SandboxStartError as error:
+            if exits:  # it had come up on its node
+                raise SandboxEndedError(error.sandbox_id, error.cause) from None
+            raise
         return box
 
     async def _dial(self, ticket: int) -> socket.socket:
@@ -264,10 +270,12 @@ class RayNodeBackend:
             raise
         return connected
 
-    async def _cause(self, ticket: int) -> str:
+    async def _cause(self, ticket: int, exits: list[str]) -> str:
+        """Say why a box is gone, and add to `exits` how it ended if it did, as opposed to the way to it."""
         with anyio.move_on_after(_CAUSE_S), suppress(EnvkitError):
-            cause = (await self._actor.ask("cause", ticket))["cause"]
-            return str(cause) or f"the connection to node {self.node.name} broke"
+            if cause := str((await self._actor.ask("cause", ticket))["cause"]):
+                exits.append(cause)
+            return cause or f"the connection to node {self.node.name} broke"
         return self._gone
 
     async def _end(self, ticket: int, stays: bool) -> None:

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import DeadlineError, SandboxLostError, SandboxRefusedError, SandboxStartError
+from envkit.errors import DeadlineError, SandboxEndedError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.sandbox.local import LocalBackend, why_unavailable
 from envkit.types import SandboxSpec
@@ -94,7 +94,7 @@ def test_a_program_that_does_not_exist_is_a_failed_start(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
             empty = traces()
-            with pytest.raises(SandboxStartError, match=r"code 127: .*no-such-program"):
+            with pytest.raises(SandboxEndedError, match=r"code 127: .*no-such-program"):
                 await backend.start(kind.spec("no-such-program"))
             assert traces() == empty
 

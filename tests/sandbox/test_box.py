@@ -15,6 +15,7 @@ from envkit import clock
 from envkit.errors import (
     MissingFileError,
     RefusedFileError,
+    SandboxEndedError,
     SandboxError,
     SandboxLostError,
     SandboxStartError,
@@ -55,11 +56,18 @@ def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) 
     async def main() -> None:
         case = Case()
         case.cause = "exited with code 127: no-such-program: not found"
-        if when == "before the first answer":
-            case.peer.say(HELLO)
-        case.peer.say_bytes(b"")
-        with pytest.raises(SandboxStartError) as caught:
-            await case.box.started(COMMAND, 5)
+
+        async def end() -> None:
+            if when == "before the first answer":
+                case.peer.say(HELLO)
+                await case.peer.heard()
+            case.peer.say_bytes(b"")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end)
+            with pytest.raises(SandboxStartError) as caught:
+                await case.box.started(COMMAND, 5)
+        assert isinstance(caught.value, SandboxEndedError) is (when == "before the first answer")
         assert (caught.value.sandbox_id, caught.value.cause) == ("case-1", case.cause)
         assert case.done == ["asked", "killed", "forgotten"]
 
@@ -72,8 +80,9 @@ def test_a_box_that_is_not_ready_in_time_is_ended(says_hello: bool) -> None:
         case = Case()
         if says_hello:
             case.peer.say(HELLO)
-        with pytest.raises(SandboxStartError, match="did not start: not ready after 5 s"):
+        with pytest.raises(SandboxStartError, match="did not start: not ready after 5 s") as caught:
             await case.box.started(COMMAND, 5)
+        assert not isinstance(caught.value, SandboxEndedError)
         assert (clock.now(), case.done) == (5, ["killed", "forgotten"])
         assert case.peer.is_closed
 

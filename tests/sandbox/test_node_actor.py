@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxRefusedError, from_problem
+from envkit.errors import SandboxEndedError, SandboxRefusedError, from_problem
 from envkit.sandbox import stays
 from envkit.sandbox.box import Box
 from envkit.sandbox.channel import Channel, SocketStream
@@ -148,6 +148,9 @@ def test_why_a_box_is_gone_and_what_cannot_be_started_are_answers() -> None:
             refused = from_problem((await actor.start(3, SandboxSpec(image="/nowhere"), 30.0, None))["problem"])
             assert isinstance(refused, SandboxRefusedError)
             assert "'/nowhere' is not a folder" in refused.cause
+            ended = from_problem((await actor.start(4, SandboxSpec(("no-such-program",)), 30.0, None))["problem"])
+            assert isinstance(ended, SandboxEndedError)
+            assert "exited with code 127: no-such-program" in ended.cause
             unknown = from_problem((await actor.cause(3))["problem"])
             assert str(unknown) == "its node knows nothing of it"
 

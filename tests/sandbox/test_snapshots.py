@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxStartError
+from envkit.errors import SandboxEndedError, SandboxError
 from envkit.protocols import Sandbox
 from envkit.sandbox import folders, places_inside
 from envkit.sandbox.local import LocalBackend
@@ -76,7 +76,7 @@ def test_a_snapshot_is_no_larger_than_what_the_places_of_its_box_may_hold() -> N
             with pytest.raises(SandboxError, match=r"no snapshot: .* /workspace and /tmp have more than 4 MiB"):
                 await box.snapshot()
             assert set(kept()) == {full}
-            with pytest.raises(SandboxStartError, match=r"cannot be put back: .*: No space left on device"):
+            with pytest.raises(SandboxEndedError, match=r"cannot be put back: .*: No space left on device"):
                 await backend.restore(full, SandboxSpec(disk_mib=1))
             assert set(kept()) == {full}
 
