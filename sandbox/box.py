@@ -18,7 +18,6 @@ from envkit.errors import (
     EnvkitError,
     MissingFileError,
     RefusedFileError,
-    SandboxEndedError,
     SandboxError,
     SandboxLostError,
     SandboxStartError,
@@ -28,7 +27,7 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.sandbox import folders, forward, trees
-from envkit.sandbox.boxes import Boxes
+from envkit.sandbox.boxes import Boxes, not_ready
 from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.program import Program, fields_of
@@ -118,8 +117,9 @@ class Box:
         except ChannelEndedError:
             cause = await self.wait()
             await self.stop()
-            is_by_itself = is_up and not self._channel.reason  # and not because we have ended it
-            raise (SandboxEndedError if is_by_itself else SandboxStartError)(self._id, cause) from None
+            if is_up and not self._channel.reason:  # and not because we have ended it
+                raise not_ready(self._id, cause) from None
+            raise SandboxStartError(self._id, cause) from None
         except BaseException:
             await self.stop()
             raise

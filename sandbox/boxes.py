@@ -10,12 +10,15 @@ from typing import Protocol
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxRefusedError
+from envkit.errors import SandboxEndedError, SandboxError, SandboxRefusedError, SandboxStartError
 from envkit.sandbox import folders
 from envkit.sandbox.texts import fault_of_variables, fault_of_words
 from envkit.types import SandboxSpec
 
 """Where a box has the folder that only a grader can enter."""
+
+_OWN_ENDS = ("exited with code", "killed by signal", "out of memory")
+"""How causes begin that say how a box ended, and not that nobody knows, or that whoever has it does not answer."""
 
 
 class Stoppable(Protocol):
@@ -99,6 +102,16 @@ class Boxes:
     def forget(self, box: Stoppable) -> None:
         """Nothing is left of `box`."""
         self._boxes.discard(box)
+
+
+def not_ready(box_id: str, cause: str) -> SandboxStartError:
+    """Return what is raised where a box came up and was gone before it was ready.
+
+    Args:
+        box_id: Which one.
+        cause: Why it is gone; only an end of its own lies in what was asked for, and not one of the way to it.
+    """
+    return (SandboxEndedError if cause.startswith(_OWN_ENDS) else SandboxStartError)(box_id, cause)
 
 
 def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> None:

@@ -22,6 +22,7 @@ from envkit.errors import SandboxEndedError, SandboxLostError, UnreachableError
 from envkit.protocols import Sandbox
 from envkit.sandbox.allowlist import Allowlist, RefusedError, Resolve, public_addresses
 from envkit.sandbox.box import SOCKETS, Box
+from envkit.sandbox.boxes import not_ready
 from envkit.sandbox.channel import SocketStream
 from envkit.types import SandboxSpec
 
@@ -75,25 +76,26 @@ async def open_for(box: Box, spec: SandboxSpec, python: str, *, resolve: Resolve
         resolve: Says where a host is.
 
     Raises:
-        SandboxEndedError: It does not work inside; the box is stopped.
+        SandboxEndedError: It does not work inside, or the box has ended by itself; the box is stopped.
+        SandboxStartError: The box is gone otherwise.
     """
     if isinstance(spec.network, str):
         return
     command = [python, "-I", "-S", "-c", _INSIDE.read_text(), f"{SOCKETS}/{SOCKET}", str(PORT)]
     box.while_alive(_keep_running(box, command))
-    cause = f"no proxy listens at {_ADDRESS} in it"
     try:
         with anyio.move_on_after(spec.start_timeout_s):
             (await _connected(box)).close()
             box.while_alive(Proxy(Allowlist(spec.network, resolve)).serve(box))
             return
     except SandboxLostError as error:
-        cause = error.cause
+        await box.stop()
+        raise not_ready(box.id, error.cause) from None
     except BaseException:
         await box.stop()
         raise
     await box.stop()
-    raise SandboxEndedError(box.id, cause)
+    raise SandboxEndedError(box.id, f"no proxy listens at {_ADDRESS} in it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from typing import BinaryIO, cast
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxEndedError, SandboxError
+from envkit.errors import EnvkitError, SandboxEndedError, SandboxError, SandboxLostError
 from envkit.sandbox import folders
 from envkit.sandbox.box import Box
+from envkit.sandbox.boxes import not_ready
 from envkit.sandbox.call import one_line
 from envkit.sandbox.channel import Call, Channel, ChannelEndedError, RefusedCallError
 from envkit.types import JSON, SandboxSpec, SandboxUser
@@ -111,7 +112,8 @@ async def put_back(box: Box, path: Path, spec: SandboxSpec, uid: int | None) -> 
     It takes nothing of the host's disk, and of the box's what its own bounds allow.
 
     Raises:
-        SandboxEndedError: They cannot be written; the box is stopped.
+        SandboxEndedError: They cannot be written, or the box has ended by itself; the box is stopped.
+        SandboxStartError: The box is gone otherwise.
     """
     try:
         argv = _argv(await box.read("/proc/1/cmdline", max_bytes=_COMMAND_BYTES), "unpack", uid)
@@ -130,6 +132,8 @@ async def put_back(box: Box, path: Path, spec: SandboxSpec, uid: int | None) -> 
             await box.exec(_GO, timeout_s=spec.start_timeout_s)
     except BaseException as error:
         await box.stop()
+        if isinstance(error, SandboxLostError):
+            raise not_ready(box.id, error.cause) from None
         if isinstance(error, EnvkitError):
             raise SandboxEndedError(box.id, str(error)) from None
         raise

@@ -21,8 +21,9 @@ from typing import Self
 import anyio
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxEndedError, SandboxError, SandboxStartError
+from envkit.errors import EnvkitError, SandboxError, SandboxStartError
 from envkit.sandbox.box import Box, Boxes
+from envkit.sandbox.boxes import not_ready
 from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.ray.actor import Answer, NodeKind, greeting, tune
@@ -229,7 +230,7 @@ class RayNodeBackend:
             await box.started({}, spec.start_timeout_s)
         except SandboxStartError as error:
             if exits:  # it had come up on its node
-                raise SandboxEndedError(error.sandbox_id, error.cause) from None
+                raise not_ready(error.sandbox_id, error.cause) from None
             raise
         return box
 

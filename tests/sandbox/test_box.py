@@ -74,6 +74,28 @@ def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) 
     run(main)
 
 
+@pytest.mark.parametrize(
+    "cause", ["its streams ended", "the Docker daemon does not answer: Connection refused", "removed"]
+)
+def test_a_box_whose_end_nobody_knows_while_it_starts_has_not_ended_by_what_was_asked_for(cause: str) -> None:
+    async def main() -> None:
+        case = Case()
+        case.cause = cause
+
+        async def end() -> None:
+            case.peer.say(HELLO)
+            await case.peer.heard()
+            case.peer.say_bytes(b"")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end)
+            with pytest.raises(SandboxStartError, match=cause) as caught:
+                await case.box.started(COMMAND, 5)
+        assert not isinstance(caught.value, SandboxEndedError)
+
+    run(main)
+
+
 @pytest.mark.parametrize("says_hello", [False, True])
 def test_a_box_that_is_not_ready_in_time_is_ended(says_hello: bool) -> None:
     async def main() -> None:
