@@ -99,6 +99,7 @@ class Player:
 
     def _settle(self, session: Session, move: Move, answer: Step | EnvkitError) -> None:
         session.used_at = self._now()
+        session.stepping = None  # else its answer, and the whole message that came with it, would stay until the next
         self._tally.step(session.used_at - session.began_at)
         session.settle(move, answer)
 

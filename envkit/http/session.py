@@ -147,7 +147,7 @@ class Session:
         self.is_interrupted = False
         self.holding = anyio.CancelScope()
         self.stepping: anyio.CancelScope | Future[Raw] | None = None
-        """Cancels the step that is under way."""
+        """Cancels the step that is under way; None where there is none."""
         self.opened = anyio.Event()
         self.released = anyio.Event()
         self.closed = anyio.Event()

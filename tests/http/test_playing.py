@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -110,6 +112,18 @@ def test_the_answer_to_a_step_that_was_asked_for_is_also_that_of_its_repeats() -
         assert texts == ["far 1", "far 1"]
         assert (len(far.asked), far.stepped, table.get("a").turn) == (1, [], 1)
         assert (sum(table.tally.buckets), table.tally.step_seconds) == (1, 3)
+
+    play(main)
+
+
+def test_a_session_that_waits_for_its_next_step_keeps_nothing_of_what_came_over_the_wire() -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        assert table.ask("a", 0, "x", lambda move: None)
+        far.answer("far 1")
+        await settle()
+        answer = weakref.ref(far.asked.pop()[1])
+        gc.collect()
+        assert answer() is None
 
     play(main)
 
