@@ -96,14 +96,20 @@ class AskingEpisode(LastingEpisode, Protocol):
     """One whose steps can be asked for without a task that waits for each, which is most of what such a step costs."""
 
     def ask(self, action: str) -> Future[Raw] | None:
-        """Begin a step; None when only `step` can play it. Who asked may cancel the future."""
+        """Begin a step; None when only `step` can play it. Who asked may cancel the future.
+
+        Raises:
+            EnvkitError: Likewise.
+        """
         ...
 
     def told(self, answer: Future[Raw]) -> Step:
         """Return the step that was asked for, from the answer that came.
 
         Raises:
-            Exception: It is not over: `step` with the same action, next, says what becomes of it.
+            SandboxLostError, UnreachableError: It is not over: `step` with the same action, next, says what becomes of
+                it.
+            EnvkitError: As `step` does.
         """
         ...
 

@@ -141,7 +141,7 @@ class Daemon:
         """Remove the volumes that a daemon made while it was ending, and forgot whose they are."""
         while self._orphans:
             await self.remove_volume(name := next(iter(self._orphans)))
-            self._orphans.remove(name)
+            self._orphans.discard(name)
 
     async def remove_volume(self, name: str) -> None:
         """Remove a volume; one that is gone, or that a container has, is left."""

@@ -14,7 +14,7 @@ import anyio
 from msgspec import Raw
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxLostError, UnreachableError
+from envkit.errors import SandboxLostError, UnreachableError
 from envkit.protocols import AskingEpisode, LastingEpisode
 from envkit.types import Reset, SandboxState, Step, Task
 
@@ -169,10 +169,7 @@ class Box:
         """
         if self.gone.is_set():
             return None
-        try:
-            answer = episode.ask(action)
-        except EnvkitError:
-            return None
+        answer = episode.ask(action)
         if answer is not None:
             self._asked.add(answer)
             answer.add_done_callback(self._asked.discard)

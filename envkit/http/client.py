@@ -261,5 +261,6 @@ class _Episode:
 
     def _played(self, result: msgspec.Raw) -> Step:
         reply = self._read(result)
+        step = reply.step()
         self.turn = reply.turn
-        return reply.step()
+        return step

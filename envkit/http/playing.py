@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 from msgspec import Raw
 
 from envkit import clock
-from envkit.errors import EnvError, EnvkitError, SessionBrokenError
+from envkit.errors import EnvError, EnvkitError, SandboxLostError, SessionBrokenError, UnreachableError
 from envkit.http.session import Move, Session
 from envkit.http.tally import Tally
 from envkit.types import Step, Task
@@ -50,7 +50,10 @@ class Player:
 
     def ask(self, session: Session, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
         """Ask for a step that is next, and have `settled` told when it is; False where that cannot be."""
-        answer = None if session.asking is None else session.asking.ask(action)
+        try:
+            answer = None if session.asking is None else session.asking.ask(action)
+        except EnvkitError:
+            return False
         if answer is None:
             return False
         session.stepping = answer
@@ -67,14 +70,16 @@ class Player:
         assert session.asking is not None
         step: Step | EnvkitError = session.why_interrupted
         try:
-            if not session.is_interrupted:
+            if not (session.is_interrupted or answer.cancelled()):
                 step = session.asking.told(answer)
-        except Exception:  # which `step` comes upon as well, and knows what to do about it
+        except (SandboxLostError, UnreachableError):  # `step` knows what to do about it
             session.stepping = anyio.CancelScope()
             self._tasks.start_soon(self._play_asked, session, move, settled, session.stepping)
-        else:
-            self._settle(session, move, step)
-            settled(move)
+            return
+        except Exception as error:
+            step = attributed(error, session.task)
+        self._settle(session, move, step)
+        settled(move)
 
     async def _play_asked(
         self, session: Session, move: Move, settled: Callable[[Move], None], scope: anyio.CancelScope
@@ -90,12 +95,10 @@ class Player:
         try:
             with scope:
                 answer = await session.episode.step(move.action)
-            if session.is_interrupted:
-                answer = session.why_interrupted
         except Exception as error:
             answer = attributed(error, session.task)
         finally:
-            self._settle(session, move, answer)
+            self._settle(session, move, session.why_interrupted if session.is_interrupted else answer)
 
     def _settle(self, session: Session, move: Move, answer: Step | EnvkitError) -> None:
         session.used_at = self._now()

@@ -171,7 +171,10 @@ class SessionTable:
             False where `step` has to see to it; then nothing was done.
         """
         session = None if self.can_recall(id) else self._sessions.get(id)
-        return session is not None and session.is_next(turn) and self._player.ask(session, turn, action, settled)
+        if session is None or not session.is_next(turn):
+            return False
+        session.used_at = self.now()
+        return self._player.ask(session, turn, action, settled)
 
     async def step(self, id: str, turn: int, action: str) -> Step:
         """Play step number `turn`, or give its answer again.

@@ -130,6 +130,6 @@ async def _started(member: Member, spec: SandboxSpec) -> Sandbox:
 
 def _had_too_little(spec: SandboxSpec, cause: str, took_s: float) -> bool:
     """Say whether a start failed because `spec` bounds it too narrowly: in memory, or in time, all of which it took."""
-    if cause_class(cause) == "out of memory":  # it reached its own bound, not the machine's
+    if cause_class(cause) == "out of memory":  # its own bound, as a rule; who killed it is not told
         return True
     return spec.start_timeout_s < _LEAST_S and took_s >= spec.start_timeout_s - _ROUNDING_S

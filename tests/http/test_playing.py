@@ -36,6 +36,7 @@ class Far:
 
     turn = 0
     is_there = True
+    refusal: EnvkitError | None = None
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, asyncio.Future[Raw]]] = []
@@ -55,6 +56,8 @@ class Far:
         raise NotImplementedError
 
     def ask(self, action: str) -> asyncio.Future[Raw] | None:
+        if self.refusal is not None:
+            raise self.refusal
         if not self.is_there:
             return None
         self.asked.append((action, asyncio.get_running_loop().create_future()))
@@ -136,6 +139,9 @@ def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
         far.is_there = False
         assert not table.ask("a", 0, "x", moves.append)
         far.is_there = True
+        far.refusal = UnreachableError("closed")
+        assert not table.ask("a", 0, "x", moves.append)
+        far.refusal = None
         assert table.ask("a", 0, "x", moves.append)
         assert not table.ask("a", 0, "x", moves.append)
         with pytest.raises(StepOrderError, match="expected turn 0, got 1"):
@@ -147,7 +153,7 @@ def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
     play(main)
 
 
-@pytest.mark.parametrize("error", [UnreachableError("gone"), RuntimeError("nobody foresaw this")])
+@pytest.mark.parametrize("error", [UnreachableError("gone"), SandboxLostError("far", "away")])
 def test_a_step_that_was_asked_for_in_vain_is_played_as_any_other_and_once(error: Exception) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
@@ -158,6 +164,46 @@ def test_a_step_that_was_asked_for_in_vain_is_played_as_any_other_and_once(error
         assert (await table.step("a", 0, "x")).observation.text == "stepped x"
         assert [text(move) for move in moves] == ["stepped x"]
         assert (far.stepped, table.get("a").turn, sum(table.tally.buckets)) == (["x"], 1, 1)
+
+    play(main)
+
+
+@pytest.mark.parametrize("error", [DeadlineError("it took too long"), RuntimeError("nobody foresaw this")])
+def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        moves: list[Move] = []
+        assert table.ask("a", 0, "x", moves.append)
+        far.asked[0][1].set_exception(error)
+        await settle()
+        for _ in range(2):
+            with pytest.raises(EnvkitError, match=str(error)):
+                moves[0].result()
+        assert (table.get("a").state, far.stepped, len(moves)) == (SessionState.BROKEN, [], 1)
+
+    play(main)
+
+
+def test_a_question_that_somebody_else_cancels_breaks_the_session() -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        moves: list[Move] = []
+        assert table.ask("a", 0, "x", moves.append)
+        far.asked[0][1].cancel()
+        await settle()
+        with pytest.raises(SessionBrokenError, match="cancelled"):
+            moves[0].result()
+
+    play(main)
+
+
+def test_the_deadline_of_a_step_that_was_asked_for_begins_with_the_step() -> None:
+    async def main(table: SessionTable, far: Far) -> None:
+        moves: list[Move] = []
+        await anyio.sleep(300)
+        assert table.ask("a", 0, "x", moves.append)
+        await anyio.sleep(59)
+        far.answer("far 1")
+        await settle()
+        assert [text(move) for move in moves] == ["far 1"]
 
     play(main)
 
