@@ -5,17 +5,16 @@ A request shows its token as ``Authorization: Bearer ek_...``; the application f
 for web pages of others in its browser. Every answer names its request (``X-Request-Id``), by the caller's own name if
 that is a sane one.
 
-A token that is revoked, or is not there since there were none, ends what is open under it: a socket within `_LOOK_S`,
-a stream at its next piece, which then breaks off.
+A token that is revoked, or is not there since there were none, ends what is open under it: a socket within a second, a
+stream at its next piece, which then breaks off.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count
@@ -28,9 +27,10 @@ from envkit import clock
 from envkit.errors import EnvkitError, RateLimitError, UnauthorizedError, to_problem
 from envkit.http import wire
 from envkit.http.access_log import AccessLog
-from envkit.http.asgi import Header, Message, Receive, Scope, Send, respond_problem
-from envkit.http.bodies import UNCOUNTED_BYTES, Bodies, Body
+from envkit.http.asgi import Header, Receive, Scope, Send, respond_problem
+from envkit.http.bodies import Bodies
 from envkit.http.callers import ADMIN, EVERYBODY, METRICS, NOBODY, PLAY, SANDBOX, Caller
+from envkit.http.exchange import Exchange, SocketExchange
 from envkit.http.origins import require_local
 from envkit.http.rates import Bucket, Rate
 from envkit.http.tokens import TokenStore
@@ -52,12 +52,7 @@ _SCOPES = (
     (_V1, ADMIN),  # events, and whatever has no line here
 )
 _OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/openapi.json"})
-_REVOKED = 1008  # of RFC 6455: the message violates a policy
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
-_LOOK_S = 1.0
-"""Seconds between looks at the token of an open socket."""
-
-_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Served(Protocol):
@@ -131,7 +126,7 @@ class Guard:
         await self._app.drain(timeout_s)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = _Exchange(self, scope, receive, send)
+        exchange = Exchange(self, scope, receive, send)
         tenant: _Tenant | None = None
         try:
             try:
@@ -155,7 +150,7 @@ class Guard:
                 exchange.write(self._log, scope["method"])
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = _SocketExchange(self, scope, receive, send)
+        exchange = SocketExchange(self, scope, receive, send)
         tenant: _Tenant | None = None
         try:
             try:
@@ -172,7 +167,7 @@ class Guard:
             if self._log is not None:
                 exchange.write(self._log, "WS", (exchange.messages_in, exchange.messages_out))
 
-    async def _talk(self, exchange: _SocketExchange, scope: Scope) -> None:
+    async def _talk(self, exchange: SocketExchange, scope: Scope) -> None:
         """Serve a socket for as long as its token is good."""
         if self._tokens is None:
             await self._app(scope, exchange.receive, exchange.send)
@@ -205,7 +200,7 @@ class Guard:
     def new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))
 
-    def _admit(self, exchange: _Exchange, scope: Scope) -> None:
+    def _admit(self, exchange: Exchange, scope: Scope) -> None:
         """Find out who asks, and tell the application.
 
         Raises:
@@ -282,131 +277,3 @@ class _Tenant:
     sockets: int = 0
     requests: int = 0
     bucket: Bucket | None = None
-
-
-class _Exchange:
-    """One request: who makes it, what it is called, and what goes in and out."""
-
-    def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
-        self.path: str = scope["path"]
-        self.token: str | None = None
-        self.caller = NOBODY
-        self.is_cut = False
-        """Whether it was ended because its token was revoked."""
-        self._guard = guard
-        self._began = clock.stopwatch()
-        self._receive = receive
-        self._send = send
-        self.status = self._bytes_in = self._bytes_out = 0
-        self._room = UNCOUNTED_BYTES
-        self.body: Body | None = None
-        """What is larger than that."""
-        self._headers: Sequence[Header] = scope["headers"]
-        self._id = self.host = b""
-        self.origin: bytes | None = None
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                if value[:7].lower() == b"bearer ":
-                    self.token = value[7:].strip().decode("latin-1")
-            elif name == b"host":
-                self.host = value
-            elif name == b"origin":
-                self.origin = value
-            elif name == b"x-request-id" and _SANE_ID.fullmatch(value):
-                self._id = value
-        if not self._id:
-            self._id = guard.new_id()
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self._bytes_in += len(message.get("body", b""))
-        if self._bytes_in > self._room:
-            if self.body is None:
-                self.body = self._guard.bodies.begin(self.caller, self.path, self._headers)
-            self._room = await self.body.reach(self._bytes_in)
-        return message
-
-    def send(self, message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.body":
-            if self.is_cut or (message.get("more_body") and self.is_revoked()):
-                self.is_cut = True
-                raise OSError("the token was revoked")  # as if the client had gone
-            self._bytes_out += len(message.get("body", b""))
-        else:
-            self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
-        return self._send(message)
-
-    def write(self, log: AccessLog, method: str, messages: tuple[int, int] | None = None) -> None:
-        log.write(
-            id=self._id.decode(),
-            tenant=self.caller.tenant,
-            method=method,
-            path=self.path,
-            status=self.status,
-            seconds=clock.stopwatch() - self._began,
-            bytes_in=self._bytes_in,
-            bytes_out=self._bytes_out,
-            messages=messages,
-        )
-
-    def is_revoked(self) -> bool:
-        return self.caller is not NOBODY and not self._guard.is_good(self.token)
-
-
-class _SocketExchange(_Exchange):
-    """One socket."""
-
-    messages_in = messages_out = 0
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "websocket.receive":
-            self.messages_in += 1
-            self._bytes_in += _size(message)
-            if self.is_revoked():
-                await self._cut()
-                return {"type": "websocket.disconnect", "code": _REVOKED}
-        return message
-
-    async def send(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "websocket.send":
-            self.messages_out += 1
-            self._bytes_out += _size(message)
-            if self.is_revoked():
-                await self._cut()
-                raise OSError("the token was revoked")  # as if the client had gone
-        elif kind == "websocket.accept":
-            self.status = 101
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
-        await self._send(message)
-
-    def deny(self, message: Message) -> Awaitable[None]:
-        """Send a message of an HTTP response instead of opening the socket."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
-        self._bytes_out += len(message.get("body", b""))
-        return self._send({**message, "type": f"websocket.{message['type']}"})
-
-    async def watch(self, scope: anyio.CancelScope) -> None:
-        """Close the socket and cancel `scope` when the token is revoked."""
-        while True:
-            await anyio.sleep(_LOOK_S)
-            try:
-                is_over = self.is_revoked()
-            except EnvkitError:  # nobody can say
-                is_over = True
-            if is_over:
-                await self._cut()
-                scope.cancel()
-
-    async def _cut(self) -> None:
-        if not self.is_cut:
-            self.is_cut = True
-            await self._send({"type": "websocket.close", "code": _REVOKED, "reason": "the token was revoked"})
-
-
-def _size(message: Message) -> int:
-    return len(message.get("bytes") or message.get("text") or b"")

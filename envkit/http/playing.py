@@ -17,7 +17,7 @@ from envkit.http.tally import Tally
 from envkit.types import Step, Task
 
 
-class Player:
+class Stepper:
     """Plays the steps of all sessions of a server.
 
     Args:

@@ -36,7 +36,7 @@ from envkit.errors import (
     StepOrderError,
 )
 from envkit.http.callers import tenant_of
-from envkit.http.playing import Player, attributed
+from envkit.http.playing import Stepper, attributed
 from envkit.http.session import (
     ComputingEpisode,
     Move,
@@ -109,7 +109,7 @@ class SessionTable:
         self._computing = anyio.Lock()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
         self._filled: anyio.Event
-        self._player: Player
+        self._stepper: Stepper
 
     @property
     def capacity(self) -> int:
@@ -158,7 +158,7 @@ class SessionTable:
         session = self._sessions.get(id) or self._find(id)
         session.used_at = now
         if session.is_next(turn):
-            return self._player.compute(session, turn, action)
+            return self._stepper.compute(session, turn, action)
         if session.is_recalled and session.is_before(turn):
             return None
         move = session.repeated(turn, action)
@@ -174,7 +174,7 @@ class SessionTable:
         if session is None or not session.is_next(turn):
             return False
         session.used_at = self.now()
-        return self._player.ask(session, turn, action, settled)
+        return self._stepper.ask(session, turn, action, settled)
 
     async def step(self, id: str, turn: int, action: str) -> Step:
         """Play step number `turn`, or give its answer again.
@@ -196,7 +196,7 @@ class SessionTable:
         session = self._find(id)
         if session.is_next(turn):
             move = session.begin(turn, action)
-            await self._player.play(session, move)
+            await self._stepper.play(session, move)
         elif session.is_recalled and session.is_before(turn):
             return await self._again(session, action)
         else:
@@ -248,7 +248,7 @@ class SessionTable:
         self.now = clock.reader()
         self._filled = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
-        self._player = Player(self.tally, self.now, self._tasks)
+        self._stepper = Stepper(self.tally, self.now, self._tasks)
         self._tasks.start_soon(self._sweep)
         if self._lasting is not None:
             # At once, since they take places, and expire like all others.

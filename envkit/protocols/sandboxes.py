@@ -1,156 +1,24 @@
-"""What the parts of envkit ask of each other. Matching a protocol is enough; nothing needs to be inherited."""
+"""What the parts of envkit ask of sandboxes, and of what lends them."""
 
 from __future__ import annotations
 
-import random
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from envkit.types import (
-    Completion,
     ExecResult,
     FileUser,
     FleetEvent,
-    Observation,
-    Reset,
-    Sample,
-    SamplingParams,
     SandboxSpec,
     SandboxUser,
     SandboxView,
-    Step,
-    Task,
-    Weights,
 )
 
 if TYPE_CHECKING:
-    from asyncio import Future
-
-    from msgspec import Raw
-
-
-class Episode(Protocol):
-    """One play of one task, as everybody who plays sees it: in this process, over HTTP, or in a sandbox."""
-
-    async def reset(self) -> Reset:
-        """Start the episode; called once, before the first step.
-
-        Raises:
-            OptionError: The task has an option that the world refuses.
-            EnvError: The world raised.
-            SandboxLostError: The place it ran in is gone.
-        """
-        ...
-
-    async def step(self, action: str) -> Step:
-        """Play one action. A senseless action is answered with an observation, never an exception.
-
-        Raises:
-            StepOrderError: Before `reset`, or after the end.
-            EnvError: The world raised.
-            SandboxLostError: The place it ran in is gone.
-        """
-        ...
-
-
-class EnvHost(Protocol):
-    """Somewhere episodes can be played: slots in this process, a served fleet, sandboxes."""
-
-    @property
-    def capacity(self) -> int:
-        """Number of episodes that can be leased at once."""
-        ...
-
-    def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """Give an episode of `task` for the length of the block, waiting while none is free.
-
-        Raises:
-            UnknownEnvError: No environment has the task's id.
-        """
-        ...
-
-
-@runtime_checkable
-class LastingEpisode(Episode, Protocol):
-    """An episode that is played elsewhere under a name, and goes on there when who plays it is replaced."""
-
-    @property
-    def turn(self) -> int:
-        """Number of steps that were played when `reset` returned, or since; 0 for a new episode."""
-        ...
-
-    async def again(self, action: str) -> Step:
-        """Ask for the answer to the last step once more; `action` is what was played.
-
-        Raises:
-            SessionConflictError: It was another one.
-        """
-        ...
-
-
-@runtime_checkable
-class AskingEpisode(LastingEpisode, Protocol):
-    """One whose steps can be asked for without a task that waits for each, which is most of what such a step costs."""
-
-    def ask(self, action: str) -> Future[Raw] | None:
-        """Begin a step; None when only `step` can play it. Who asked may cancel the future.
-
-        Raises:
-            EnvkitError: Likewise.
-        """
-        ...
-
-    def told(self, answer: Future[Raw]) -> Step:
-        """Return the step that was asked for, from the answer that came.
-
-        Raises:
-            SandboxLostError, UnreachableError: It is not over: `step` with the same action, next, says what becomes of
-                it.
-            EnvkitError: As `step` does.
-        """
-        ...
-
-
-@runtime_checkable
-class LastingHost(EnvHost, Protocol):
-    """A host whose episodes may outlive it: the next one on the same ledger finds them by their keys."""
-
-    def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """As `lease`; the episode of this key goes on if there is one of the same task."""
-        ...
-
-    def recall(self, key: str) -> Task | None:
-        """Return what the episode of this key plays; None where there is none that could go on."""
-        ...
-
-    def recallable(self) -> Sequence[str]:
-        """Return the keys of the episodes that could go on."""
-        ...
-
-
-class Expert(Protocol):
-    """A player that knows a world: plays the expert policy and teaches."""
-
-    def moves(self, observation: Observation) -> Sequence[str]:
-        """Return every move that lies on a shortest way to success, best known first; empty if there is none."""
-        ...
-
-    def is_tricky(self, observation: Observation) -> bool:
-        """Say whether a careless player goes wrong here, so that the state is worth a lesson."""
-        ...
-
-    def answer(self, move: str) -> str:
-        """Return the text that plays `move`, as a language model would write it."""
-        ...
-
-
-class Player(Protocol):
-    """Chooses actions from observations: what `envkit eval` plays with."""
-
-    def act(self, observation: Observation, rng: random.Random) -> str: ...
+    pass
 
 
 class Shell(Protocol):
@@ -436,84 +304,4 @@ class SandboxPool(Protocol):
 
     def events(self, *, after: int = 0) -> AsyncIterator[FleetEvent]:
         """Give what happened since event number `after`, as far as it is remembered, and go on with what happens."""
-        ...
-
-
-class Engine(Protocol):
-    """Produces tokens."""
-
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
-    ) -> Completion:
-        """Complete `prompt_ids`.
-
-        Args:
-            prompt_ids: The whole prompt.
-            params: How to sample.
-            session: Name of the episode; a later prompt of the same session begins with this one and its completion,
-                so an engine may keep its attention cache.
-        """
-        ...
-
-    def forget(self, session: str) -> None:
-        """Drop whatever is kept for `session`."""
-        ...
-
-
-class WeightSink(Protocol):
-    """Takes new weights, between completions."""
-
-    async def load(self, weights: Weights) -> None: ...
-
-
-class Renderer(Protocol):
-    """Words to tokens and back, one turn at a time; nothing is decoded and encoded again."""
-
-    @property
-    def stop(self) -> tuple[int, ...]:
-        """Token ids that end a completion."""
-        ...
-
-    def open(self, observation: Observation) -> tuple[int, ...]:
-        """Return the first prompt."""
-        ...
-
-    def extend(self, said: Sequence[int], observation: Observation) -> tuple[int, ...]:
-        """Return the tokens that follow the completion `said` up to where the next one begins."""
-        ...
-
-    def action(self, said: Sequence[int]) -> str:
-        """Return the completion `said` as the text that the world is given."""
-        ...
-
-    def demonstrate(self, answer: str) -> tuple[int, ...]:
-        """Return the tokens with which a policy would say `answer`."""
-        ...
-
-
-class Trainer(Protocol):
-    """Changes weights."""
-
-    def accumulate(self, samples: Sequence[Sample]) -> None:
-        """Take in samples for the next update."""
-        ...
-
-    def update(self) -> Mapping[str, float]:
-        """Learn from what was accumulated, drop it, and report metrics (losses, entropy in nats, gradient norm)."""
-        ...
-
-    def publish(self) -> Weights:
-        """Write the current weights where an engine can read them."""
-        ...
-
-    def save(self, folder: str) -> None:
-        """Write all that `restore` needs into `folder`, which exists."""
-        ...
-
-    def restore(self, folder: str) -> None:
-        """Continue exactly where `save` was called.
-
-        Raises:
-            UsageError: The folder does not hold a checkpoint of this policy and algorithm.
-        """
         ...
