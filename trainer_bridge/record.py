@@ -33,7 +33,7 @@ import orjson
 import yaml
 
 from envkit.errors import EnvkitError, UsageError
-from envkit.types import JSON, Step, Trajectory
+from envkit.types import JSON, Trajectory
 
 if TYPE_CHECKING:
     from envkit.trainer_bridge.events import EventFile
@@ -294,8 +294,6 @@ def _json(value: object, *, indented: bool = False) -> bytes:
 
 def _plain(value: Any) -> object:
     """Return what JSON can say of `value`; worlds may put anything into their infos."""
-    if isinstance(value, Step):
-        return value._asdict()
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     return dict(value) if isinstance(value, Mapping) else repr(value)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.fleet.box import FellSilentError
@@ -118,7 +119,7 @@ class FleetEpisode:
                 loss = error
             else:
                 self._keep(action, step)
-                return step if not self._news else step._replace(info=self._told(step.info))
+                return step if not self._news else replace(step, info=self._told(step.info))
 
     def ask(self, action: str) -> Future[Raw] | None:
         """Begin a step; see `envkit.protocols.AskingEpisode`."""

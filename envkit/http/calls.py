@@ -154,11 +154,13 @@ class Calls:
                 continue
             id = body.session_id
             try:
-                reply = None if id in waiting else self._step_now(self._caller.key(id), body, now)
-                if reply is None:
+                self._refuse_when_closing()
+                key = self._caller.key(id)
+                step = None if id in waiting else self.sessions.step_now(key, body.turn, body.action, now)
+                if step is None:
                     waiting[id].append((index, body))
                 else:
-                    outcomes[index] = self.encode(Outcome(reply), id)
+                    outcomes[index] = self.encode(Outcome(StepReply.of(body.turn + 1, step)), id)
             except Exception as error:
                 outcomes[index] = self.failure(error, id)
 
@@ -180,18 +182,21 @@ class Calls:
         """
         answers: list[bytes] = []
         others: list[StepFrame] = []
-        now = self.sessions.now()
+        sessions = self.sessions
+        now = sessions.now()
         for frame in frames:
             body = frame.params
             id = body.session_id
             key = self._caller.key(id)
             used.add(key)
             try:
-                reply = self._step_now(key, body, now)
-                if reply is None:
+                if sessions.is_closing:
+                    self._refuse_when_closing()
+                step = sessions.step_now(key, body.turn, body.action, now)
+                if step is None:
                     others.append(frame)
                 else:
-                    answers.append(self.encode(StepAnswer(frame.id, reply), id))
+                    answers.append(self.encode(StepAnswer(frame.id, StepReply.of(body.turn + 1, step)), id))
             except Exception as error:
                 answers.append(_addressed(frame.id, self.failure(error, id)))
         return answers, others
@@ -241,13 +246,6 @@ class Calls:
     def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
         """Return the answer to a frame that is not taken; the id is None if not even that is known."""
         return _addressed(frame_id, self.failure(error))
-
-    def _step_now(self, key: str, body: StepBody, now: float) -> StepReply | None:
-        """Play a step if that needs no waiting, else return None and do nothing; `now` is the loop's clock."""
-        if self.sessions.is_closing:
-            self._refuse_when_closing()
-        step = self.sessions.step_now(key, body.turn, body.action, now)
-        return None if step is None else StepReply.of(body.turn + 1, step)
 
     async def _outcome(self, call: Awaitable[object], session_id: str | None = None) -> bytes:
         """Return what comes of a call, be it a result or an error."""

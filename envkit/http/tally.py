@@ -17,6 +17,7 @@ Collect: TypeAlias = "Callable[[], Iterable[Metric]]"
 
 BOUNDS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Upper bounds of the buckets of step durations, in seconds."""
+_SHORTEST_S = BOUNDS_S[0]
 
 
 class Tally:
@@ -37,7 +38,7 @@ class Tally:
 
     def step(self, seconds: float) -> None:
         self.step_seconds += seconds
-        self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        self.buckets[0 if seconds <= _SHORTEST_S else bisect_left(BOUNDS_S, seconds)] += 1
 
 
 def exposition(table: SessionTable, more: Collect | None = None) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -45,14 +46,17 @@ class Observation(msgspec.Struct, frozen=True):  # made for every step, in an ei
     images: tuple[str, ...] = ()
 
 
-class Reset(NamedTuple):
-    """The start of an episode."""
+class Reset(msgspec.Struct, frozen=True):
+    """The start of an episode; unpacks as Gymnasium's two."""
 
     observation: Observation
     info: Info
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.observation, self.info))
 
-class Step(NamedTuple):
+
+class Step(msgspec.Struct, frozen=True):
     """The world's answer to one action; unpacks as Gymnasium's five."""
 
     observation: Observation
@@ -64,3 +68,6 @@ class Step(NamedTuple):
     @property
     def ended(self) -> bool:
         return self.terminated or self.truncated
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.observation, self.reward, self.terminated, self.truncated, self.info))

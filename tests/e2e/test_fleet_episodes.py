@@ -15,6 +15,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 import envkit
 from envkit import clock
@@ -95,12 +96,12 @@ async def answers(host: EnvHost, task: Task, moves: Sequence[str]) -> tuple[Rese
 
 
 def without_info(start: Reset, steps: Sequence[Step]) -> list[object]:
-    return [start.observation, *(step[:4] for step in steps)]
+    return [start.observation, *(replace(step, info={}) for step in steps)]
 
 
 def without_news(answer: Reset | Step) -> Reset | Step:
     """An answer, but for what it says of rebuilds."""
-    return answer._replace(info={key: value for key, value in answer.info.items() if key != "rebuilt"})
+    return replace(answer, info={key: value for key, value in answer.info.items() if key != "rebuilt"})
 
 
 def recited(moves: Sequence[str]) -> list[Reset | Step]:
