@@ -41,6 +41,8 @@ _SOKOBAN = json.dumps({"env_id": _TASK.env_id, "seed": _TASK.seed, "options": di
 
 Begin: TypeAlias = Callable[[str, int], Awaitable["Player"]]
 """Opens the place of one caller, given the server's address and the caller's number."""
+Sides: TypeAlias = dict[str, tuple[Server, Begin, int]]
+"""Who is compared: its server, its callers, and how many of them there are."""
 
 
 class Player(Protocol):
@@ -260,50 +262,69 @@ class EchoPlayer:
 
 
 async def steps(findings: Findings, rounds: int, round_s: float) -> None:
-    """Measure steps of Sokoban, and of a world without work; the servers share one processor, and we have another."""
+    """Measure steps of Sokoban, and of a world without work."""
+    await _by_clients(findings, rounds, round_s)
+    await _by_processor(findings, rounds, round_s)
+
+
+async def _by_clients(findings: Findings, rounds: int, round_s: float) -> None:
+    """Measure what each product's own client gets by the clock; servers and clients run wherever there is room."""
     async with AsyncExitStack() as stack:
-        here = await stack.enter_async_context(gateway("--backend", "none", processor=_SERVER))
-        boxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
+        here = await stack.enter_async_context(gateway("--backend", "none"))
         client = await stack.enter_async_context(EnvClient(here.url))
-        by_client: dict[str, tuple[Server, Begin, int]] = {
+        sokoban: Sides = {
             "envkit": (here, partial(ClientPlayer.begin, client), SESSIONS),
             # For whoever has the actions of all at once; no client of OpenEnv's can send them so.
             "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
         }
-        sokoban: dict[str, tuple[Server, Begin, int]] = {
+        for name, server in (await _openenv(stack, None)).items():
+            sokoban[name] = (server, OpenEnvClientPlayer.begin, SESSIONS)
+        await _rate(findings, BY_CLIENTS, sokoban, rounds, round_s, by_clock=True)
+
+
+async def _by_processor(findings: Findings, rounds: int, round_s: float) -> None:
+    """Measure what a lean client gets for each second of processor; the servers share one, and we have another."""
+    async with AsyncExitStack() as stack:
+        here = await stack.enter_async_context(gateway("--backend", "none", processor=_SERVER))
+        boxes = await stack.enter_async_context(gateway("--backend", "local", processor=_SERVER))
+        sokoban: Sides = {
             "envkit": (here, SocketPlayer.begin, SESSIONS),
             "envkit, lists of frames": (here, SocketPlayer.begin_many, BATCHES),
             "envkit, POST of lists": (here, HttpPlayer.begin_many, BATCHES),
             "envkit in boxes": (boxes, SocketPlayer.begin, SESSIONS),
             "envkit in boxes, lists of frames": (boxes, SocketPlayer.begin_many, BATCHES),
         }
-        for name, kind in (("OpenEnv", "sync"), ("OpenEnv, async", "async")):
-            server = uvicorn("openenv", package="openenv", variables={OPENENV_VARIABLE: kind}, processor=_SERVER)
-            try:
-                openenv = await stack.enter_async_context(server)
-            except MissingPeerError as error:
-                print(f"  left out: {name}: {error}", flush=True)
-                continue
-            by_client[name] = (openenv, OpenEnvClientPlayer.begin, SESSIONS)
-            sokoban[name] = (openenv, OpenEnvPlayer.begin, SESSIONS)
+        for name, server in (await _openenv(stack, _SERVER)).items():
+            sokoban[name] = (server, OpenEnvPlayer.begin, SESSIONS)
 
         answered = await _answer_of_echo(here.url)
         bare = uvicorn("starlette", package="starlette", variables={REPLY_VARIABLE: answered}, processor=_SERVER)
-        echo: dict[str, tuple[Server, Begin, int]] = {
+        echo: Sides = {
             "envkit": (here, EchoPlayer.begin, CONNECTIONS),
             "envkit in boxes": (boxes, EchoPlayer.begin, CONNECTIONS),
             "Starlette": (await stack.enter_async_context(bare), EchoPlayer.begin_bare, CONNECTIONS),
         }
         with on_processor(_CLIENT):
-            await _rate(findings, BY_CLIENTS, by_client, rounds, round_s, by_clock=True)
             await _rate(findings, BY_LEAN, sokoban, rounds, round_s)
             await _rate(findings, BY_POST, echo, rounds, round_s)
+
+
+async def _openenv(stack: AsyncExitStack, processor: int | None) -> dict[str, Server]:
+    """Start OpenEnv's server in both forms, if it is installed."""
+    servers = {}
+    for name, kind in (("OpenEnv", "sync"), ("OpenEnv, async", "async")):
+        server = uvicorn("openenv", package="openenv", variables={OPENENV_VARIABLE: kind}, processor=processor)
+        try:
+            servers[name] = await stack.enter_async_context(server)
+        except MissingPeerError as error:
+            print(f"  left out: {name}: {error}", flush=True)
+    return servers
 
 
 async def _rate(
     findings: Findings,
     what: str,
-    sides: dict[str, tuple[Server, Begin, int]],
+    sides: Sides,
     rounds: int,
     round_s: float,
     *,
