@@ -19,6 +19,7 @@ from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
 from envkit.http.callers import caller_of
 from envkit.http.calls import Calls, no_sandboxes
+from envkit.http.exposition import Collect
 from envkit.http.folders import Folders, Trees
 from envkit.http.frames import Sockets
 from envkit.http.permits import Permits
@@ -26,7 +27,6 @@ from envkit.http.sandbox_asgi import SandboxPaths
 from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.http.snapshots import SnapshotBounds
-from envkit.http.tally import Collect
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
 

@@ -24,10 +24,10 @@ from envkit.errors import (
     to_problem,
 )
 from envkit.http.callers import EVERYBODY, Caller, renamed
+from envkit.http.exposition import Collect, exposition
 from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.session import Move, SessionView
 from envkit.http.sessions import SessionTable
-from envkit.http.tally import Collect, exposition
 from envkit.http.wire import (
     CreateBody,
     DoneReply,
