@@ -35,6 +35,7 @@ class Child:
         argv: Program and arguments.
         env: The whole environment.
         stream: Becomes its standard input and output; closed here.
+        name: What it is called among processes; None is the program.
         folder: Where it starts; None keeps ours.
         pass_fds: File descriptors that it inherits.
 
@@ -49,6 +50,7 @@ class Child:
         *,
         env: Mapping[str, str],
         stream: socket.socket,
+        name: str | None = None,
         folder: Path | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
@@ -57,7 +59,8 @@ class Child:
         self._ended = anyio.Event()
         with stream:
             self._process = subprocess.Popen(
-                argv,
+                [name or argv[0], *argv[1:]],
+                executable=argv[0],
                 stdin=stream.fileno(),
                 stdout=stream.fileno(),
                 stderr=subprocess.PIPE,

@@ -195,7 +195,8 @@ def launch(
     try:
         group.make(bounds)
         # Bubblewrap's environment would be readable inside.
-        child = Child([*argv, "--", *command], env={}, stream=stream, pass_fds=(arguments, tells, filtering))
+        handles = (arguments, tells, filtering)
+        child = Child([*argv, "--", *command], env={}, stream=stream, name=group.name, pass_fds=handles)
     except BaseException:
         os.close(told)
         group.remove()

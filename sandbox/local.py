@@ -40,6 +40,7 @@ from envkit.sandbox import (
     seccomp,
     snapshots,
     stays,
+    unborn,
 )
 from envkit.sandbox.box import Box, Boxes
 from envkit.sandbox.boxes import refuse
@@ -356,6 +357,8 @@ class LocalBackend:
         self._modules, self._importable = interpreter.standard_library(), interpreter.readable()
         for group in cgroups.gone(self._places):
             await life.empty(group)
+        if sys.platform == "linux":
+            unborn.reap()
         return self
 
     async def __aexit__(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from envkit import clock
-from envkit.sandbox import cgroups, docker, folders, leftovers
+from envkit.sandbox import cgroups, docker, folders, leftovers, unborn
 from envkit.sandbox.daemon import Daemon
 
 
@@ -37,4 +37,5 @@ def _prune_here(dry_run: bool) -> list[str]:
             if not dry_run:
                 group.kill()
                 group.remove()
+        done += [f"process {pid}" for pid in (unborn.find() if dry_run else unborn.reap())]
     return done + [f"folder {folder}" for folder in (folders.gone() if dry_run else folders.reap())]

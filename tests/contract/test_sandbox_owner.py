@@ -16,6 +16,7 @@ import pytest
 from envkit.sandbox import folders
 from tests.contract.boxes import (
     Kind,
+    arguments,
     containers,
     groups_of,
     run,
@@ -104,10 +105,17 @@ def busy_owners(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def names_of_processes() -> Iterator[bytes]:
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            yield (arguments(int(process.name)) or [b""])[0]
+
+
 def left_by(pid: int) -> list[str]:
-    """What boxes of process `pid` have left: folders, notes, mounts, containers in any state, and their volumes."""
+    """What boxes of process `pid` have left: processes, folders, notes, mounts, containers in any state, volumes."""
     here = f"-{pid}-"
     found = [str(path) for root in folders.roots() for path in root.glob(f"envkit-*{here}*")]
+    found += [str(name) for name in names_of_processes() if name.startswith(b"envkit-") and here.encode() in name]
     found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if here in line]
     return [*found, *containers(pid), *volumes(pid)]
 
