@@ -103,7 +103,7 @@ def agent_above(pid: int) -> int:
     found = None
     while pid > 1:
         program, *rest = arguments(pid)
-        if any(_BOOT in argument for argument in rest) and not program.endswith(b"bwrap"):
+        if any(_BOOT in argument for argument in rest) and not program.startswith(b"envkit-"):  # bubblewrap's
             found = pid
         pid = parent(pid)
     assert found is not None
