@@ -29,7 +29,7 @@ from envkit.trainer_bridge.tiny import make_policy
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.types import Observation
 from envkit.wiring import envs
-from envkit.wiring.checks import limits_of, task_of
+from envkit.wiring.meanings import limits_of, task_of
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""
