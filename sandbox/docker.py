@@ -26,8 +26,8 @@ from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, did_you_mean
 from envkit.sandbox import agent, allowlist, attached, container, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
-from envkit.sandbox.box import Box, Boxes
-from envkit.sandbox.boxes import refuse
+from envkit.sandbox.box import Box
+from envkit.sandbox.boxes import Boxes, refuse
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
 from envkit.sandbox.container import (
     AGENT_UID,

@@ -42,8 +42,8 @@ from envkit.sandbox import (
     stays,
     unborn,
 )
-from envkit.sandbox.box import Box, Boxes
-from envkit.sandbox.boxes import refuse
+from envkit.sandbox.box import Box
+from envkit.sandbox.boxes import Boxes, refuse
 from envkit.sandbox.bubblewrap import DOOR, PATH, SOCKETS, WORK, why_unavailable
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
 from envkit.sandbox.first_process import FirstProcess
