@@ -31,12 +31,10 @@ from envkit.sandbox.boxes import not_ready
 from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
 from envkit.sandbox.ending import Ending
 from envkit.sandbox.hold import Hold
+from envkit.sandbox.interior import SOCKETS
 from envkit.sandbox.program import Program, fields_of
 from envkit.sandbox.shell import BoxShell, result_of
 from envkit.types import JSON, ExecResult, FileUser, SandboxUser
-
-SOCKETS = "/run/envkit"
-"""Where a box finds its folder for sockets, unless that is a folder of the host."""
 
 _LOG_BYTES = 64 << 10
 _LONGEST = 300

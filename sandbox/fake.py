@@ -32,12 +32,11 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.sandbox.boxes import refuse
+from envkit.sandbox.interior import WORK
 from envkit.sandbox.script import Answer, Command, Fate, Script, succeed
 from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
 
 __all__ = ["Answer", "Command", "FakeBackend", "FakeBox", "FakeShell", "Fate", "Script", "succeed"]
-
-WORK = "/workspace"
 
 _GRACE_S = 10.0
 """Seconds beyond its own time after which a call without an answer ends a box, as it does a real one."""
