@@ -195,9 +195,7 @@ def remove(
 def list_boxes(
     with_servers: Annotated[
         bool,
-        typer.Option(
-            "--all", help="Also those that servers on this machine have started, and whose they are."
-        ),
+        typer.Option("--all", help="Also those that servers on this machine have started, and whose they are."),
     ] = False,
     url: Url = None,
     token_file: TokenFile = None,
