@@ -1,6 +1,6 @@
 """Which servers of this machine have sandboxes that stay: a note for each ledger, where every process of root looks.
 
-A note goes with its server when that ends in order. One that was killed leaves it, so that people see whose its
+A note goes with its server when that ends by itself. One that was killed leaves it, so that people see whose its
 sandboxes are until the next server takes them back, or they end.
 """
 
@@ -56,9 +56,10 @@ def noted(ledger_id: str, ledger: Path, address: str, notes: Path = NOTES) -> It
         beside = place.with_suffix(".new")
         beside.write_bytes(msgspec.json.encode(asdict(note)))
         beside.rename(place)
-    yield
-    with suppress(OSError):  # not after an error, which may leave sandboxes behind
-        place.unlink()
+    try:
+        yield
+    finally:
+        forget(note, notes)
 
 
 def known(notes: Path = NOTES) -> list[ServerNote]:
