@@ -27,6 +27,7 @@ from envkit import clock
 from envkit.fleet.ledger import Ledger
 from envkit.sandbox import cgroups, folders, stays
 from envkit.types import SandboxSpec
+from envkit.wiring import servers
 from tests.contract.boxes import arguments, containers, processes, volumes
 from tests.sandbox.containers import docker, image
 
@@ -210,6 +211,9 @@ class Gateway:
                 group.rmdir()
         for container in containers(self.process.pid) if self.kind == "docker" else ():
             docker("rm", "--force", "--volumes", container)
+        for note in servers.known():
+            if note.process == self.name:
+                servers.forget(note)
 
     def _groups(self) -> set[Path]:
         return {folder for parent in cgroups.find().parents.values() for folder in parent.glob(f"{self.name}-*")}
