@@ -62,8 +62,12 @@ class BoxClient(Protocol):
         ...
 
 
-class FellSilentError(SandboxLostError):
-    """The box fell silent while the call was under way, and perhaps of it. Who plays is told the plain loss."""
+class LostDuringCallError(SandboxLostError):
+    """The box was lost while the call was under way, and perhaps by it. Who plays is told the plain loss."""
+
+
+class FellSilentError(LostDuringCallError):
+    """It was lost since it fell silent."""
 
 
 class BoxEvent(StrEnum):
@@ -159,10 +163,10 @@ class Box:
                 call.cancel()
             for answer in self._asked:
                 if not answer.done():
-                    answer.set_exception(self._loss())
+                    answer.set_exception(self.loss_during_call())
 
     def ask(self, episode: AskingEpisode, action: str) -> Future[Raw] | None:
-        """Ask an episode in the box for a step; `SandboxLostError` as in `call` is the answer if the box ends before.
+        """Ask an episode in the box for a step; `LostDuringCallError` is the answer if the box ends before.
 
         Returns:
             None where a call has to find out what is wrong.
@@ -179,8 +183,8 @@ class Box:
         """Call something that talks to the box.
 
         Raises:
-            FellSilentError: The box falls silent while the call is under way.
-            SandboxLostError: The box is gone, or goes otherwise.
+            LostDuringCallError: The box goes while the call is under way; `FellSilentError` if it falls silent.
+            SandboxLostError: It is gone already.
         """
         if self.gone.is_set():
             raise SandboxLostError(self.sandbox.id, self.cause)
@@ -191,10 +195,11 @@ class Box:
                 self._silence_cause = f"cannot be reached: {error}"
                 self._silence.set()
                 await self.gone.wait()  # its watchers find out why, and end this call
-        raise self._loss()
+        raise self.loss_during_call()
 
-    def _loss(self) -> SandboxLostError:
-        kind = FellSilentError if self._fell_silent else SandboxLostError
+    def loss_during_call(self) -> LostDuringCallError:
+        """Return what a call is told that was under way when the box ended."""
+        kind = FellSilentError if self._fell_silent else LostDuringCallError
         return kind(self.sandbox.id, self.cause)
 
     @contextmanager
@@ -245,6 +250,8 @@ class WatchedEpisode:
         self._box = box
         self._episode = episode
         self._asking = episode if isinstance(episode, AskingEpisode) else None
+        self._was_cut_off = False
+        """Whether the step that was asked for last got no answer."""
 
     @property
     def turn(self) -> int:
@@ -254,6 +261,9 @@ class WatchedEpisode:
         return await self._box.call(self._episode.reset)
 
     async def step(self, action: str) -> Step:
+        was_cut_off, self._was_cut_off = self._was_cut_off, False
+        if was_cut_off and self._box.gone.is_set():  # it was under way when the box went, as we only know now
+            raise self._box.loss_during_call()
         return await self._box.call(self._episode.step, action)
 
     async def again(self, action: str) -> Step:
@@ -264,4 +274,8 @@ class WatchedEpisode:
 
     def told(self, answer: Future[Raw]) -> Step:
         assert self._asking is not None
-        return self._asking.told(answer)
+        try:
+            return self._asking.told(answer)
+        except UnreachableError:
+            self._was_cut_off = True
+            raise

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, TypeVar
 
+import anyio
 from msgspec import Raw
 from msgspec.structs import replace
 
 from envkit.errors import EnvkitError, SandboxLostError
-from envkit.fleet.box import FellSilentError
+from envkit.fleet.box import FellSilentError, LostDuringCallError
 from envkit.protocols import AskingEpisode, LastingEpisode
 from envkit.types import JSON, Observation, Reset, Step
 
-Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[LastingEpisode]]
-"""Gives an episode in a healthy box."""
+T = TypeVar("T")
+
+Lease: TypeAlias = AbstractAsyncContextManager[LastingEpisode]
+Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[Lease]]
+"""Gives a place in a healthy box, and the lease of an episode there; entering that may reset its world."""
 
 REBUILDS = 3
 """How often one episode may lose its box and be rebuilt, unless the caller says otherwise."""
 
 _SILENCES = 1
 """How often of these its box may have fallen silent during a call of this very episode, which may be why it did."""
+
+_TURN_S = 1.0
+"""Seconds that a call waits for those before it, each of which may be why a box was lost."""
 
 
 class EpisodeState(StrEnum):
@@ -58,23 +66,33 @@ class FleetEpisode:
     to be the one that was given before. The first answer after that says so: ``info["rebuilt"]`` is the cause of the
     loss. Otherwise the episode is void: the call raises `SandboxLostError`, as does every later one.
 
+    A call during which its box was lost may be why it was, as may every other one that was under way there. They are
+    made again one after the other, and one during which the next box is lost too makes its episode void. Who has waited
+    a second for the others goes on beside them, and is not blamed for what happens then.
+
     Args:
         seat: Gives it a place, and another one after a loss.
         rebuilds: How often it may be rebuilt; 0 for a world that cannot be.
         tally: Where rebuilt and void episodes are counted.
+        turns: Held by the one that makes such a call; None where each episode has a box of its own.
         goes_on: Whether its place is one that another server gave it.
 
     Attributes:
         state: Where it is in its life.
     """
 
-    def __init__(self, seat: Seat, *, rebuilds: int, tally: EpisodeTally, goes_on: bool = False) -> None:
+    def __init__(
+        self, seat: Seat, *, rebuilds: int, tally: EpisodeTally, turns: anyio.Lock | None = None, goes_on: bool = False
+    ) -> None:
         self.state = EpisodeState.PLAYING
         self._seat = seat
         self._keeps_log = rebuilds > 0
         self._rebuilds_left = rebuilds
         self._silences_left = _SILENCES
         self._tally = tally
+        self._turns = turns
+        self._is_suspect = False
+        """Whether a box was lost during the call that is made now, or again."""
         self._goes_on = goes_on
         self._seated = AsyncExitStack()
         self._episode: LastingEpisode
@@ -97,7 +115,7 @@ class FleetEpisode:
         while True:
             episode = self._played()
             try:
-                reset = await episode.reset()
+                reset = await self._in_turn("reset", episode.reset)
             except SandboxLostError as loss:
                 await self._rebuild(loss)
             else:
@@ -109,12 +127,13 @@ class FleetEpisode:
     async def step(self, action: str) -> Step:
         """Play one action; see `envkit.protocols.Episode.step`."""
         loss, self._lost_asking = self._lost_asking, None
+        self._is_suspect = isinstance(loss, LostDuringCallError)
         while True:
             if loss is not None:
                 await self._rebuild(loss)
             episode = self._played()
             try:
-                step = await episode.step(action)
+                step = await self._in_turn("step", partial(episode.step, action))
             except SandboxLostError as error:
                 loss = error
             else:
@@ -143,7 +162,7 @@ class FleetEpisode:
         """Ask for the answer to the last step once more; see `envkit.protocols.LastingEpisode.again`."""
         try:
             return await self._played().again(action)
-        except FellSilentError as loss:
+        except LostDuringCallError as loss:
             raise SandboxLostError(loss.sandbox_id, loss.cause) from None
 
     async def __aenter__(self) -> Self:
@@ -173,6 +192,42 @@ class FleetEpisode:
     def _told(self, info: dict[str, JSON]) -> dict[str, JSON]:
         news, self._news = self._news, ""
         return {**info, "rebuilt": news} if news else info
+
+    async def _in_turn(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call of who plays, in turn if a box was lost during it before.
+
+        Raises:
+            SandboxLostError: The box is lost. If that is the second one during this very call, there is no other.
+        """
+        if not self._is_suspect:
+            try:
+                return await call()
+            except LostDuringCallError:
+                self._is_suspect = True
+                raise
+        async with self._turn() as has_turn:
+            try:
+                return await call()
+            except LostDuringCallError as loss:
+                cause = loss.cause
+                if has_turn:
+                    self._rebuilds_left = 0
+                    cause = f"{cause}; the box before was lost during the same {name} too"
+                raise SandboxLostError(loss.sandbox_id, cause) from None
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[bool]:
+        """Wait for the turn of this episode, if not for long; say whether it has come."""
+        has_turn = self._turns is None
+        if self._turns is not None:
+            with anyio.move_on_after(_TURN_S):
+                await self._turns.acquire()
+                has_turn = True
+        try:
+            yield has_turn
+        finally:
+            if self._turns is not None and has_turn:
+                self._turns.release()
 
     async def _rebuild(self, loss: SandboxLostError) -> None:
         """Bring the episode to where it was, in other boxes, until one of them lasts.
@@ -229,7 +284,14 @@ class FleetEpisode:
         await self._sit()
 
     async def _sit(self) -> None:
-        self._episode = await self._seated.enter_async_context(self._seat())
+        async with AsyncExitStack() as seated:
+            lease = await seated.enter_async_context(self._seat())
+            if self._start is None:
+                self._episode = await self._in_turn("reset", lease.__aenter__)
+            else:
+                self._episode = await lease.__aenter__()
+            seated.push_async_exit(lease)
+            self._seated = seated.pop_all()
         self._asking = self._episode if isinstance(self._episode, AskingEpisode) else None
 
     async def _replay(self) -> int | None:

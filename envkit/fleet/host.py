@@ -21,7 +21,6 @@ from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.seats import SeatRecord, Seats
 from envkit.fleet.watch import Probing, watch_server
-from envkit.protocols import LastingEpisode
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import SandboxState, Task
 
@@ -116,6 +115,7 @@ class FleetHost:
         self.failed_starts = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
+        self._turns = anyio.Lock() if slots_per_box > 1 else None
 
     @property
     def capacity(self) -> int:
@@ -150,14 +150,20 @@ class FleetHost:
     def _episode(self, task: Task, key: str) -> FleetEpisode:
         rebuilds = self._rebuilds if self._replayable(task.env_id) else 0
         goes_on = bool(key) and self.recall(key) == task
-        return FleetEpisode(partial(self._seat, task, key), rebuilds=rebuilds, tally=self.episodes, goes_on=goes_on)
+        return FleetEpisode(
+            partial(self._seat, task, key),
+            rebuilds=rebuilds,
+            tally=self.episodes,
+            turns=self._turns,
+            goes_on=goes_on,
+        )
 
     def _box_of(self, seat: SeatRecord) -> Box | None:
         return next((box for box in self._ready if box.sandbox.id == seat.box and not box.gone.is_set()), None)
 
     @asynccontextmanager
-    async def _seat(self, task: Task, key: str) -> AsyncIterator[LastingEpisode]:
-        """Give a place in a box for the length of the block."""
+    async def _seat(self, task: Task, key: str) -> AsyncIterator[Held]:
+        """Give a place in a box for the length of the block, and in it the lease to be entered."""
         found = self._seats.seat(key) if self._seats is not None and key else None
         box = self._box_of(found) if found is not None and found.task == task else None
         if box is None or found is None:
@@ -169,8 +175,7 @@ class FleetHost:
         try:
             if self._seats is not None and key:
                 await self._seats.sit(key, SeatRecord(box.sandbox.id, id, task))
-            async with Held(box, task, id) as episode:
-                yield episode
+            yield Held(box, task, id)
         finally:
             try:
                 if self._seats is not None and key:
