@@ -13,6 +13,7 @@
     |-- SessionConflictError     the id is taken by another task
     |-- SessionBrokenError       a step was cancelled half way; the episode is void
     |-- CapacityError            nothing free now; try again
+    |-- UnrecordedError          the server cannot write down now what it would give; try again
     |-- UnauthorizedError        no token, or one that is not valid
     |-- ForbiddenError           a token that does not allow this
     |-- RateLimitError           asked too often; try again after a while
@@ -181,6 +182,20 @@ class CapacityError(EnvkitError):
     code = "no_capacity"
     status = 503
     retry = True
+
+
+class UnrecordedError(EnvkitError):
+    """The server cannot write down what it would give, and so does not give it; its disk may be full.
+
+    The same call may succeed later, once who runs the server has seen to that.
+    """
+
+    code = "unrecorded"
+    status = 503
+    retry = True
+
+    def __init__(self, detail: str = "the server cannot write down leases now, and so gives none; ask later") -> None:
+        super().__init__(detail)
 
 
 class UnauthorizedError(EnvkitError):

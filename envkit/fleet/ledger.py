@@ -6,6 +6,7 @@ loses its power loses its sandboxes too.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import UnrecordedError, UsageError
 from envkit.fleet.seats import SeatRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
@@ -38,6 +39,8 @@ create table if not exists sandboxes (
 create table if not exists identity (id text not null);
 """
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True, eq=False)
 class _Batch:
@@ -47,7 +50,7 @@ class _Batch:
     seats: dict[str, SeatRecord | None] = field(default_factory=dict)
     is_begun: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
-    failure: str | None = "it was interrupted"
+    is_written: bool = False
 
 
 class Ledger:
@@ -79,7 +82,7 @@ class Ledger:
         """Record a sandbox as it is; one that is over is forgotten. The newest of several records counts.
 
         Raises:
-            EnvkitError: It could not be written, and says why; also by `sit`, `leave` and `forget`.
+            UnrecordedError: It could not be written, and the log says why; also by `sit`, `leave` and `forget`.
         """
         self._next.views[view.id] = view
         await self._flush()
@@ -121,13 +124,13 @@ class Ledger:
                 self._last, self._next = batch, _Batch()
                 try:
                     await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.seats)
-                    batch.failure = None
+                    batch.is_written = True
                 except sqlite3.Error as error:
-                    batch.failure = str(error)
+                    _log.error("leases are not written down, %s cannot be written: %s", self._path, error)
                 finally:
                     batch.done.set()
-        if batch.failure is not None:
-            raise EnvkitError(f"{self._path} cannot be written: {batch.failure}")
+        if not batch.is_written:
+            raise UnrecordedError
 
     def load(self) -> Sequence[SandboxView]:
         """Return the sandboxes that were not over when they were last recorded, oldest first.

@@ -262,6 +262,7 @@ class SandboxPool(Protocol):
         Raises:
             SandboxConflictError: The name belongs to a sandbox with another spec, or that began with other files.
             ImpossibleSandboxError, CapacityError, SandboxStartError: As `lease`.
+            UnrecordedError: It cannot be written down, for who would have to know of it after a restart.
         """
         ...
 

@@ -22,7 +22,7 @@ from envkit.errors import (
     SandboxConflictError,
     SandboxLostError,
     SandboxNotFoundError,
-    SandboxStartError,
+    UnrecordedError,
 )
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
@@ -344,8 +344,9 @@ class Pool:
             member.end("given up while it was started")
             raise
         if not is_saved:
+            member.is_forgotten = True  # so that the same call makes it as soon as it can be
             member.end("it could not be written down")
-            raise SandboxStartError(member.id, member.cause)
+            raise UnrecordedError
 
     def _coming(self, id: str) -> anyio.Event | None:
         """Return what is set once it is known what becomes of a name; None if that is known."""

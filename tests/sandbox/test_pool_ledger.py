@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, SandboxStartError
+from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, UnrecordedError
 from envkit.sandbox.fake import FakeBackend, FakeBox
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.history import Ledger, Saver
@@ -243,12 +243,15 @@ def test_what_cannot_be_written_down_is_not_lent() -> None:
         backend, book = lasting(), Book()
         book.is_full = True
         async with opened(backend, book) as pool:
-            with pytest.raises(SandboxStartError, match="a did not start: it could not be written down"):
+            with pytest.raises(UnrecordedError, match="the server cannot write down leases now"):
                 await pool.create("a", SPEC)
             events = [event for event in await told(pool) if event.kind == "ledger"]
             assert events[0].text == "it was not written down: no space left on device"
             await anyio.sleep(1)
             assert backend.boxes[0].is_gone
+            book.is_full = False
+            await pool.create("a", SPEC)
+            assert pool.view("a").state is LEASED
 
     run(main)
 
