@@ -178,6 +178,14 @@ class LimitsSection(Section):
     calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
     """Calls a second of one tenant, each step of a batch counted; none does not bound them."""
 
+    @field_validator("networks")
+    @classmethod
+    def _patterns(cls, networks: list[str]) -> list[str]:
+        for one in networks:
+            if not re.fullmatch(r"[A-Za-z0-9*?.-]+", one):
+                raise ValueError(f"{one!r} matches the name of no host; write none, open, or such as *.example.org")
+        return networks
+
 
 class AlertsSection(Section):
     """Who is told that something is about to go wrong."""
