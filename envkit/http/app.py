@@ -17,6 +17,7 @@ import msgspec
 from envkit.errors import EnvkitError, UnreachableError
 from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
+from envkit.http.bodies import bodies_of
 from envkit.http.callers import caller_of
 from envkit.http.calls import Calls, no_sandboxes
 from envkit.http.exposition import Collect
@@ -215,7 +216,7 @@ class App:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            await self._sockets.serve(caller_of(scope), receive, send)
+            await self._sockets.serve(caller_of(scope), receive, send, bodies_of(scope))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import anyio
 import msgspec
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
@@ -23,6 +23,7 @@ from websockets.frames import CloseCode, Frame
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, RequestError, TooLargeError, to_problem
 from envkit.http.asgi import PROBLEM, RETRY_AFTER_S, Receive, Scope, Send, respond_problem
+from envkit.http.bodies import UNCOUNTED_BYTES, Backlog, Bodies, announced_bytes
 from envkit.http.wire import Problem, write
 
 LOOK_S = 5.0
@@ -32,13 +33,21 @@ HEAD_S = 20.0
 """Seconds in which the head of a request has to come, counted from the connection's beginning or the head's."""
 
 BODY_S = 30.0
-"""Seconds that a body, or a message of a socket, may take beyond what it takes at `BYTES_PER_S`."""
+"""Seconds in which a body, or a message of a socket, has to come at `BYTES_PER_S`, again and again."""
+
+HELD_S = 600.0
+"""Seconds that a body, or a message, may take as a whole that is held in memory until it is complete, roughly."""
 
 ANSWER_S = 120.0
 """Seconds in which a client may read nothing; one that trains in the loop's own thread is deaf for a while."""
 
 BYTES_PER_S = 16 << 10
 """What the slowest clients send and read."""
+
+HOLD_S = 10.0
+"""Seconds for which a socket is not read because sockets hold too much, before it is closed in the middle of a
+message.
+"""
 
 MAX_HEAD_BYTES = 64 << 10
 """Size above which a head is refused, unless it comes in one piece."""
@@ -74,6 +83,16 @@ class _Wait:
             self._about, self._since, self._done = about, now, done
             return False
         return now - self._since > bound_s + (done - self._done) / BYTES_PER_S
+
+    def is_too_slow(self, about: object, done: int, now: float, rate: float) -> bool:
+        """Say whether less than `rate` bytes a second of it came for `BODY_S`, as seen at looks; see `is_over`."""
+        if about == self._about:
+            if now - self._since < BODY_S:
+                return False
+            if done - self._done < rate * (now - self._since):
+                return True
+        self._about, self._since, self._done = about, now, done
+        return False
 
     def end(self) -> None:
         self._about = None
@@ -148,8 +167,9 @@ class Connection(HttpToolsProtocol):
                 else:
                     transport.close()
         elif cycle.more_body and not cycle.response_started and not self.flow.read_paused:
-            if wait.is_over(("body", cycle), self._body_bytes, now, BODY_S):
-                late = RequestError(f"the body came with less than {BYTES_PER_S} bytes a second")
+            rate = _least(announced_bytes(cast("Scope", cycle.scope)))
+            if wait.is_too_slow(("body", cycle), self._body_bytes, now, rate):
+                late = RequestError(f"the body came with less than {rate:.0f} bytes a second")
                 self.refuse(late, HTTPStatus.REQUEST_TIMEOUT)
         else:
             wait.end()
@@ -229,6 +249,10 @@ class SocketConnection(WebSocketsSansIOProtocol):
         super().__init__(*args, **more)
         self._wait = _Wait()
         self._messages = 0
+        self._queued_bytes = 0
+        self._backlog: Backlog | None = None
+        self._held_since: float | None = None
+        """Since when it is not read because sockets hold too much."""
         self._times_drained = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -237,15 +261,68 @@ class SocketConnection(WebSocketsSansIOProtocol):
     def look(self, now: float, *, is_full: bool) -> None:
         """Let go of a client that takes too long to read, or to end a message; one that says nothing may stay."""
         transport, wait = self.transport, self._wait
+        if self._backlog is not None and not transport.is_closing():
+            self._count()
+            self._read_or_not(now)
         if transport.is_closing() or not self.writable.is_set():
             if wait.is_over(("answer", self._times_drained), -transport.get_write_buffer_size(), now, ANSWER_S):
                 transport.abort()
-        elif size := len(self.conn.reader.buffer) + sum(map(len, self.frames)):
-            if wait.is_over(("message", self._messages), size, now, BODY_S):
+        elif (size := self._unread()) and self._held_since is None:
+            if wait.is_too_slow(("message", self._messages), size, now, _least(size)):
                 self.conn.fail(CloseCode.POLICY_VIOLATION, "the message came too slowly")
                 self.handle_parser_exception()
         else:
             wait.end()
+
+    def _unread(self) -> int:
+        """Return the bytes that there are of a message that is not complete."""
+        return len(self.conn.reader.buffer) + (sum(map(len, self.frames)) if self.frames else 0)
+
+    def _count(self) -> None:
+        """Count what has come and was not taken by the application."""
+        if self._backlog is None:
+            state = getattr(self, "scope", {}).get("state", {})
+            if "bodies" not in state:  # nobody has looked yet who it is
+                return
+            self._backlog = cast("Bodies", state["bodies"]).backlog(state["caller"])
+        if self.queue.empty():
+            self._queued_bytes = 0
+        self._backlog.hold(self._unread() + self._queued_bytes)
+
+    def _read_or_not(self, now: float) -> None:
+        """Read no more of a message while sockets hold too much; close where that does not end."""
+        assert self._backlog is not None
+        if not (self._backlog.is_too_much and self._unread() > UNCOUNTED_BYTES):
+            if self._held_since is not None:
+                self._held_since = None
+                if not self.read_paused:
+                    self.transport.resume_reading()
+        elif self._held_since is None:
+            self._held_since = now
+            if not self.read_paused:
+                self.transport.pause_reading()
+        elif now - self._held_since > HOLD_S:
+            self.conn.fail(CloseCode.TRY_AGAIN_LATER, "the server holds as much for sockets as it does; come again")
+            self.handle_parser_exception()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_much = self._queued_bytes or self.frames or len(self.conn.reader.buffer) > UNCOUNTED_BYTES
+        if (is_much or self._backlog is not None) and not self.transport.is_closing():
+            self._count()
+            if self._backlog is not None:
+                self._read_or_not(clock.now())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._backlog is not None:
+            self._backlog.hold(0)
+            self._backlog = None
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if not self.writable.is_set():
+            await self.writable.wait()  # until then it is held
 
     def resume_writing(self) -> None:
         self._times_drained += 1
@@ -253,6 +330,9 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         self._messages += 1
+        size = sum(map(len, self.frames))
+        if size > UNCOUNTED_BYTES:
+            self._queued_bytes += size
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
@@ -303,6 +383,11 @@ async def keep_looking(connections: Collection[Any], most: int, beginning: Begin
             beginning.look(now, bound_s=LOOK_S)
         for connection in list(connections):
             connection.look(now, is_full=is_full)
+
+
+def _least(size: int) -> float:
+    """Return how many bytes a second the slowest clients send of a body that is held while it has `size` bytes."""
+    return max(BYTES_PER_S, size / HELD_S)
 
 
 async def _full(scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from envkit.errors import EnvkitError, RequestError, UnsupportedError
 from envkit.http import sandbox_wire as wire
 from envkit.http.asgi import JSON, PROBLEM, Receive, Scope, Send, read_body, respond
+from envkit.http.bodies import room_of
 from envkit.http.callers import Caller, caller_of
 from envkit.http.folders import MAX_TREE_BYTES, Folders
 from envkit.http.repeats import Outcome
@@ -69,7 +70,7 @@ class SandboxPaths:
         async def answer(caller: Caller) -> Outcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
             frame = wire.ExecFrame(*msgspec.structs.astuple(body), sandbox_id=id, key=key_of(scope))
-            return await self._ran(partial(self.calls.exec, frame, caller), frame.key, receive)
+            return await self._ran(partial(self.calls.exec, frame, caller, room_of(scope)), frame.key, receive)
 
         await self._answer(answer, scope, send)
 
@@ -78,7 +79,7 @@ class SandboxPaths:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
             shell = wire.read_sandbox_id(name)
             frame = wire.ShellFrame(*msgspec.structs.astuple(body), sandbox_id=id, shell=shell, key=key_of(scope))
-            return await self._ran(partial(self.calls.shell, frame, caller), frame.key, receive)
+            return await self._ran(partial(self.calls.shell, frame, caller, room_of(scope)), frame.key, receive)
 
         await self._answer(answer, scope, send)
 

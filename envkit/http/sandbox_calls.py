@@ -29,6 +29,7 @@ from envkit.errors import (
 )
 from envkit.http import sandbox_wire as wire
 from envkit.http.asgi import retry_after_s
+from envkit.http.bodies import Room
 from envkit.http.callers import Caller, renamed
 from envkit.http.permits import Permits
 from envkit.http.repeats import Outcome, Repeats
@@ -36,7 +37,7 @@ from envkit.http.sandbox_starts import Order, Starts
 from envkit.http.snapshots import SnapshotBounds, Snapshots
 from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import JSON, FileUser, SandboxView, why_no_network
+from envkit.types import JSON, SandboxView, why_no_network
 
 MAX_TIMEOUT_S = 3600.0
 """The longest that a command may ask for, unless the caller of `SandboxCalls` says otherwise."""
@@ -50,12 +51,15 @@ _SLACK_S = 30.0
 _MAX_SPEC_BYTES = 128 << 10
 """What a sandbox was to be is remembered for a while after its end."""
 
+_LITTLE_FILE_BYTES = 1 << 20
+"""A file is not expected to be larger; one that is, is asked for again."""
+
 _FILE_S = 120.0
 _STOP_S = 60.0
 _WAIT_S = 25.0
 
 Keyed: TypeAlias = wire.ExecFrame | wire.ShellFrame | wire.WriteFrame | wire.SnapshotFrame
-Call: TypeAlias = Callable[[Any, Caller], Awaitable[Outcome]]
+Call: TypeAlias = Callable[[Any, Caller, Room], Awaitable[Outcome]]
 T = TypeVar("T")
 
 
@@ -119,7 +123,7 @@ class SandboxCalls:
             "exec": (msgspec.json.Decoder(wire.ExecFrame), self.exec),
             "shell": (msgspec.json.Decoder(wire.ShellFrame), self.shell),
             "close_shell": (msgspec.json.Decoder(wire.CloseShellFrame), self._plain(self.close_shell)),
-            "read": (msgspec.json.Decoder(wire.ReadFrame), self._plain(self.read)),
+            "read": (msgspec.json.Decoder(wire.ReadFrame), self.read),
             "write": (msgspec.json.Decoder(wire.WriteFrame), self.write),
             "snapshot": (msgspec.json.Decoder(wire.SnapshotFrame), self.snapshot),
             "snapshots": (msgspec.json.Decoder(NoBody), self._plain(self.snapshots)),
@@ -136,8 +140,15 @@ class SandboxCalls:
         """Have what outlives its caller done in `tasks`."""
         self.repeats.tasks = self._starts.tasks = tasks
 
-    async def answer(self, frame: Frame, caller: Caller, used: set[str]) -> Outcome:
-        """Answer a frame; an error is an answer too. The sandbox that it uses, if it does, is added to `used`."""
+    async def answer(self, frame: Frame, caller: Caller, used: set[str], room: Room) -> Outcome:
+        """Answer a frame; an error is an answer too.
+
+        Args:
+            frame: What is asked for.
+            caller: Who asks.
+            used: The sandbox that is used, if one is, is added to it.
+            room: Where the answer is counted, beside what a frame's parameters take.
+        """
         name = frame.method.removeprefix(PREFIX)
         try:
             if name not in self._methods:
@@ -151,7 +162,7 @@ class SandboxCalls:
             used.discard(body.sandbox_id)
         elif name not in ("list", "view", "snapshots", "remove_snapshot"):
             used.add(body.sandbox_id)
-        return await self.attempt(partial(call, body, caller))
+        return await self.attempt(partial(call, body, caller, room))
 
     def keep(self, used: set[str], caller: Caller) -> None:
         """Renew the leases of the sandboxes named in `used`; the names of those that are over are taken out."""
@@ -188,7 +199,7 @@ class SandboxCalls:
     async def views(self, body: NoBody, caller: Caller) -> wire.SandboxesReply:
         return wire.SandboxesReply([self._seen(view, caller) for view in self.pool.views(tenant=seen_by(caller))])
 
-    async def exec(self, body: wire.ExecFrame, caller: Caller) -> Outcome:
+    async def exec(self, body: wire.ExecFrame, caller: Caller, room: Room) -> Outcome:
         sandbox = self.find(body.sandbox_id, caller)
         self._check_timeout(body.timeout_s)
 
@@ -207,9 +218,10 @@ class SandboxCalls:
                 raise _refused("program", error) from None
             return wire.ExecReply.of(result)
 
-        return await self._once(body, caller, run, body.timeout_s + _SLACK_S)
+        await room.expect(most_said(body))
+        return await self._once(body, caller, run, body.timeout_s + _SLACK_S, room)
 
-    async def shell(self, body: wire.ShellFrame, caller: Caller) -> Outcome:
+    async def shell(self, body: wire.ShellFrame, caller: Caller, room: Room) -> Outcome:
         shell = self.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
         self._check_timeout(body.timeout_s)
 
@@ -220,8 +232,9 @@ class SandboxCalls:
                 raise _refused("command", error) from None
             return wire.ExecReply.of(result)
 
+        await room.expect(most_said(body))
         # Others may be before us, each with a time of its own.
-        return await self._once(body, caller, run, self.max_timeout_s + _SLACK_S)
+        return await self._once(body, caller, run, self.max_timeout_s + _SLACK_S, room)
 
     async def close_shell(self, body: wire.CloseShellFrame, caller: Caller) -> DoneReply:
         shell = self.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
@@ -229,15 +242,28 @@ class SandboxCalls:
             await _within(_SLACK_S, shell.close)
         return DoneReply()
 
-    async def read(self, body: wire.ReadFrame, caller: Caller) -> wire.FileReply:
-        return wire.FileReply(await self.read_file(body.sandbox_id, body.path, body.max_bytes, caller, body.user))
+    async def read(self, body: wire.ReadFrame, caller: Caller, room: Room) -> Outcome:
+        async def work() -> wire.FileReply:
+            return wire.FileReply(await self.read_file(body, caller, room))
 
-    async def read_file(self, id: str, path: str, max_bytes: int, caller: Caller, user: FileUser) -> bytes:
-        sandbox = self.find(id, caller)
-        with self.naming(id, caller):
-            return await _within(_FILE_S, partial(sandbox.read, _path(path), max_bytes=max_bytes, user=user))
+        return await self.outcome(work)
 
-    async def write(self, body: wire.WriteFrame, caller: Caller) -> Outcome:
+    async def read_file(self, body: wire.ReadFrame, caller: Caller, room: Room) -> bytes:
+        """Return the content of a file, which a frame could not hold if it is large."""
+        sandbox, path = self.find(body.sandbox_id, caller), _path(body.path)
+        little = min(body.max_bytes, _LITTLE_FILE_BYTES)
+        await room.expect(little)
+        with self.naming(body.sandbox_id, caller):
+            try:
+                return await _within(_FILE_S, partial(sandbox.read, path, max_bytes=little, user=body.user))
+            except TooLargeError:
+                if little == body.max_bytes:
+                    raise
+            room.settle(0)
+            await room.expect(body.max_bytes)
+            return await _within(_FILE_S, partial(sandbox.read, path, max_bytes=body.max_bytes, user=body.user))
+
+    async def write(self, body: wire.WriteFrame, caller: Caller, room: Room) -> Outcome:
         sandbox = self.find(body.sandbox_id, caller)
         path = _path(body.path)
 
@@ -245,16 +271,16 @@ class SandboxCalls:
             await sandbox.write(path, body.content, mode=body.mode, user=body.user)
             return DoneReply()
 
-        return await self._once(body, caller, run, _FILE_S)
+        return await self._once(body, caller, run, _FILE_S, room)
 
-    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller) -> Outcome:
+    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller, room: Room) -> Outcome:
         sandbox = self.find(body.sandbox_id, caller)
 
         async def run() -> wire.SnapshotReply:
             view = self._view(body.sandbox_id, caller)
             return wire.SnapshotReply(await self._snapshots.keep(view.tenant, view.id, sandbox.snapshot))
 
-        return await self._once(body, caller, run, self.max_timeout_s)
+        return await self._once(body, caller, run, self.max_timeout_s, room)
 
     async def snapshots(self, body: NoBody, caller: Caller) -> wire.SnapshotsReply:
         """List the snapshots that the caller sees, oldest first."""
@@ -352,7 +378,9 @@ class SandboxCalls:
         except EnvkitError as error:
             raise self._named(error, id, caller) from None
 
-    async def _once(self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], bound_s: float) -> Outcome:
+    async def _once(
+        self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], bound_s: float, room: Room
+    ) -> Outcome:
         async def named() -> object:
             try:
                 return await _within(bound_s, run)
@@ -362,7 +390,7 @@ class SandboxCalls:
         work = partial(self.outcome, named)
         if body.key is None:
             return await work()
-        return await self.repeats.once(caller.key(body.sandbox_id), body.key, _content(body), work)
+        return await self.repeats.once(caller.key(body.sandbox_id), body.key, _content(body), work, room)
 
     def _view(self, id: str, caller: Caller) -> SandboxView:
         with self.naming(id, caller):
@@ -378,7 +406,7 @@ class SandboxCalls:
         return wire.SandboxReply.of(replace(view, id=caller.name(view.id)))
 
     def _plain(self, method: Callable[[Any, Caller], Awaitable[object]]) -> Call:
-        return lambda body, caller: self.outcome(partial(method, body, caller))
+        return lambda body, caller, room: self.outcome(partial(method, body, caller))
 
     async def cancel_when_closing(self, scope: anyio.CancelScope) -> None:
         await self.closing.wait()
@@ -409,6 +437,11 @@ class SandboxCalls:
     def refuse_when_closing(self) -> None:
         if self.closing.is_set():
             raise UnreachableError("the server is shutting down")
+
+
+def most_said(body: wire.ExecBody | wire.ShellBody) -> int:
+    """Return the bytes that a program's outputs may have together."""
+    return 2 * body.max_output_bytes
 
 
 async def _within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:

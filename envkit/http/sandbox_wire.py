@@ -4,7 +4,8 @@ A sandbox's `sandbox_id` is chosen by the caller, which is what makes its creati
 sandbox is made safe by a key: the same call with the same key gives the same answer again (`envkit.http.repeats`).
 
 What a program wrote is bytes. It travels as a JSON string where it is UTF-8, and otherwise as ``{"base64": "..."}``, so
-that nothing is lost and the usual case can be read. What a caller hands in (`stdin`, `content`) is always base64.
+that nothing is lost and the usual case can be read; also where it is long and full of control characters, which a
+string would make six times as long. What a caller hands in (`stdin`, `content`) is always base64.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ MAX_START_S = 600.0
 
 MAX_WAIT_S = 60.0
 """The longest that a call waits for room; who has more patience asks again."""
+
+_LONG_BYTES = 64 << 10
+_CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
+"""Each takes six bytes in JSON."""
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 Cpus: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
@@ -415,6 +420,10 @@ def read_key(text: str) -> str:
 
 
 def _said(content: bytes) -> Bytes:
+    if len(content) > _LONG_BYTES:
+        controls = len(content) - len(content.translate(None, _CONTROLS))
+        if controls > len(content) >> 4:
+            return Base64(content)
     try:
         return content.decode()
     except UnicodeDecodeError:
