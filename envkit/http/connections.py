@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import anyio
 import msgspec
-from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
@@ -318,6 +318,12 @@ class SocketConnection(WebSocketsSansIOProtocol):
         if self._backlog is not None:
             self._backlog.hold(0)
             self._backlog = None
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()
+        if self._queued_bytes and self.queue.empty():
+            self._count()
+        return message
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)

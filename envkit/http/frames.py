@@ -146,8 +146,9 @@ class Sockets:
         steps, others = self._read(calls, caller, data)
         count = len(steps) + len(others)
         outbox.owed += count
-        each = len(data) // count  # what a step that waits takes, where that is much
-        each = 0 if each <= _SMALL_STEP_BYTES else each
+        each = (
+            len(data) // count if steps and len(data) > _SMALL_STEP_BYTES * count else 0
+        )  # what a step that waits takes
         for first in range(0, len(steps), _AT_ONCE):
             if first:
                 await outbox.wait_for_reader()

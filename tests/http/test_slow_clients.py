@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
+import tarfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -22,15 +22,12 @@ from envkit.http.server import serve
 from envkit.sandbox import trees
 from envkit.sandbox.fake import FakeBackend
 from tests.http.pools import SmallPool
+from tests.http.raw import UPGRADE, frame
 from tests.http.worlds import slots
 
 Opened: TypeAlias = Callable[[], Awaitable[SocketStream]]
 HELLO = b"GET /v1/health HTTP/1.1\r\n\r\n"
 LARGE = 48 << 20
-UPGRADE = (
-    b"GET /v1/ws HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
 
 
 class Plain:
@@ -253,6 +250,56 @@ def test_a_body_that_trickles_is_not_waited_for_and_one_that_is_just_slow_is() -
     assert app.said == ["the request ended in the middle of its body", "1000000"]
 
 
+def test_a_body_that_came_fast_at_first_may_not_trickle_for_longer() -> None:
+    async def main(opened: Opened) -> None:
+        async with await opened() as link, anyio.create_task_group() as tasks:
+            await link.send(b"PUT /1 HTTP/1.1\r\nContent-Length: 1048576\r\n\r\n" + b"x" * 1_040_000)
+
+            async def trickle() -> None:
+                while True:
+                    await anyio.sleep(1)
+                    await link.send(b"x")
+
+            tasks.start_soon(trickle)
+            said = problem(await rest_of(link))
+            tasks.cancel_scope.cancel()
+            assert (said["status"], said["detail"]) == (408, "the body came with less than 16384 bytes a second")
+            assert clock.now() <= 2 * connections.BODY_S + 3 * connections.LOOK_S
+
+    beside(main, Plain())
+
+
+@pytest.mark.parametrize(("what", "is_ended"), [("files?path=a", True), ("tree?path=a", False)])
+def test_a_large_body_that_is_held_has_to_be_faster_than_one_that_goes_to_the_disk(what: str, is_ended: bool) -> None:
+    start = f"PUT /v1/sandboxes/known/{what} HTTP/1.1\r\nContent-Length: {60 << 20}\r\n\r\n".encode()
+
+    async def main(opened: Opened) -> None:
+        async with await opened() as link:
+            await link.send(b"PUT /v1/sandboxes/known HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
+            assert (await link.receive()).startswith(b"HTTP/1.1 200 ")
+        async with await opened() as link, anyio.create_task_group() as tasks:
+            head = tarfile.TarInfo("tree")
+            head.size = 59 << 20
+            await link.send(start + head.tobuf())
+
+            async def send_slowly() -> None:
+                while True:
+                    await anyio.sleep(1)
+                    await link.send(b"x" * 40_000)
+
+            tasks.start_soon(send_slowly)
+            said = b""
+            with anyio.move_on_after(300):
+                said = await rest_of(link)
+            tasks.cancel_scope.cancel()
+            assert bool(said) == is_ended
+            if is_ended:
+                assert problem(said)["status"] == 408
+                assert clock.now() < connections.BODY_S + 3 * connections.LOOK_S
+
+    beside(main)
+
+
 def test_what_comes_after_an_early_answer_is_not_taken_for_ever() -> None:
     async def main(opened: Opened) -> None:
         async with await opened() as link, anyio.create_task_group() as tasks:
@@ -433,13 +480,3 @@ def test_who_comes_when_all_places_are_taken_is_told_and_who_does_nothing_makes_
             await link.aclose()
 
     beside(main, most=20)
-
-
-def frame(payload: bytes) -> bytes:
-    """Return a text message as a client sends it."""
-    mask, size = os.urandom(4), len(payload)
-    stream = (mask * (size // 4 + 1))[:size]
-    masked = (int.from_bytes(payload, "big") ^ int.from_bytes(stream, "big")).to_bytes(size, "big")
-    if size < 126:
-        return b"\x81" + bytes([0x80 | size]) + mask + masked
-    return b"\x81\xff" + struct.pack(">Q", size) + mask + masked
