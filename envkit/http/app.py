@@ -216,7 +216,7 @@ class App:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            await self._sockets.serve(caller_of(scope), receive, send, bodies_of(scope))
+            await self._sockets.serve(caller_of(scope), receive, send, bodies_of(scope), scope["state"].get("link"))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -112,16 +112,24 @@ class Bodies:
             freed, self._freed = self._freed, anyio.Event()
             freed.set()
 
+    def try_hold(self, tenant: str | None, count: int, own: int = 0) -> bool:
+        """Take room for `count` bytes as `hold` does, if there is some now."""
+        if self._lack(tenant, own, own + count) is not None:
+            return False
+        self._move(tenant, own, own + count)
+        return True
+
     def _move(self, tenant: str | None, before: int, after: int) -> None:
-        for counted, was, becomes in zip(self._counts, _parts(before), _parts(after), strict=True):
-            if was != becomes:
-                counted.add(tenant, becomes - was)
+        everything, large = self._counts
+        everything.add(tenant, after - before)
+        if before > LITTLE_BYTES or after > LITTLE_BYTES:
+            large.add(tenant, _much(after) - _much(before))
 
     def _lack(self, tenant: str | None, before: int, after: int) -> EnvkitError | None:
         """Return why a request that has `before` bytes cannot have `after`."""
         if self._counts[0].all - before + after <= self._sure:
             return None
-        for counted, was, becomes in zip(self._counts, _parts(before), _parts(after), strict=True):
+        for counted, was, becomes in zip(self._counts, (before, _much(before)), (after, _much(after)), strict=True):
             most_mib = counted.most_each / (1 << 20)
             if counted.is_beyond_share(tenant, was, becomes):
                 what = f"bodies and answers of {most_mib:.4g} MiB at once"
@@ -165,9 +173,9 @@ def _without_bound() -> Room:
     return Bodies().room(EVERYBODY)
 
 
-def _parts(count: int) -> tuple[int, int]:
-    """Return a request's bytes, and again if it wants much."""
-    return count, count if count > LITTLE_BYTES else 0
+def _much(count: int) -> int:
+    """Return a request's bytes if it wants much."""
+    return count if count > LITTLE_BYTES else 0
 
 
 class _Count:
@@ -229,8 +237,11 @@ class Room:
 
     async def expect(self, most: int, *, within_s: float = WAIT_S) -> None:
         """Take room for an answer of `most` bytes, before what it tells of is begun. Raises as `Bodies.hold`."""
-        if most > max(self._answer, UNCOUNTED_BYTES):
-            await self.grow(most - self._answer, within_s=within_s)
+        if most > UNCOUNTED_BYTES and (count := most - self._answer) > 0:
+            if self._bodies.try_hold(self.tenant, count, self._count):
+                self._count += count
+            else:
+                await self.grow(count, within_s=within_s)
             self._answer = most
         self.is_expected = True
 
@@ -293,16 +304,17 @@ class Backlog:
     def __init__(self, bodies: Bodies, tenant: str | None) -> None:
         self._bodies = bodies
         self._tenant = tenant
-        self._counted = 0
+        self.count = 0
+        """Bytes that are counted."""
 
     def hold(self, count: int) -> None:
         """Hold `count` bytes from now on."""
         count = 0 if count <= UNCOUNTED_BYTES else count
-        if count != self._counted:
-            self._bodies.sockets.add(self._tenant, count - self._counted)
-            self._counted = count
+        if count != self.count:
+            self._bodies.sockets.add(self._tenant, count - self.count)
+            self.count = count
 
     @property
     def is_too_much(self) -> bool:
         """Whether sockets hold too much, this one among them."""
-        return self._counted > 0 and self._bodies.sockets.is_too_much(self._tenant)
+        return self.count > 0 and self._bodies.sockets.is_too_much(self._tenant)

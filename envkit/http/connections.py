@@ -14,11 +14,12 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import anyio
 import msgspec
-from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
+from websockets.http11 import Request
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, RequestError, TooLargeError, to_problem
@@ -281,7 +282,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     def _count(self) -> None:
         """Count what has come and was not taken by the application."""
         if self._backlog is None:
-            state = getattr(self, "scope", {}).get("state", {})
+            state: dict[str, Any] = getattr(self, "scope", {}).get("state", {})
             if "bodies" not in state:  # nobody has looked yet who it is
                 return
             self._backlog = cast("Bodies", state["bodies"]).backlog(state["caller"])
@@ -307,10 +308,9 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        is_much = self._queued_bytes or self.frames or len(self.conn.reader.buffer) > UNCOUNTED_BYTES
-        if (is_much or self._backlog is not None) and not self.transport.is_closing():
+        if self._backlog is not None or len(self.conn.reader.buffer) > UNCOUNTED_BYTES or self.frames:
             self._count()
-            if self._backlog is not None:
+            if self._backlog is not None and not self.transport.is_closing():
                 self._read_or_not(clock.now())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -319,16 +319,13 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self._backlog.hold(0)
             self._backlog = None
 
-    async def receive(self) -> ASGIReceiveEvent:
-        message = await super().receive()
-        if self._queued_bytes and self.queue.empty():
-            self._count()
-        return message
+    def taken(self) -> None:
+        """Hear that the application has taken a large message."""
+        self._count()
 
-    async def send(self, message: ASGISendEvent) -> None:
-        await super().send(message)
-        if not self.writable.is_set():
-            await self.writable.wait()  # until then it is held
+    async def drained(self) -> None:
+        """Wait until the client has read nearly all of what was sent."""
+        await self.writable.wait()
 
     def resume_writing(self) -> None:
         self._times_drained += 1
@@ -336,10 +333,14 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         self._messages += 1
-        size = sum(map(len, self.frames))
-        if size > UNCOUNTED_BYTES:
-            self._queued_bytes += size
+        if self._backlog is not None:
+            self._queued_bytes += sum(map(len, self.frames))
         super().send_receive_event_to_app()
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+            self.scope["state"]["link"] = self
 
     def handle_ping(self) -> None:
         super().handle_ping()

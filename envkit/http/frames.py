@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -67,6 +68,18 @@ _FRAME = msgspec.json.Decoder(Frame)
 _FRAMES = msgspec.json.Decoder(list[Frame])
 
 
+class Link(Protocol):
+    """The connection beneath a socket."""
+
+    def taken(self) -> None:
+        """Hear that a large message was taken."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until the client has read nearly all of what was sent."""
+        ...
+
+
 class Sockets:
     """All sockets of a server.
 
@@ -82,7 +95,14 @@ class Sockets:
         self._max_frame_bytes = max_frame_bytes
         self._open: set[_Outbox] = set()
 
-    async def serve(self, caller: Caller, receive: Receive, send: Send, bodies: Bodies | None = None) -> None:
+    async def serve(
+        self,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
+        bodies: Bodies | None = None,
+        link: Link | None = None,
+    ) -> None:
         """Serve one socket until it closes; one whose caller sends too much is not read for a while.
 
         Args:
@@ -90,10 +110,11 @@ class Sockets:
             receive: Gives its messages.
             send: Takes answers.
             bodies: Where what it holds is counted; None for no bound.
+            link: What is beneath, where that can be told and asked how much there is.
         """
         bodies = bodies or Bodies()
         calls = self._calls.by(caller)
-        inbox, outbox = _Inbox(receive), _Outbox(bodies.backlog(caller))
+        inbox, outbox = _Inbox(receive), _Outbox(bodies.backlog(caller), link)
         used: set[str] = set()
         sandboxes: set[str] = set()
         await receive()
@@ -109,7 +130,8 @@ class Sockets:
                     async def answer_sandbox(frame: Frame, size: int) -> None:
                         room = bodies.room(caller)
                         try:
-                            await outbox.wait_for_reader()
+                            if outbox.is_full:
+                                await outbox.wait_for_reader()
                             outbox.put(await calls.answer_sandbox(frame, sandboxes, room))
                         finally:
                             room.free()
@@ -120,6 +142,8 @@ class Sockets:
 
                     while (message := await inbox.take())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
+                        if link is not None and len(data) > UNCOUNTED_BYTES:
+                            link.taken()
                         count = await self._take(calls, caller, data, outbox, used, begin_sandbox)
                         await outbox.wait_for_room()
                         if wait_s := caller.charge(max(1, count)):
@@ -218,7 +242,7 @@ class Sockets:
 
     async def _answer(self, calls: Calls, frame: Frame | StepFrame, outbox: _Outbox, used: set[str], size: int) -> None:
         try:
-            if isinstance(frame, Frame):
+            if outbox.is_full and isinstance(frame, Frame):
                 await outbox.wait_for_reader()
             outbox.put(await calls.answer(frame, used))
         finally:
@@ -269,10 +293,11 @@ def _size(message: Message) -> int:
 class _Outbox:
     """Answers of one socket that wait for being sent, and how much there is of them and of what they answer."""
 
-    def __init__(self, backlog: Backlog) -> None:
+    def __init__(self, backlog: Backlog, link: Link | None) -> None:
         self.owed = 0
         """Frames that came and whose answers were not sent."""
         self._backlog = backlog
+        self._link = link
         self._unread_bytes = 0
         self._asked_bytes = 0
         self._is_over = False
@@ -299,14 +324,16 @@ class _Outbox:
     def remember(self, size: int) -> None:
         """Count what a frame takes that is not answered at once."""
         self._asked_bytes += size
-        self._count()
+        if self._asked_bytes > UNCOUNTED_BYTES:
+            self._count()
 
     def forget(self, size: int) -> None:
         """Count that no more."""
         if size:
             self._asked_bytes -= size
-            self._count()
-            self._emptied.set()
+            if self._backlog.count:
+                self._count()
+                self._emptied.set()
 
     def _count(self) -> None:
         self._backlog.hold(self._asked_bytes + self._unread_bytes)
@@ -318,10 +345,15 @@ class _Outbox:
 
     async def wait_for_reader(self) -> None:
         """Wait until there are no more bytes than may be that nobody has read."""
-        while self._unread_bytes > MAX_UNREAD_BYTES or (
-            self._unread_bytes > UNCOUNTED_BYTES and self._backlog.is_too_much
-        ):
+        while self.is_full:
             await self._wait()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are more bytes than may be that nobody has read."""
+        return self._unread_bytes > UNCOUNTED_BYTES and (
+            self._unread_bytes > MAX_UNREAD_BYTES or self._backlog.is_too_much
+        )
 
     async def _wait(self) -> None:
         self._emptied.clear()
@@ -338,6 +370,8 @@ class _Outbox:
                 size = self._unread_bytes
                 for batch in batches(answers, _BATCH_BYTES):
                     await send({"type": "websocket.send", "bytes": batch})
+                if size > UNCOUNTED_BYTES and self._link is not None:
+                    await self._link.drained()
                 self._sent(len(answers), size)
         except OSError:  # closed meanwhile, which `receive` reports too
             pass
@@ -349,5 +383,6 @@ class _Outbox:
     def _sent(self, count: int, size: int) -> None:
         self.owed -= count
         self._unread_bytes -= size
-        self._count()
+        if self._backlog.count:
+            self._count()
         self._emptied.set()
