@@ -20,6 +20,13 @@ from envkit.types import ExecResult
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
 
+A = "/v1/sandboxes/a"
+
+
+def run(*argv: object, **more: Any) -> dict[str, Any]:
+    """Return the body of a request that runs a program."""
+    return {"argv": argv, "timeout_s": 5, **more}
+
 
 def answer(command: Command) -> ExecResult:
     """Say what was asked for; ``sleep 5`` takes 5 s, ``count`` says how often it ran, ``bytes`` says odd ones.
