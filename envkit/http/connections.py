@@ -10,21 +10,18 @@ import asyncio
 import math
 from collections.abc import Collection
 from http import HTTPStatus
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import anyio
 import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidState
-from websockets.frames import CloseCode, Frame
-from websockets.http11 import Request
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, RequestError, TooLargeError, to_problem
 from envkit.http.asgi import PROBLEM, RETRY_AFTER_S, Receive, Scope, Send, respond_problem
-from envkit.http.bodies import UNCOUNTED_BYTES, Backlog, Bodies, announced_bytes
+from envkit.http.bodies import announced_bytes
+from envkit.http.patience import ANSWER_S, Wait, least_rate
 from envkit.http.wire import Problem, write
 
 LOOK_S = 5.0
@@ -33,73 +30,14 @@ LOOK_S = 5.0
 HEAD_S = 20.0
 """Seconds in which the head of a request has to come, counted from the connection's beginning or the head's."""
 
-BODY_S = 30.0
-"""Seconds in which a body, or a message of a socket, has to come at `BYTES_PER_S`, again and again."""
-
-HELD_S = 600.0
-"""Seconds that a body, or a message, may take as a whole that is held in memory until it is complete, roughly."""
-
-ANSWER_S = 120.0
-"""Seconds in which a client may read nothing; one that trains in the loop's own thread is deaf for a while."""
-
-BYTES_PER_S = 16 << 10
-"""What the slowest clients send and read."""
-
-HOLD_S = 10.0
-"""Seconds for which a socket is not read because sockets hold too much, before it is closed in the middle of a
-message.
-"""
-
 MAX_HEAD_BYTES = 64 << 10
 """Size above which a head is refused, unless it comes in one piece."""
 
-_MAX_UNREAD_BYTES = 1 << 20
-"""What a socket may be owed for its pings."""
-
-_MAX_FRAGMENTS = 10_000
 STANDING = 1.1
 """How many times the connections that are served are held, so that the others are told; those beyond are dropped."""
 
 
-class _Wait:
-    """For how long a client has kept the server waiting for the same thing, at a look each."""
-
-    __slots__ = ("_about", "_done", "_since")
-
-    def __init__(self) -> None:
-        self._about: object = None
-        self._since = 0.0
-        self._done = 0
-
-    def is_over(self, about: object, done: int, now: float, bound_s: float) -> bool:
-        """Say whether it has lasted for too long.
-
-        Args:
-            about: What is waited for.
-            done: Bytes of it so far, as seen from anywhere.
-            now: Seconds of the loop's clock.
-            bound_s: Seconds that it may last beyond what those bytes take.
-        """
-        if about != self._about:
-            self._about, self._since, self._done = about, now, done
-            return False
-        return now - self._since > bound_s + (done - self._done) / BYTES_PER_S
-
-    def is_too_slow(self, about: object, done: int, now: float, rate: float) -> bool:
-        """Say whether less than `rate` bytes a second of it came for `BODY_S`, as seen at looks; see `is_over`."""
-        if about == self._about:
-            if now - self._since < BODY_S:
-                return False
-            if done - self._done < rate * (now - self._since):
-                return True
-        self._about, self._since, self._done = about, now, done
-        return False
-
-    def end(self) -> None:
-        self._about = None
-
-
-class _OneWrite:
+class OneWrite:
     """A transport that holds the head of an answer back until its body comes, if it has one of a known length.
 
     uvicorn writes them apart, and a call of the kernel costs a sixth of a step.
@@ -146,7 +84,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**more)
         self._most = most
         self._served = self.app
-        self._wait = _Wait()
+        self._wait = Wait()
         self._running: RequestResponseCycle | None = None
         self._unread_bytes = 0  # since something was complete, be it a head or a piece of a body
         self._body_bytes = 0
@@ -168,7 +106,7 @@ class Connection(HttpToolsProtocol):
                 else:
                     transport.close()
         elif cycle.more_body and not cycle.response_started and not self.flow.read_paused:
-            rate = _least(announced_bytes(cast("Scope", cycle.scope)))
+            rate = least_rate(announced_bytes(cast("Scope", cycle.scope)))
             if wait.is_too_slow(("body", cycle), self._body_bytes, now, rate):
                 late = RequestError(f"the body came with less than {rate:.0f} bytes a second")
                 self.refuse(late, HTTPStatus.REQUEST_TIMEOUT)
@@ -192,7 +130,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._once = _OneWrite(transport)
+        self._once = OneWrite(transport)
         super().connection_made(cast("asyncio.Transport", self._once))
         if len(self.connections) > self._most * STANDING:
             transport.abort()
@@ -243,126 +181,6 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
 
-class SocketConnection(WebSocketsSansIOProtocol):
-    """A connection that has become a WebSocket."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._wait = _Wait()
-        self._messages = 0
-        self._queued_bytes = 0
-        self._backlog: Backlog | None = None
-        self._held_since: float | None = None
-        """Since when it is not read because sockets hold too much."""
-        self._times_drained = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport.transport if isinstance(transport, _OneWrite) else transport)
-
-    def look(self, now: float, *, is_full: bool) -> None:
-        """Let go of a client that takes too long to read, or to end a message; one that says nothing may stay."""
-        transport, wait = self.transport, self._wait
-        if self._backlog is not None and not transport.is_closing():
-            self._count()
-            self._read_or_not(now)
-        if transport.is_closing() or not self.writable.is_set():
-            if wait.is_over(("answer", self._times_drained), -transport.get_write_buffer_size(), now, ANSWER_S):
-                transport.abort()
-        elif (size := self._unread()) and self._held_since is None:
-            if wait.is_too_slow(("message", self._messages), size, now, _least(size)):
-                self.conn.fail(CloseCode.POLICY_VIOLATION, "the message came too slowly")
-                self.handle_parser_exception()
-        else:
-            wait.end()
-
-    def _unread(self) -> int:
-        """Return the bytes that there are of a message that is not complete."""
-        return len(self.conn.reader.buffer) + (sum(map(len, self.frames)) if self.frames else 0)
-
-    def _count(self) -> None:
-        """Count what has come and was not taken by the application."""
-        if self._backlog is None:
-            state: dict[str, Any] = getattr(self, "scope", {}).get("state", {})
-            if "bodies" not in state:  # nobody has looked yet who it is
-                return
-            self._backlog = cast("Bodies", state["bodies"]).backlog(state["caller"])
-        if self.queue.empty():
-            self._queued_bytes = 0
-        self._backlog.hold(self._unread() + self._queued_bytes)
-
-    def _read_or_not(self, now: float) -> None:
-        """Read no more of a message while sockets hold too much; close where that does not end."""
-        assert self._backlog is not None
-        if not (self._backlog.is_too_much and self._unread() > UNCOUNTED_BYTES):
-            if self._held_since is not None:
-                self._held_since = None
-                if not self.read_paused:
-                    self.transport.resume_reading()
-        elif self._held_since is None:
-            self._held_since = now
-            if not self.read_paused:
-                self.transport.pause_reading()
-        elif now - self._held_since > HOLD_S:
-            self.conn.fail(CloseCode.TRY_AGAIN_LATER, "the server holds as much for sockets as it does; come again")
-            self.handle_parser_exception()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._backlog is not None or len(self.conn.reader.buffer) > UNCOUNTED_BYTES or self.frames:
-            self._count()
-            if self._backlog is not None and not self.transport.is_closing():
-                self._read_or_not(clock.now())
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._backlog is not None:
-            self._backlog.hold(0)
-            self._backlog = None
-
-    def taken(self) -> None:
-        """Hear that the application has taken a large message."""
-        self._count()
-
-    async def drained(self) -> None:
-        """Wait until the client has read nearly all of what was sent."""
-        await self.writable.wait()
-
-    def resume_writing(self) -> None:
-        self._times_drained += 1
-        super().resume_writing()
-
-    def send_receive_event_to_app(self) -> None:
-        self._messages += 1
-        if self._backlog is not None:
-            self._queued_bytes += sum(map(len, self.frames))
-        super().send_receive_event_to_app()
-
-    def handle_connect(self, event: Request) -> None:
-        super().handle_connect(event)
-        if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
-            self.scope["state"]["link"] = self
-
-    def handle_ping(self) -> None:
-        super().handle_ping()
-        if self.transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
-            self.transport.abort()
-
-    def handle_cont(self, event: Frame) -> None:
-        super().handle_cont(event)
-        if len(self.frames) > _MAX_FRAGMENTS:
-            self.conn.fail(CloseCode.POLICY_VIOLATION, "the message has too many pieces")
-            self.handle_parser_exception()
-
-    def shutdown(self) -> None:
-        try:
-            super().shutdown()
-        except InvalidState:  # its client is just leaving too, which must not take the server with it
-            self.transport.close()
-
-
-Looked: TypeAlias = Connection | SocketConnection
-
-
 class Beginning(Protocol):
     """Connections that are not there yet; `envkit.http.handshakes.Handshakes` are."""
 
@@ -377,7 +195,8 @@ async def keep_looking(connections: Collection[Any], most: int, beginning: Begin
     """Let go of clients that take too long, for ever.
 
     Args:
-        connections: The connections of a server; each is a `Connection` or `SocketConnection`.
+        connections: The connections of a server; each is a `Connection` or a
+            `envkit.http.socket_connection.SocketConnection`.
         most: How many of them are served at once.
         beginning: Those that count as well; they have a deadline of their own, and a look's time when there are too
             many.
@@ -390,11 +209,6 @@ async def keep_looking(connections: Collection[Any], most: int, beginning: Begin
             beginning.look(now, bound_s=LOOK_S)
         for connection in list(connections):
             connection.look(now, is_full=is_full)
-
-
-def _least(size: int) -> float:
-    """Return how many bytes a second the slowest clients send of a body that is held while it has `size` bytes."""
-    return max(BYTES_PER_S, size / HELD_S)
 
 
 async def _full(scope: Scope, receive: Receive, send: Send) -> None:

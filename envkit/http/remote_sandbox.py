@@ -33,6 +33,7 @@ from envkit.http.bulk import Bulk
 from envkit.http.channel import Channel
 from envkit.http.dial import dial_url
 from envkit.http.folders import Trees
+from envkit.http.said import said_argument
 from envkit.http.wire import DoneReply, write
 from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxUser
 
@@ -147,7 +148,7 @@ class RemoteSandbox:
         """Run a program to its end; see `envkit.protocols.Sandbox.exec`."""
         settings = dict(env or {})
         fields = {
-            "argv": tuple(map(wire.said_argument, argv)),
+            "argv": tuple(map(said_argument, argv)),
             "timeout_s": timeout_s,
             "env": settings,
             "cwd": cwd,

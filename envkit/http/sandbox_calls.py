@@ -33,6 +33,7 @@ from envkit.http.bodies import Room
 from envkit.http.callers import Caller, renamed
 from envkit.http.permits import Permits
 from envkit.http.repeats import Outcome, Repeats
+from envkit.http.said import heard_arguments
 from envkit.http.sandbox_starts import Order, Starts
 from envkit.http.snapshots import SnapshotBounds, Snapshots
 from envkit.http.wire import DoneReply, Frame, NoBody, Problem, read, write
@@ -206,7 +207,7 @@ class SandboxCalls:
         async def run() -> wire.ExecReply:
             try:
                 result = await sandbox.exec(
-                    wire.heard_arguments(body.argv),
+                    heard_arguments(body.argv),
                     timeout_s=body.timeout_s,
                     env=body.env,
                     cwd=body.cwd,

@@ -14,7 +14,7 @@ import pytest
 from anyio.abc import SocketStream
 
 from envkit import clock
-from envkit.http import connections
+from envkit.http import connections, patience
 from envkit.http.app import create_app
 from envkit.http.bodies import WAIT_S, Bodies
 from envkit.http.guard import Guard
@@ -152,7 +152,7 @@ def test_an_answer_is_held_until_it_is_read_and_no_longer_or_more_than_it_has() 
         assert stage.bodies.held == 0
         async with await stage.connected() as link:
             await link.send(request)
-            await anyio.sleep(connections.ANSWER_S + 2 * connections.LOOK_S)
+            await anyio.sleep(patience.ANSWER_S + 2 * connections.LOOK_S)
             assert stage.bodies.held == 0
 
     on_stage(main, 100 * MIB)

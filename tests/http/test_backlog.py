@@ -16,6 +16,7 @@ from envkit.http.app import create_app
 from envkit.http.bodies import Bodies
 from envkit.http.guard import Guard
 from envkit.http.server import serve
+from envkit.http.socket_connection import HOLD_S
 from tests.http.boxes import scripted
 from tests.http.pools import SmallPool
 from tests.http.raw import UPGRADE, frame
@@ -153,7 +154,7 @@ def test_a_message_that_is_not_complete_counts_and_is_ended_where_there_is_no_ro
                 while True:
                     said += await second.receive()
             assert b"come again" in said
-            assert clock.now() < connections.HOLD_S + 3 * connections.LOOK_S
+            assert clock.now() < HOLD_S + 3 * connections.LOOK_S
             await first.send(large[-10:])
             said = b""
             while b"too_large" not in said:

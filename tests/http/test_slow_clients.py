@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.http import connections
+from envkit.http import connections, patience
 from envkit.http.asgi import Receive, Scope, Send
 from tests.http.raw import UPGRADE
 from tests.http.slow import HELLO, Opened, Plain, beside, flood, problem, rest_of
@@ -97,7 +97,7 @@ def test_an_answer_that_nobody_reads_is_dropped(bytes_per_s: int) -> None:
         async with await opened() as link:
             await link.send(b"GET /%d HTTP/1.1\r\n\r\n" % LARGE)
             count = 0
-            while clock.now() < connections.ANSWER_S + 3 * connections.LOOK_S:
+            while clock.now() < patience.ANSWER_S + 3 * connections.LOOK_S:
                 await anyio.sleep(1)
                 if bytes_per_s:
                     count += len(await link.receive(bytes_per_s))
