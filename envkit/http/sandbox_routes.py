@@ -27,7 +27,8 @@ from envkit.http.sandbox_asgi import (
     path_of,
     user_of,
 )
-from envkit.http.sandbox_calls import SandboxCalls, most_said
+from envkit.http.sandbox_calls import SandboxCalls
+from envkit.http.sandbox_work import most_said
 from envkit.http.wire import MAX_REQUEST_BYTES, PROTOCOL, DoneReply, NoBody, Problem, read, write
 from envkit.types import SandboxState
 
@@ -198,14 +199,14 @@ class _Routes:
     async def close_shell(self, sandbox_id: str, name: str, request: Request) -> Response:
         """End a shell and everything that it started. Repeating the call is safe."""
         frame = wire.CloseShellFrame(sandbox_id, wire.read_sandbox_id(name), user_of(request.scope))
-        return _json(write(await self._calls.close_shell(frame, caller_of(request.scope))))
+        return _json(write(await self._calls.work.close_shell(frame, caller_of(request.scope))))
 
     async def read(self, sandbox_id: str, request: Request) -> Response:
         """Read a file."""
         scope = request.scope
         max_bytes = number_of(scope, "max_bytes", MAX_FILE_BYTES, most=MAX_FILE_BYTES)
         frame = wire.ReadFrame(sandbox_id, path_of(scope), max_bytes, file_user_of(scope))
-        return Response(await self._calls.read_file(frame, caller_of(scope), room_of(scope)), media_type=_BYTES)
+        return Response(await self._calls.work.read_file(frame, caller_of(scope), room_of(scope)), media_type=_BYTES)
 
     async def write(self, sandbox_id: str, request: Request) -> Response:
         """Write a file, as a whole or not at all; its folders are made."""
@@ -213,10 +214,10 @@ class _Routes:
         caller = caller_of(scope)
         path, key, user = path_of(scope), key_of(scope), file_user_of(scope)
         mode = number_of(scope, "mode", _NO_MODE, base=8, most=0o777)
-        self._calls.find(sandbox_id, caller)  # before all of it is read
+        self._calls.access.find(sandbox_id, caller)  # before all of it is read
         content = await read_body(scope, request.receive, MAX_FILE_BYTES)
         frame = wire.WriteFrame(sandbox_id, path, content, None if mode == _NO_MODE else mode, key, user)
-        return _of(await self._calls.write(frame, caller, room_of(scope)))
+        return _of(await self._calls.work.write(frame, caller, room_of(scope)))
 
     async def give_tree(self, sandbox_id: str) -> Response:
         """Copy a file or folder out of the sandbox, as a tar stream whose names begin with ``tree`` or with ``.``."""
@@ -267,14 +268,14 @@ class _Programs:
         async with anyio.create_task_group() as tasks:
             for index, body in enumerate(bodies):
                 if isinstance(body, RequestError):
-                    self._take(index, self._calls.failure(body))
+                    self._take(index, self._calls.access.failure(body))
                 else:
                     tasks.start_soon(self._run, index, body)
 
     async def _run(self, index: int, body: wire.ExecFrame) -> None:
         room = self._room.another()
         try:
-            self._take(index, await self._calls.attempt(partial(self._run_in, room, body)))
+            self._take(index, await self._calls.access.attempt(partial(self._run_in, room, body)))
         finally:
             room.free()
 
@@ -288,7 +289,7 @@ class _Programs:
                     raise
         self._running += 1
         try:
-            return await self._calls.exec(body, self._caller, room)
+            return await self._calls.work.exec(body, self._caller, room)
         finally:
             self._running -= 1
 
