@@ -127,7 +127,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
-            self.scope["state"]["link"] = self
+            self.scope.setdefault("state", {})["link"] = self
 
     def handle_ping(self) -> None:
         super().handle_ping()
