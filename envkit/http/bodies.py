@@ -2,9 +2,9 @@
 each.
 
 Whoever comes when there is no room waits for a moment, and is then told to come again. A body takes all the room that
-it announces at once, so that none holds some while it waits for more. An answer takes all that it may become before
-what it tells of is begun, since that may not be safe to repeat, and gives back what it did not become. Small ones are
-not counted, since that would cost the quick requests, which have those, more than it is worth: there are no more of
+it announces at once, so that none holds some while it waits for more. An answer takes what it is expected to become
+before what it tells of is begun, since that may not be safe to repeat; what it then is, it has in any case. Small ones
+are not counted, since that would cost the quick requests, which have those, more than it is worth: there are no more of
 them than connections.
 
 Those that want much have half of the room, so that they never keep those out who want little.
@@ -29,7 +29,7 @@ UNCOUNTED_BYTES = 64 << 10
 """Size up to which a body, or an answer, is not counted."""
 
 LITTLE_BYTES = 4 << 20
-"""What a request wants at most that wants little; the outputs of a program are that unless it is asked for more."""
+"""What a request wants at most that wants little; the outputs of a program are that unless more is asked for."""
 
 WAIT_S = 10.0
 """Seconds that a request waits for room; less than callers wait for an answer."""

@@ -28,7 +28,7 @@ from envkit.http.sandbox_asgi import (
     user_of,
 )
 from envkit.http.sandbox_calls import SandboxCalls
-from envkit.http.sandbox_work import most_said
+from envkit.http.sandbox_work import room_for
 from envkit.http.wire import MAX_REQUEST_BYTES, PROTOCOL, DoneReply, NoBody, Problem, read, write
 from envkit.types import SandboxState
 
@@ -282,7 +282,7 @@ class _Programs:
     async def _run_in(self, room: Room, body: wire.ExecFrame) -> Outcome:
         while True:
             try:
-                await room.expect(most_said(body))
+                await room.expect(room_for(body))
                 break
             except (RateLimitError, CapacityError):
                 if not self._running:  # else those have it, and will give it back

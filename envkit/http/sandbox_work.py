@@ -1,6 +1,6 @@
 """What is done in sandboxes: programs, commands of shells, and files, with room for what is answered.
 
-What may be answered has its room before anything is begun, since not everything is safe to repeat.
+There is room before anything is begun, since not everything is safe to repeat.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from envkit.errors import (
     TooLargeError,
 )
 from envkit.http import sandbox_wire as wire
-from envkit.http.bodies import Room
+from envkit.http.bodies import LITTLE_BYTES, Room
 from envkit.http.callers import Caller
 from envkit.http.repeats import Outcome
 from envkit.http.said import heard_arguments
@@ -23,6 +23,9 @@ from envkit.http.wire import DoneReply
 
 _LITTLE_FILE_BYTES = 1 << 20
 """A file is not expected to be larger; one that is, is asked for again."""
+
+_USUALLY = 16
+"""How many times as much a program may say as most do, at least."""
 
 _FILE_S = 120.0
 
@@ -56,7 +59,7 @@ class SandboxWork:
                 raise _refused("program", error) from None
             return wire.ExecReply.of(result)
 
-        await room.expect(most_said(body))
+        await room.expect(room_for(body))
         return await self._access.once(body, caller, run, body.timeout_s + SLACK_S, room)
 
     async def shell(self, body: wire.ShellFrame, caller: Caller, room: Room) -> Outcome:
@@ -70,7 +73,7 @@ class SandboxWork:
                 raise _refused("command", error) from None
             return wire.ExecReply.of(result)
 
-        await room.expect(most_said(body))
+        await room.expect(room_for(body))
         # Others may be before us, each with a time of its own.
         return await self._access.once(body, caller, run, self._access.max_timeout_s + SLACK_S, room)
 
@@ -112,9 +115,14 @@ class SandboxWork:
         return await self._access.once(body, caller, run, _FILE_S, room)
 
 
-def most_said(body: wire.ExecBody | wire.ShellBody) -> int:
-    """Return the bytes that a program's outputs may have together."""
-    return 2 * body.max_output_bytes
+def room_for(body: wire.ExecBody | wire.ShellBody) -> int:
+    """Return the bytes that a program is given room for before it begins.
+
+    They are what its two outputs may have together where that is much, and otherwise a part of that: programs may run
+    for hours, by the thousand, and few say as much as they may. What one does say is counted once it is there.
+    """
+    most = 2 * body.max_output_bytes
+    return most if most > LITTLE_BYTES else most // _USUALLY
 
 
 def _refused(what: str, error: ValueError) -> EnvkitError:

@@ -14,9 +14,11 @@ import pytest
 from anyio.abc import SocketStream
 
 from envkit import clock
+from envkit.errors import CapacityError
 from envkit.http import connections, patience
 from envkit.http.app import create_app
 from envkit.http.bodies import WAIT_S, Bodies
+from envkit.http.callers import EVERYBODY
 from envkit.http.guard import Guard
 from envkit.http.server import serve
 from envkit.http.tokens import TokenStore
@@ -87,31 +89,59 @@ def test_of_programs_as_many_run_at_once_as_there_is_room_for_what_they_may_say(
         began = clock.now()
         async with anyio.create_task_group() as tasks:
             for number in range(5):
-                tasks.start_soon(stage.said, outcomes, f"first {number}", "sleep", "3")
+                tasks.start_soon(partial(stage.said, keep=4 * MIB), outcomes, f"first {number}", "sleep", "3")
             await anyio.sleep(1)
-            assert stage.bodies.held == 10 * MIB
-            tasks.start_soon(stage.said, outcomes, "late", "sleep", "3")
+            assert stage.bodies.held == 40 * MIB
+            tasks.start_soon(partial(stage.said, keep=4 * MIB), outcomes, "late", "sleep", "3")
         assert sorted(at - began for at, _ in outcomes.values()) == pytest.approx([3] * 5 + [6], abs=0.2)
         assert {status for _, status in outcomes.values()} == {200}
 
-    on_stage(main, 10 * MIB)
+    on_stage(main, 80 * MIB)
+
+
+def test_programs_that_may_say_little_run_by_the_dozen() -> None:
+    async def main(stage: Stage) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(30):
+                tasks.start_soon(stage.exec, "sleep", "3")
+            await anyio.sleep(1)
+            assert stage.bodies.held == 30 * 2 * MIB // 16
+            answer = await stage.exec("say", str(MIB), "x")
+            assert len(answer.json()["stdout"]) == MIB
+
+    on_stage(main, 4 * MIB)
+
+
+def test_an_answer_that_is_there_is_counted_as_it_is_though_less_was_expected() -> None:
+    async def main() -> None:
+        bodies = Bodies(2 * MIB)
+        room = bodies.room(EVERYBODY)
+        await room.expect(MIB // 8)
+        room.settle(3 * MIB)
+        assert bodies.held == 3 * MIB
+        with pytest.raises(CapacityError):
+            await bodies.room(EVERYBODY).expect(MIB // 8, within_s=0)
+        room.free()
+        assert bodies.held == 0
+
+    clock.run(main, virtual=True)
 
 
 def test_who_finds_no_room_for_long_is_told_to_come_again_and_nothing_ran() -> None:
     async def main(stage: Stage) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(stage.exec, keep=2 * MIB), "sleep", "60")
+            tasks.start_soon(partial(stage.exec, keep=4 * MIB), "sleep", "60")
             await anyio.sleep(1)
-            refused = await stage.exec("count", keep=2 * MIB)
+            refused = await stage.exec("count", keep=4 * MIB)
             assert (refused.status_code, refused.json()["type"]) == (503, "no_capacity")
             assert refused.headers["retry-after"] == "1"
             assert refused.headers["content-type"] == "application/problem+json"
             assert clock.now() == pytest.approx(1 + WAIT_S, abs=0.5)
             assert (await stage.exec("echo", "hello", keep=1000)).json()["stdout"] == "echo hello"
             assert clock.now() == pytest.approx(1 + WAIT_S, abs=0.5)
-        assert (await stage.exec("count", keep=2 * MIB)).json()["stdout"] == "1"
+        assert (await stage.exec("count", keep=4 * MIB)).json()["stdout"] == "1"
 
-    on_stage(main, 5 * MIB)
+    on_stage(main, 10 * MIB)
 
 
 def test_those_who_want_much_leave_half_to_those_who_want_little() -> None:
@@ -181,34 +211,34 @@ def test_what_only_tells_how_things_are_is_refused_where_there_is_no_room_for_it
         whole = await stage.client.get("/v1/sessions")
         assert len(whole.content) > 900_000
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stage.exec, "sleep", "5")
+            tasks.start_soon(partial(stage.exec, keep=4 * MIB), "sleep", "5")
             await anyio.sleep(1)
             refused = await stage.client.get("/v1/sessions")
             assert (refused.status_code, refused.json()["type"]) == (503, "no_capacity")
             assert clock.now() < 2
         assert (await stage.client.get("/v1/sessions")).content[:500] == whole.content[:500]
 
-    on_stage(main, 2 * MIB + 500_000)
+    on_stage(main, 8 * MIB + 500_000)
 
 
 def test_a_list_of_programs_takes_turns_where_there_is_not_room_for_all() -> None:
     async def main(stage: Stage) -> None:
-        program: dict[str, Any] = {"sandbox_id": "a", "timeout_s": 100}
+        program: dict[str, Any] = {"sandbox_id": "a", "timeout_s": 100, "max_output_bytes": 4 * MIB}
         programs = [{**program, "argv": ["sleep", "20"]}] * 4 + [{**program, "argv": ["say", "100000", "y"]}] * 4
         answers = (await stage.client.post("/v1/sandboxes:exec", json=programs)).json()
         assert [answer["result"]["exit_code"] for answer in answers] == [0] * 8
         assert 40 <= clock.now() < 41
 
-    on_stage(main, 4 * MIB + MIB)
+    on_stage(main, 40 * MIB)
 
 
 def test_a_call_with_a_key_keeps_its_room_until_it_is_done_whoever_leaves() -> None:
     async def main(stage: Stage) -> None:
         with anyio.move_on_after(1):
-            await stage.exec("sleep", "5", headers={"Idempotency-Key": "k"})
+            await stage.exec("sleep", "5", keep=4 * MIB, headers={"Idempotency-Key": "k"})
         await anyio.sleep(1)
-        assert stage.bodies.held == 2 * MIB
-        answer = await stage.exec("sleep", "5", headers={"Idempotency-Key": "k"})
+        assert stage.bodies.held == 8 * MIB
+        answer = await stage.exec("sleep", "5", keep=4 * MIB, headers={"Idempotency-Key": "k"})
         assert answer.json()["exit_code"] == 0
         assert clock.now() == pytest.approx(5, abs=0.3)
 
