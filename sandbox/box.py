@@ -307,11 +307,12 @@ class Box:
         if self._failure is not None:
             raise SandboxError(self._failure)
 
-    def while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+    def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have `work` done beside everything else; it is cancelled when the box is gone."""
         task = self._channel.loop.create_task(work)
         self._companions.add(task)
         task.add_done_callback(self._companions.discard)
+        return task
 
     async def release(self) -> None:
         """Let go of it and leave it running; what is asked of it from now on fails as after `stop`."""
@@ -363,13 +364,11 @@ class Box:
 
     async def _forward(self, **place: JSON) -> socket:
         try:
-            theirs, pump = await forward.connected(self._channel, **place)
+            return await forward.connected(self._channel, self.while_alive, **place)
         except ChannelEndedError:
             raise SandboxLostError(self._id, await self.wait()) from None
         except RefusedCallError as error:
             raise self._refusal(error) from None
-        self.while_alive(pump)
-        return theirs
 
     def _refusal(self, error: RefusedCallError, path: JSON = None) -> EnvkitError:
         where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "
