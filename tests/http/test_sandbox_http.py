@@ -89,15 +89,15 @@ def test_a_start_that_takes_its_time_is_202_until_it_is_there() -> None:
 def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         assert (await client.put(A, json={})).status_code == 202
-        await anyio.sleep(0.3)
+        await anyio.sleep(1)
         failed = await client.put(A, json={})
         assert (failed.status_code, failed.json()["fields"]["cause"]) == (503, "no image")
         assert (await client.get(A)).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
         assert (await client.put(A, json={})).status_code == 202  # it is tried again
-        await anyio.sleep(0.3)
+        await anyio.sleep(1)
         assert (await client.put(A, json={})).json()["fields"]["sandbox_id"] == "fake-1"
 
-    over_http(main, scripted(start_s=0.2, start_failure="no image"), slow_reset_s=0.05)
+    over_http(main, scripted(start_s=0.8, start_failure="no image"), slow_reset_s=0.05)
 
 
 def test_a_network_of_what_is_no_host_is_the_callers_mistake_and_starts_nothing() -> None:
@@ -309,14 +309,14 @@ def test_many_programs_go_in_one_request_and_their_outcomes_come_in_order() -> N
             await client.put(f"/v1/sandboxes/{id}", json={})
         began = clock.now()
         asked = [
-            {**run("sleep", "0.3"), "sandbox_id": "a"},
+            {**run("sleep", "3"), "sandbox_id": "a"},
             {**run("echo", "x"), "sandbox_id": "nobody"},
             {"sandbox_id": "b"},
             {**run("echo", "two"), "sandbox_id": "b", "key": "k"},
-            {**run("sleep", "0.3"), "sandbox_id": "b"},
+            {**run("sleep", "3"), "sandbox_id": "b"},
         ]
         got = (await client.post("/v1/sandboxes:exec", json=asked)).json()
-        assert clock.now() - began < 0.55
+        assert clock.now() - began < 6
         assert [one.get("error", {}).get("type", "") for one in got] == ["", "sandbox_not_found", "bad_request", "", ""]
         assert got[3]["result"]["stdout"] == "echo two"
         assert (await client.post("/v1/sandboxes:exec", json={})).status_code == 400
