@@ -124,7 +124,7 @@ def test_a_signal_ends_the_program_and_leaves_nothing(number: signal.Signals, co
         assert process.stdout.readline() == "up\n"
         process.send_signal(number)
         try:
-            _, said = process.communicate(timeout=20)
+            _, said = process.communicate(timeout=120)
         finally:
             process.kill()
     assert (process.returncode, said) == (code, "")

@@ -92,7 +92,7 @@ def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
