@@ -19,7 +19,7 @@ def close_what_is_refused(api: Any, path: str) -> None:
     The package leaves that to the garbage collector, which warns of it whenever it comes by.
     """
     package = importlib.import_module("docker.transport.unixconn")
-    connection = type("Connection", (package.UnixHTTPConnection,), {"connect": _connect})
+    connection: Any = type("Connection", (package.UnixHTTPConnection,), {"connect": _connect})
     adapter = api.get_adapter(api.base_url)
     pool_of, timeout_s = adapter.get_connection, api.timeout
 
