@@ -13,6 +13,9 @@
     |-- SessionConflictError     the id is taken by another task
     |-- SessionBrokenError       a step was cancelled half way; the episode is void
     |-- CapacityError            nothing free now; try again
+    |-- UnauthorizedError        no token, or one that is not valid
+    |-- ForbiddenError           a token that does not allow this
+    |-- RateLimitError           asked too often; try again after a while
     |-- DeadlineError            the answer did not come in time
     |-- EnvError                 the world itself raised
     |-- UnreachableError         the server does not answer
@@ -23,6 +26,9 @@
         |   |-- SandboxRefusedError  what was asked for cannot be granted, however often it is tried
         |   `-- SandboxEndedError  it ended before it was ready, by what was asked for
         |-- SandboxLostError     it was healthy and is gone
+        |-- SandboxNotFoundError no sandbox has this id
+        |-- SandboxConflictError the id is taken by another spec
+        |-- ImpossibleSandboxError   no node could ever hold it
         |-- SnapshotLimitError   there may be no further snapshot until one is removed
         |-- MissingFileError     no such file in it
         `-- RefusedFileError     a file in it may not be read or written so

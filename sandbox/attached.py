@@ -15,6 +15,7 @@ from envkit import clock
 from envkit.errors import SandboxError
 from envkit.sandbox import container, folders, leftovers
 from envkit.sandbox.daemon import Daemon, DaemonError
+from envkit.sandbox.interior import DOOR, DOOR_SOCKET
 from envkit.sandbox.stream import AttachStream
 from envkit.types import JSON
 
@@ -144,9 +145,9 @@ def knock(volumes: Mapping[str, Path]) -> socket.socket:
         SandboxError: They cannot be seen from here.
         UnreachableError: Nobody opens.
     """
-    if container.DOOR not in volumes:
+    if DOOR not in volumes:
         raise SandboxError(NO_WAY_BACK)
-    return folders.connect(volumes[container.DOOR], container.DOOR_SOCKET)
+    return folders.connect(volumes[DOOR], DOOR_SOCKET)
 
 
 async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> AttachedContainer:

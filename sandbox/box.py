@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -27,20 +28,15 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.sandbox import folders, forward, trees
-from envkit.sandbox.boxes import Boxes, not_ready
+from envkit.sandbox.boxes import not_ready
 from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
+from envkit.sandbox.ending import Ending
 from envkit.sandbox.hold import Hold
+from envkit.sandbox.interior import SOCKETS
 from envkit.sandbox.program import Program, fields_of
 from envkit.sandbox.shell import BoxShell, result_of
 from envkit.types import JSON, ExecResult, FileUser, SandboxUser
 
-__all__ = ["SOCKETS", "Box", "Boxes"]
-
-SOCKETS = "/run/envkit"
-"""Where a box finds its folder for sockets, unless that is a folder of the host."""
-
-_CAUSE_S = 3.0
-_KILL_S = 15.0
 _LOG_BYTES = 64 << 10
 _LONGEST = 300
 _ERRORS: Mapping[str, type[EnvkitError]] = {
@@ -78,16 +74,8 @@ class Box:
         self._id = box_id
         self._channel = channel
         self._hold = hold
-        self._forget = forget
         self._shells: dict[tuple[str, SandboxUser], BoxShell] = {}
-        self._companions: set[asyncio.Task[None]] = set()
-        self._cause: str | None = None
-        self._failure: str | None = None
-        self._is_released = False
-        self._is_lost = anyio.Event()
-        self._is_gone = anyio.Event()
-        self._burial: asyncio.Task[None] | None = None
-        channel.when_ended(self._on_end)
+        self._ending = Ending(box_id, channel, hold, partial(forget, self))
 
     @property
     def id(self) -> str:
@@ -130,12 +118,12 @@ class Box:
         Raises:
             UnreachableError: It did not, in so many seconds.
         """
-        self._is_released = True
+        self._ending.lets_go = True
         try:
             await self.started({}, timeout_s)
         except SandboxStartError as error:
             raise UnreachableError(f"sandbox {self._id} does not let us in: {error.cause}") from None
-        self._is_released = False
+        self._ending.lets_go = False
 
     async def exec(
         self,
@@ -191,10 +179,8 @@ class Box:
                 yield Program(self, call, has_terminal=terminal is not None)
             finally:
                 await call.leave()
-        except ChannelEndedError:
-            raise SandboxLostError(self._id, await self.wait()) from None
-        except RefusedCallError as error:
-            raise self._refusal(error) from None
+        except (ChannelEndedError, RefusedCallError) as error:
+            raise await self._error(error) from None
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> BoxShell:
         """Return the shell `name`, which starts with its first command."""
@@ -289,9 +275,7 @@ class Box:
 
     async def wait(self) -> str:
         """Return, once it is gone, the cause in one line."""
-        await self._is_lost.wait()
-        assert self._cause is not None
-        return self._cause
+        return await self._ending.cause()
 
     async def stop(self) -> None:
         """End everything in it and remove what it left; safe to repeat, not cancelled, bounded (15 s).
@@ -299,24 +283,15 @@ class Box:
         Raises:
             SandboxError: That did not succeed.
         """
-        if not self._channel.is_ended:
-            self._cause = "stopped"
-            self._channel.close()
-        with anyio.CancelScope(shield=True):
-            await self._is_gone.wait()
-        if self._failure is not None:
-            raise SandboxError(self._failure)
+        await self._ending.bring_about()
 
     def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have `work` done beside everything else; it is cancelled when the box is gone."""
-        task = self._channel.loop.create_task(work)
-        self._companions.add(task)
-        task.add_done_callback(self._companions.discard)
-        return task
+        return self._ending.while_alive(work)
 
     async def release(self) -> None:
         """Let go of it and leave it running; what is asked of it from now on fails as after `stop`."""
-        self._is_released = True
+        self._ending.lets_go = True
         await self.stop()
 
     async def call(
@@ -330,10 +305,8 @@ class Box:
         """
         try:
             return await self._channel.call(do, feed=feed, queue_s=queue_s, **fields)
-        except ChannelEndedError:
-            raise SandboxLostError(self._id, await self.wait()) from None
-        except RefusedCallError as error:
-            raise self._refusal(error, fields.get("path")) from None
+        except (ChannelEndedError, RefusedCallError) as error:
+            raise await self._error(error, fields.get("path")) from None
 
     async def result(self, reply: Reply) -> ExecResult:
         """Return what a command did, which the agent may have said wrongly.
@@ -357,52 +330,22 @@ class Box:
                     yield piece[1]
             finally:
                 await call.leave()
-        except ChannelEndedError:
-            raise SandboxLostError(self._id, await self.wait()) from None
-        except RefusedCallError as error:
-            raise self._refusal(error, source) from None
+        except (ChannelEndedError, RefusedCallError) as error:
+            raise await self._error(error, source) from None
 
     async def _forward(self, **place: JSON) -> socket:
         try:
             return await forward.connected(self._channel, self.while_alive, **place)
-        except ChannelEndedError:
-            raise SandboxLostError(self._id, await self.wait()) from None
-        except RefusedCallError as error:
-            raise self._refusal(error) from None
+        except (ChannelEndedError, RefusedCallError) as error:
+            raise await self._error(error) from None
 
-    def _refusal(self, error: RefusedCallError, path: JSON = None) -> EnvkitError:
+    async def _error(self, error: ChannelEndedError | RefusedCallError, path: JSON = None) -> EnvkitError:
+        """Return what is to be raised instead of an error of the channel."""
+        if isinstance(error, ChannelEndedError):
+            return SandboxLostError(self._id, await self.wait())
         where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "
         return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {where}{error.text}")
 
     async def _require_life(self) -> None:
         if self._channel.is_ended:
             raise SandboxLostError(self._id, await self.wait())
-
-    def _on_end(self) -> None:
-        # A box ends when it likes, so no task group is open for this.
-        self._burial = self._channel.loop.create_task(self._bury())
-
-    async def _bury(self) -> None:
-        """Find out why it ended, and give back what it consists of."""
-        if self._cause is None:
-            cause = self._channel.reason or "it has ended"
-            if not self._channel.reason:
-                with anyio.move_on_after(_CAUSE_S), suppress(EnvkitError, OSError):
-                    cause = await self._hold.cause()
-            self._cause = cause
-        self._is_lost.set()
-        for companion in self._companions:
-            companion.cancel()
-        try:
-            with anyio.move_on_after(_KILL_S) as limit:
-                if not self._is_released:
-                    await self._hold.kill()
-                elif self._hold.let_go is not None:
-                    self._hold.let_go()
-            if limit.cancelled_caught:
-                self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
-        except (EnvkitError, OSError) as error:
-            self._failure = f"{self._id} could not be ended: {error}"
-        finally:
-            self._forget(self)
-            self._is_gone.set()

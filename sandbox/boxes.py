@@ -15,8 +15,6 @@ from envkit.sandbox import folders
 from envkit.sandbox.texts import fault_of_variables, fault_of_words
 from envkit.types import SandboxSpec
 
-"""Where a box has the folder that only a grader can enter."""
-
 _OWN_ENDS = ("exited with code", "killed by signal", "out of memory")
 """How causes begin that say how a box ended, and not that nobody knows, or that whoever has it does not answer."""
 

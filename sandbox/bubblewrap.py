@@ -21,18 +21,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from envkit.types import GRADER_HOME
-
-WORK = "/workspace"
-SOCKETS = "/run/envkit"
-"""Where a box finds its folder for sockets."""
-DOOR = "/run/envkit-door"
-"""Where, for its root alone, the socket lies by which a box that stays is reached again."""
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+from envkit.sandbox import allowlist
+from envkit.sandbox.interior import AGENT_UID, DOOR, GRADER_UID, SOCKETS, WORK
+from envkit.types import GRADER_HOME, SandboxSpec
 
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPCAP")
 """What the agent needs to start programs as other users, end them and give them files; the last to leave them none."""
 _PROBE_TIMEOUT_S = 10.0
+_PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
 _LARGEST_SHM_MIB = 64
 _LARGEST_GRADER_HOME_MIB = 64
 _SOCKETS_BYTES = 1 << 20
@@ -93,9 +89,36 @@ def why_unavailable() -> str | None:
     return f"bubblewrap may not make namespaces on this machine ({said})"
 
 
+def why_refused(spec: SandboxSpec) -> str | None:
+    """Return why `spec` cannot be had of bubblewrap, in one line; None where it can."""
+    if spec.profile == "system":
+        return "bubblewrap boxes have no writable root file system (profile: system); use docker"
+    if spec.runtime is not None:
+        return f"runtime {spec.runtime!r} is for docker"
+    if spec.image is not None and not Path(spec.image).is_dir():
+        return f"image {spec.image!r} is not a folder with a root file system, as debootstrap makes; or use docker"
+    if (why := allowlist.why_refused(spec)) is not None:
+        return why
+    if spec.untrusted and spec.network == "open":
+        return "untrusted programs are refused: network 'open' is the host's own, with all that listens in it"
+    if spec.stay and os.geteuid() != 0:
+        return "only root can keep others from the door of a box that stays"
+    return None
+
+
+def python_in(look: Look) -> str | None:
+    """Return a Python that a box sees; None if it sees none."""
+    if look.image is not None:
+        return next((f"/{name}" for name in _PYTHONS if os.path.lexists(look.image / name)), None)
+    ours = Path(sys.executable).resolve()
+    if any(ours.is_relative_to(shown) for shown in (*look.readable, "/usr")):
+        return str(ours)
+    return next((f"/{name}" for name in _PYTHONS if Path("/", name).exists()), None)
+
+
 def write_etc(folder: Path) -> None:
     """Write into `folder` what boxes see in /etc: one folder to mount instead of a dozen files."""
-    users = {"root": (0, 0), "agent": (1000, 1000), "grader": (1001, 1001)}
+    users = {"root": (0, 0), "agent": (AGENT_UID, AGENT_UID), "grader": (GRADER_UID, GRADER_UID)}
     if os.geteuid() != 0:
         users = {"agent": (os.geteuid(), os.getegid())}
     lines = [f"{name}:x:{uid}:{gid}::{WORK}:/bin/sh\n" for name, (uid, gid) in users.items()]

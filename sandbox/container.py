@@ -12,20 +12,13 @@ held.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from envkit.sandbox import allowlist
 from envkit.sandbox.child import cause_of
+from envkit.sandbox.interior import AGENT_UID, DOOR, GRADER_UID, PATH, SOCKETS, WORK
 from envkit.types import GRADER_HOME, JSON, SandboxSpec
-
-WORK = "/workspace"
-SOCKETS = "/run/envkit"
-DOOR = "/run/envkit-door"
-"""Where, for its root alone, the socket lies by which a box that stays is reached again."""
-DOOR_SOCKET = "s"
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-AGENT_UID = 1000
-GRADER_UID = 1001
 
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
@@ -140,6 +133,19 @@ def options(
         "Labels": {**labels, DISK_LABEL: str(bounds.disk_mib), PROFILE_LABEL: spec.profile},
         "HostConfig": host,
     }
+
+
+def why_refused(spec: SandboxSpec, runtimes: Iterable[str]) -> str | None:
+    """Return why `spec` cannot be had of a daemon that has these runtimes, in one line; None where it can."""
+    lost = gives_up(spec)
+    if spec.untrusted and lost:
+        what = "an open network" if "network" in lost else f"profile {spec.profile!r}"
+        return f"untrusted programs are refused: {what} does not hold {', '.join(lost)}"
+    if (why := allowlist.why_refused(spec)) is not None:
+        return why
+    if spec.runtime is not None and spec.runtime not in (names := sorted(runtimes)):
+        return f"Docker has no runtime {spec.runtime!r}, only {', '.join(names)} (/etc/docker/daemon.json)"
+    return None
 
 
 def gives_up(spec: SandboxSpec, *, bounds_disk: bool = False) -> tuple[str, ...]:

@@ -23,32 +23,24 @@ from typing import Self
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, did_you_mean
-from envkit.sandbox import agent, allowlist, attached, container, leftovers, proxy, snapshots, system_calls
+from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
+from envkit.sandbox import agent, attached, container, fallback, interior, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
-from envkit.sandbox.box import Box, Boxes
-from envkit.sandbox.boxes import refuse
+from envkit.sandbox.box import Box
+from envkit.sandbox.boxes import Boxes, refuse
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
-from envkit.sandbox.container import (
-    AGENT_UID,
-    DISK_LABEL,
-    DOOR,
-    DOOR_SOCKET,
-    GRADER_UID,
-    PROFILE_LABEL,
-    SOCKETS,
-    WORK,
-    Bounds,
-    Image,
-)
+from envkit.sandbox.container import DISK_LABEL, PROFILE_LABEL, Bounds, Image
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk, DiskUse
 from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
 from envkit.sandbox.hold import Hold
+from envkit.sandbox.interior import AGENT_UID, DOOR, SOCKETS, WORK
 from envkit.sandbox.leftovers import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
-from envkit.types import GRADER_HOME, JSON, SandboxSpec
+from envkit.sandbox.wanted_image import DEFAULT_IMAGE, find_image
+from envkit.types import SandboxSpec
 
-DEFAULT_IMAGE = "envkit/games:1"
+__all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
+
 _STARTS_AT_ONCE = 8
 """The daemon starts no more in a second, however many are asked for at once."""
 _PYTHONS = ("python3", "python")
@@ -240,17 +232,8 @@ class DockerBackend:
     def _refuse(self, box_id: str, spec: SandboxSpec) -> None:
         """Refuse what cannot be held, or would fill the disk."""
         refuse(box_id, spec, self.capabilities())
-        lost = container.gives_up(spec)
-        if spec.untrusted and lost:
-            what = "an open network" if "network" in lost else f"profile {spec.profile!r}"
-            raise SandboxRefusedError(box_id, f"untrusted programs are refused: {what} does not hold {', '.join(lost)}")
-        if (why := allowlist.why_refused(spec)) is not None:
+        if (why := container.why_refused(spec, self._daemon.info.get("Runtimes") or ())) is not None:
             raise SandboxRefusedError(box_id, why)
-        runtimes = sorted(self._daemon.info.get("Runtimes") or ())
-        if spec.runtime is not None and spec.runtime not in runtimes:
-            raise SandboxRefusedError(
-                box_id, f"Docker has no runtime {spec.runtime!r}, only {', '.join(runtimes)} (/etc/docker/daemon.json)"
-            )
         free_mib = self._disk.free_mib()
         if free_mib is not None and free_mib < LEAST_FREE_MIB:
             raise SandboxStartError(
@@ -264,29 +247,14 @@ class DockerBackend:
             SandboxRefusedError: There is no such image or snapshot.
         """
         files = None
-        name = spec.image or DEFAULT_IMAGE
         if snapshot is not None:
             files = snapshots.find(self._boxes.folder / _SNAPSHOTS, snapshot)
-            if files is None and (image := await self._daemon.image(snapshot)) is not None:
-                return image, None
             if files is None:
-                raise SandboxRefusedError(box_id, f"there is no snapshot {snapshot!r}")
-        image = await self._daemon.image(name)
-        if image is None and self._pull:
-            try:
-                await self._daemon.pull(name)
-            except DaemonError as error:
-                if error.http_status != HTTPStatus.NOT_FOUND:
-                    raise
-                raise SandboxRefusedError(box_id, str(error)) from None
-            image = await self._daemon.image(name)
-        if image is None and spec.image is None:
-            raise SandboxRefusedError(box_id, f"there is no image {name} here; make it: envkit image build games")
-        if image is None:
-            near = did_you_mean(name, await self._daemon.image_names())
-            near = near if near.startswith("; did you mean") else ""  # not a list of all that there are
-            raise SandboxRefusedError(box_id, f"there is no image {name!r} here (docker pull {name}){near}")
-        return image, files
+                image = await self._daemon.image(snapshot)
+                if image is None:
+                    raise SandboxRefusedError(box_id, f"there is no snapshot {snapshot!r}")
+                return image, None
+        return await find_image(self._daemon, box_id, spec, pull=self._pull), files
 
     async def _launch(self, plan: _Plan) -> Box | FallbackBox:
         """Start with the image's Python, which is looked for once for each image, or without."""
@@ -300,9 +268,9 @@ class DockerBackend:
                 continue
             pythons[plan.image.id] = python
             return box
-        fallback = await self._launch_fallback(plan)
+        fallback_box = await self._launch_fallback(plan)
         pythons[plan.image.id] = None
-        return fallback
+        return fallback_box
 
     async def _launch_agent(self, plan: _Plan, python: str) -> Box:
         spec = plan.spec
@@ -319,39 +287,20 @@ class DockerBackend:
                 await held.kill()
             raise
         box = self._box(plan.box_id, held, volumes.get(SOCKETS), spec, held.stream, written)
-        is_root = spec.profile == "system"
+        has_users = spec.profile != "system"
+        env = {**proxy.variables(spec), **container.environment(spec, plan.image)}
         command = snapshots.waiting(spec.command) if plan.files else spec.command
-        config: dict[str, JSON] = {
-            "agent_uid": None if is_root else AGENT_UID,
-            "grader_uid": None if is_root else GRADER_UID,
-            "grader_home": GRADER_HOME,
-            "root": True,
-            "env": {**proxy.variables(spec), **container.environment(spec, plan.image)},
-            "work": WORK,
-            "command": list(proxy.waiting(spec, command)) or None,
-            "ttl_s": spec.ttl_s,
-            "stay": spec.stay,
-            "lonely_s": spec.lonely_s,
-            "door": f"{DOOR}/{DOOR_SOCKET}" if spec.stay else None,
-        }
+        config = interior.config(spec, env, proxy.waiting(spec, command), has_users=has_users)
         await box.started(config, spec.start_timeout_s)
         await proxy.open_for(box, spec, python)
         if plan.files is not None:
-            await snapshots.put_back(box, plan.files, spec, None if is_root else AGENT_UID)
+            await snapshots.put_back(box, plan.files, spec, AGENT_UID if has_users else None)
         return box
 
     async def _launch_fallback(self, plan: _Plan) -> FallbackBox:
         spec = plan.spec
-        wanted = {
-            "a command": spec.command,
-            "a snapshot": plan.files,
-            "a network of some hosts": not isinstance(spec.network, str),
-            "profile system": spec.profile == "system",
-            "stay": spec.stay,
-            "ttl_s": spec.ttl_s,
-        }
-        if needs := [name for name, value in wanted.items() if value]:
-            raise SandboxRefusedError(plan.box_id, f"its image has no Python, which is needed for {', '.join(needs)}")
+        if (why := fallback.why_refused(spec, has_snapshot=plan.files is not None)) is not None:
+            raise SandboxRefusedError(plan.box_id, why)
         try:
             held = await self._run(plan, LIFE_LINE, b"")
         except MissingProgramError:

@@ -28,10 +28,10 @@ from envkit.errors import (
 )
 from envkit.protocols import Shell
 from envkit.sandbox.attached import AttachedContainer
-from envkit.sandbox.container import AGENT_UID, GRADER_UID, WORK
 from envkit.sandbox.daemon import Daemon, DaemonError
+from envkit.sandbox.interior import AGENT_UID, GRADER_UID, WORK
 from envkit.sandbox.stream import AttachStream
-from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxUser
+from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser
 
 LIFE_LINE = ("/bin/sh", "-c", "while read -r line; do :; done")
 """What the box's life hangs on."""
@@ -52,6 +52,25 @@ _SAME_DEATH_S = 2.0
 _PIECE_BYTES = 1 << 16
 _FILE_S = 60.0
 _MISSING = "the image of sandbox {} has no Python, which {} needs"
+
+
+def why_refused(spec: SandboxSpec, *, has_snapshot: bool) -> str | None:
+    """Return why `spec` cannot be had without an agent, in one line; None where it can.
+
+    Args:
+        spec: What the box is to be.
+        has_snapshot: Whether it is to have files put back into it.
+    """
+    wanted = {
+        "a command": spec.command,
+        "a snapshot": has_snapshot,
+        "a network of some hosts": not isinstance(spec.network, str),
+        "profile system": spec.profile == "system",
+        "stay": spec.stay,
+        "ttl_s": spec.ttl_s,
+    }
+    needs = [name for name, value in wanted.items() if value]
+    return f"its image has no Python, which is needed for {', '.join(needs)}" if needs else None
 
 
 class FallbackBox:

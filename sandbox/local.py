@@ -30,10 +30,10 @@ from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.sandbox import (
     agent,
-    allowlist,
     bubblewrap,
     cgroups,
     folders,
+    interior,
     interpreter,
     life,
     proxy,
@@ -42,25 +42,23 @@ from envkit.sandbox import (
     stays,
     unborn,
 )
-from envkit.sandbox.box import Box, Boxes
-from envkit.sandbox.boxes import refuse
-from envkit.sandbox.bubblewrap import DOOR, PATH, SOCKETS, WORK, why_unavailable
+from envkit.sandbox.box import Box
+from envkit.sandbox.boxes import Boxes, refuse
+from envkit.sandbox.bubblewrap import why_unavailable
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
 from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.hold import Hold
+from envkit.sandbox.interior import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from envkit.sandbox.life import Life
-from envkit.types import GRADER_HOME, JSON, SandboxSpec
+from envkit.types import GRADER_HOME, SandboxSpec
 
 __all__ = ["LocalBackend", "why_unavailable"]
 
-_AGENT_UID, _GRADER_UID = 1000, 1001
 _MEMORY_MIB = 1024
 _PIDS = 256
 _DISK_MIB = 256
 _ENV = {"ENVKIT_SOCKETS": SOCKETS, "HOME": WORK, "PATH": PATH, "LANG": "C.UTF-8"}
-_DOOR_SOCKET = "s"
 _ATTACH_S = 10.0
-_PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
 
 
 class LocalBackend:
@@ -135,11 +133,9 @@ class LocalBackend:
             SandboxError: No box of this id stays on this machine.
             UnreachableError: It does not let us in.
         """
-        held = _staying(box_id, self._places)
+        held, first = _staying(box_id, self._places)
         try:
-            if (first := held.first()) is None:
-                raise ProcessLookupError
-            ours = folders.connect(first.folder(DOOR), _DOOR_SOCKET)
+            ours = folders.connect(first.folder(DOOR), DOOR_SOCKET)
             sockets = first.folder(SOCKETS)
             disk_mib = _size_mib(first.folder(WORK))
         except OSError:
@@ -157,11 +153,9 @@ class LocalBackend:
 
         The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
         """
-        held = _staying(box_id, self._places)
+        held, first = _staying(box_id, self._places)
         try:
-            if (first := held.first()) is None:
-                raise ProcessLookupError
-            return folders.connect(first.folder(DOOR), _DOOR_SOCKET)
+            return folders.connect(first.folder(DOOR), DOOR_SOCKET)
         except OSError:
             raise SandboxError(f"box {box_id!r} has just ended") from None
         finally:
@@ -169,16 +163,17 @@ class LocalBackend:
 
     async def remove(self, box_id: str) -> None:
         """End a box that stays, also one that does not answer; raises `SandboxError` as `attach`."""
-        await _staying(box_id, self._places).kill()
+        held, _ = _staying(box_id, self._places)
+        await held.kill()
 
     async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
         refuse(box_id, spec, self.capabilities())
-        if (why := self._refusal(spec)) is not None:
+        if (why := bubblewrap.why_refused(spec)) is not None:
             raise SandboxRefusedError(box_id, why)
         if (why := self._hindrance()) is not None:
             raise SandboxStartError(box_id, why)
         look = self._look(spec)
-        python = _python(look)
+        python = bubblewrap.python_in(look)
         if python is None:
             raise SandboxRefusedError(box_id, "there is no Python 3 in it, which our agent needs")
         began = clock.now()
@@ -218,7 +213,10 @@ class LocalBackend:
             ours.close()
             await held.kill()
             raise
-        await box.started(self._config(spec, command), spec.start_timeout_s - (clock.now() - began))
+        is_root = os.geteuid() == 0
+        env = {**_ENV, **proxy.variables(spec), **spec.env}
+        config = interior.config(spec, env, proxy.waiting(spec, command), has_users=is_root, is_root=is_root)
+        await box.started(config, spec.start_timeout_s - (clock.now() - began))
         await proxy.open_for(box, spec, python)
         return box
 
@@ -239,9 +237,9 @@ class LocalBackend:
             raise ProcessLookupError
         sockets = first.folder(SOCKETS)
         if os.geteuid() == 0:
-            first.give(WORK, _AGENT_UID)
-            first.give(SOCKETS, _AGENT_UID)
-            first.give(GRADER_HOME, _GRADER_UID)
+            first.give(WORK, AGENT_UID)
+            first.give(SOCKETS, AGENT_UID)
+            first.give(GRADER_HOME, GRADER_UID)
         if held.folder is not None:
             stays.remember(held.folder, first.pid, held.group.name, spec.ledger)
         return sockets
@@ -278,22 +276,6 @@ class LocalBackend:
             raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
         return name
 
-    def _config(self, spec: SandboxSpec, command: Sequence[str]) -> dict[str, JSON]:
-        is_root = os.geteuid() == 0
-        return {
-            "agent_uid": _AGENT_UID if is_root else None,
-            "grader_uid": _GRADER_UID if is_root else None,
-            "grader_home": GRADER_HOME,
-            "root": is_root,
-            "env": {**_ENV, **proxy.variables(spec), **spec.env},
-            "work": WORK,
-            "command": list(proxy.waiting(spec, command)) or None,
-            "ttl_s": spec.ttl_s,
-            "stay": spec.stay,
-            "lonely_s": spec.lonely_s,
-            "door": f"{DOOR}/{_DOOR_SOCKET}" if spec.stay else None,
-        }
-
     def _look(self, spec: SandboxSpec) -> bubblewrap.Look:
         image = None if spec.image is None else Path(spec.image)
         shown: Sequence[str] | None = self._readable
@@ -325,22 +307,6 @@ class LocalBackend:
         memory_mib = self._bounds(spec).memory_mib
         return _DISK_MIB if memory_mib is None else max(min(_DISK_MIB, memory_mib // 4), 1)
 
-    def _refusal(self, spec: SandboxSpec) -> str | None:
-        """Return why `spec` cannot be had of bubblewrap, in one line; None where it can."""
-        if spec.profile == "system":
-            return "bubblewrap boxes have no writable root file system (profile: system); use docker"
-        if spec.runtime is not None:
-            return f"runtime {spec.runtime!r} is for docker"
-        if spec.image is not None and not Path(spec.image).is_dir():
-            return f"image {spec.image!r} is not a folder with a root file system, as debootstrap makes; or use docker"
-        if (why := allowlist.why_refused(spec)) is not None:
-            return why
-        if spec.untrusted and spec.network == "open":
-            return "untrusted programs are refused: network 'open' is the host's own, with all that listens in it"
-        if spec.stay and os.geteuid() != 0:
-            return "only root can keep others from the door of a box that stays"
-        return None
-
     def _hindrance(self) -> str | None:
         """Return why nothing can be started here now, in one line; None where something can."""
         if shutil.which("bwrap") is None:
@@ -368,8 +334,8 @@ class LocalBackend:
         await self._boxes.close()
 
 
-def _staying(box_id: str, places: cgroups.Places) -> Life:
-    """Return what a box that stays hangs on.
+def _staying(box_id: str, places: cgroups.Places) -> tuple[Life, FirstProcess]:
+    """Return what a box that stays hangs on, and its first process.
 
     Raises:
         SandboxError: There is none.
@@ -381,25 +347,15 @@ def _staying(box_id: str, places: cgroups.Places) -> Life:
         first = FirstProcess(stay.first_pid)
     except OSError:
         raise SandboxError(f"box {box_id!r} has just ended") from None
-    return Life(None, cgroups.Group(places, stay.group), first=first, folder=stay.folder)
+    return Life(None, cgroups.Group(places, stay.group), first=first, folder=stay.folder), first
 
 
 def _files_uid() -> int | None:
     """Return whose the files of a box are; None where a box has one user."""
-    return _AGENT_UID if os.geteuid() == 0 else None
+    return AGENT_UID if os.geteuid() == 0 else None
 
 
 def _size_mib(folder: Path) -> int:
     """Return how much fits into a place that a box can write to."""
     found = os.statvfs(folder)
     return found.f_blocks * found.f_frsize >> 20
-
-
-def _python(look: bubblewrap.Look) -> str | None:
-    """Return a Python that a box sees; None if it sees none."""
-    if look.image is not None:
-        return next((f"/{name}" for name in _PYTHONS if os.path.lexists(look.image / name)), None)
-    ours = Path(sys.executable).resolve()
-    if any(ours.is_relative_to(shown) for shown in (*look.readable, "/usr")):
-        return str(ours)
-    return next((f"/{name}" for name in _PYTHONS if Path("/", name).exists()), None)

@@ -20,8 +20,8 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxRefusedError
 from envkit.sandbox import agent, folders
-from envkit.sandbox.box import Box, Boxes
-from envkit.sandbox.boxes import refuse
+from envkit.sandbox.box import Box
+from envkit.sandbox.boxes import Boxes, refuse
 from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.child import Child, cause_of, signal_in
 from envkit.sandbox.hold import Hold

@@ -21,9 +21,10 @@ from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxLostError, UnreachableError
 from envkit.protocols import Sandbox
 from envkit.sandbox.allowlist import Allowlist, RefusedError, Resolve, public_addresses
-from envkit.sandbox.box import SOCKETS, Box
+from envkit.sandbox.box import Box
 from envkit.sandbox.boxes import not_ready
 from envkit.sandbox.channel import SocketStream
+from envkit.sandbox.interior import SOCKETS
 from envkit.types import SandboxSpec
 
 PORT = 3128

@@ -2,9 +2,8 @@
 
 The names of a folder's entries are relative to it, and it is itself the first, ``.``; a file is the only entry.
 
-What comes out of a box is written by somebody who may be hostile. It is put together in a new folder beside its target,
-where every name is opened from its parent and no link is followed; only folders, plain files, links that stay inside
-and second names of files that are already there are taken. Whole or not at all: it gets its name at the end.
+What comes out of a box is written by somebody who may be hostile. It is put together, by an
+`envkit.sandbox.unpacker.Unpacker`, in a new folder beside its target. Whole or not at all: it gets its name at the end.
 """
 
 from __future__ import annotations
@@ -13,27 +12,19 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import anyio
 
 from envkit import clock
-from envkit.errors import RefusedFileError, TooLargeError, UsageError
+from envkit.errors import RefusedFileError, UsageError
 from envkit.sandbox import folders
+from envkit.sandbox.unpacker import Unpacker
 
-_BLOCK = 512
+_BLOCK = tarfile.BLOCKSIZE
 _PIECE_BYTES = 1 << 20
-_MAX_NAME_BYTES = 64 << 10
-"""Names longer than this, or headers that hold them, are refused."""
-_MAX_DEPTH = 256
-"""Folders within each other; most programs cannot cope with many more, such as those that remove them."""
-_MAX_TIME_S = 1 << 33
-
-_Reader: TypeAlias = Generator[int, bytes, None]
-"""Asks for a number of bytes, at most `_PIECE_BYTES`, and is given them."""
 
 
 def is_folder(source: Path) -> bool:
@@ -113,169 +104,6 @@ async def unpacked(pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int
             await clock.to_thread(folders.remove, place)
 
 
-class Unpacker:
-    """Writes a tar stream into the folder `place`, under the name ``tree``, as it comes.
-
-    Args:
-        place: A new folder of ours, which nobody else writes to.
-        max_bytes: Bound on all contents together.
-        takes_any_link: Whether links may lead out.
-    """
-
-    def __init__(self, place: Path, max_bytes: int, *, takes_any_link: bool = False) -> None:
-        self._place = place
-        self._takes_any_link = takes_any_link
-        self._left = self._max_bytes = max_bytes
-        self._waiting = bytearray()
-        self._modes: list[tuple[tuple[str, ...], int]] = []
-        self._is_root_made = False
-        self._is_over = False
-        self._handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._near: tuple[tuple[str, ...], int] = (), os.dup(self._handle)
-        self._reader = self._read()
-        self._needed = next(self._reader)
-
-    def feed(self, data: bytes) -> None:
-        """Take the next piece. Raises as `unpacked`."""
-        waiting = self._waiting
-        waiting += data
-        at = 0
-        while not self._is_over and len(waiting) - at >= self._needed:
-            piece = bytes(waiting[at : at + self._needed])
-            at += self._needed
-            try:
-                self._needed = self._reader.send(piece)
-            except StopIteration:
-                self._is_over = True
-        del waiting[:at]
-        if self._is_over:
-            waiting.clear()
-
-    def finish(self, target: Path) -> None:
-        """Move what was unpacked to `target`. Raises as `unpacked`."""
-        if not self._is_over or not self._is_root_made:
-            raise RefusedFileError("what came from the box ends in the middle")
-        for parts, mode in reversed(self._modes):
-            os.chmod(parts[-1], mode, dir_fd=self._folder(parts[:-1]))
-        if os.path.lexists(target):
-            raise UsageError(f"{target} exists already")
-        (self._place / "tree").rename(target)
-
-    def close(self) -> None:
-        """Let go of the folder; safe to repeat."""
-        self._reader.close()
-        if self._handle >= 0:
-            os.close(self._handle)
-            os.close(self._near[1])
-            self._handle = -1
-
-    def _read(self) -> _Reader:
-        """Take one member after the other."""
-        name: bytes | None = None
-        link: bytes | None = None
-        while (block := (yield _BLOCK)) != bytes(_BLOCK):
-            member = _header(block)
-            if member.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE):
-                content = yield from _long(member)
-                if member.type == tarfile.GNUTYPE_LONGNAME:
-                    name = content.rstrip(b"\0")
-                elif member.type == tarfile.GNUTYPE_LONGLINK:
-                    link = content.rstrip(b"\0")
-                else:
-                    records = _records(content)
-                    name, link = records.get(b"path", name), records.get(b"linkpath", link)
-                continue
-            if name is not None:
-                member.name = os.fsdecode(name)
-            if link is not None:
-                member.linkname = os.fsdecode(link)
-            yield from self._take(member)
-            name = link = None
-
-    def _take(self, member: tarfile.TarInfo) -> _Reader:
-        parts = _parts(member.name)
-        if not self._is_root_made and len(parts) == (0 if member.isdir() else 1):
-            parts = ()  # it is the whole, whatever its name
-        elif not self._is_root_made or not parts:
-            raise RefusedFileError(f"{_shown(member.name)} is out of order")
-        place = ("tree", *parts)
-        try:
-            folder, name = self._folder(place[:-1]), place[-1]
-            if member.isdir():
-                os.mkdir(name, 0o700, dir_fd=folder)
-                self._modes.append((place, stat.S_IMODE(member.mode) & 0o777 | 0o700))
-            elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-                yield from self._take_file(member, folder, name)
-            elif member.issym():
-                if not self._takes_any_link:
-                    _check_link(member, len(parts) - 1)
-                os.symlink(member.linkname, name, dir_fd=folder)
-            elif member.islnk():
-                self._take_second_name(member, folder, name)
-            else:
-                raise RefusedFileError(f"{_shown(member.name)} is neither file, folder nor link")
-        except OSError as error:
-            raise RefusedFileError(f"{_shown(member.name)}: {error.strerror}") from None
-        self._is_root_made = True
-
-    def _take_file(self, member: tarfile.TarInfo, folder: int, name: str) -> _Reader:
-        if member.size > self._left:
-            raise TooLargeError(f"{_shown(member.name)}: there are more than {self._max_bytes} bytes")
-        self._left -= member.size
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(name, flags, 0o600, dir_fd=folder)
-        try:
-            left = member.size
-            while left:
-                piece = yield min(left, _PIECE_BYTES)
-                left -= len(piece)
-                view = memoryview(piece)
-                while view:
-                    view = view[os.write(handle, view) :]
-            os.fchmod(handle, stat.S_IMODE(member.mode) & 0o777 | 0o400)
-            time_s = min(max(int(member.mtime), 0), _MAX_TIME_S)
-            os.utime(handle, (time_s, time_s))
-        finally:
-            os.close(handle)
-        if padding := -member.size % _BLOCK:
-            yield padding
-
-    def _take_second_name(self, member: tarfile.TarInfo, folder: int, name: str) -> None:
-        *steps, other = "tree", *_parts(member.linkname)
-        other_folder = _entered(self._handle, steps)
-        try:
-            about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
-            if not stat.S_ISREG(about.st_mode):  # a link that stays inside there may lead out here
-                raise RefusedFileError(f"{_shown(member.name)} is a second name of what is no plain file")
-            os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
-        finally:
-            os.close(other_folder)
-
-    def _folder(self, steps: tuple[str, ...]) -> int:
-        """Return the folder that `steps` lead to; it stays open until the next is asked for, mostly the same."""
-        near, handle = self._near
-        if steps != near:
-            is_next = steps[:-1] == near
-            entered = _entered(handle, steps[-1:]) if is_next else _entered(self._handle, steps)
-            os.close(handle)
-            self._near = steps, entered
-        return self._near[1]
-
-
-def _entered(folder: int, steps: Sequence[str]) -> int:
-    """Open the folder that `steps` lead to from `folder`, one after the other, so that no link is followed."""
-    handle = os.dup(folder)
-    try:
-        for step in steps:
-            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
-            os.close(handle)
-            handle = inner
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
 def _place_beside(target: Path) -> Path:
     if os.path.lexists(target):
         raise UsageError(f"{target} exists already")
@@ -283,73 +111,6 @@ def _place_beside(target: Path) -> Path:
         return Path(tempfile.mkdtemp(prefix=".envkit-", dir=target.parent))
     except OSError as error:
         raise UsageError(f"{target.parent}: {error.strerror}") from None
-
-
-def _header(block: bytes) -> tarfile.TarInfo:
-    try:
-        member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except tarfile.HeaderError as error:
-        raise RefusedFileError(f"what came from the box is no tar stream: {error}") from None
-    if member.size < 0:
-        raise RefusedFileError("what came from the box is no tar stream: a negative size")
-    return member
-
-
-def _long(member: tarfile.TarInfo) -> Generator[int, bytes, bytes]:
-    """Take what is too long for a header."""
-    if member.size > _MAX_NAME_BYTES:
-        raise RefusedFileError(f"a name of {member.size} bytes")
-    size = member.size + -member.size % _BLOCK
-    return (yield size)[: member.size] if size else b""
-
-
-def _records(content: bytes) -> dict[bytes, bytes]:
-    """Read the records of POSIX, each ``LENGTH NAME=VALUE`` and a line end.
-
-    Raises:
-        RefusedFileError: They are broken, or say that a size or the holes of a file are elsewhere.
-    """
-    found: dict[bytes, bytes] = {}
-    while content:
-        digits, _, _ = content[:8].partition(b" ")
-        length = int(digits) if digits.isdigit() else 0
-        record, content = content[:length], content[length:]
-        name, equals, value = record[len(digits) + 1 : -1].partition(b"=")
-        if not equals or not record.endswith(b"\n") or name == b"size" or name.startswith(b"GNU.sparse"):
-            raise RefusedFileError("what came from the box is no tar stream that is understood here")
-        found[name] = value
-    return found
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    """Return the steps of a name that stays inside."""
-    parts = tuple(part for part in name.split("/") if part not in ("", "."))
-    if name.startswith("/") or ".." in parts or "\0" in name or not name:
-        raise RefusedFileError(f"{_shown(name)} leads out of the folder")
-    if len(parts) > _MAX_DEPTH:
-        raise RefusedFileError(f"{_shown(name)} lies more than {_MAX_DEPTH} folders deep")
-    return parts
-
-
-def _check_link(member: tarfile.TarInfo, depth: int) -> None:
-    """Refuse a link that could lead out.
-
-    Its target may go up only at its beginning, and no further than to the root. Since the folder that holds it was
-    reached without following links, it then begins inside, and each link on its way likewise leads inside.
-
-    Args:
-        member: The link.
-        depth: Number of folders between it and the root.
-    """
-    steps = [step for step in member.linkname.split("/") if step not in ("", ".")]
-    ups = next((index for index, step in enumerate(steps) if step != ".."), len(steps))
-    leads_out = member.linkname.startswith("/") or ups > depth or ".." in steps[ups:]
-    if leads_out or not member.linkname or "\0" in member.linkname:
-        raise RefusedFileError(f"{_shown(member.name)} is a link to {_shown(member.linkname)}, which leads out")
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= 200 else f"{name[:200]}...")
 
 
 def _packed(source: Path, alone: str) -> Iterator[bytes]:

@@ -153,7 +153,7 @@ def test_a_servers_box_was_not_left_running_and_is_listed_only_where_all_are() -
                 left, every = await clock.to_thread(sandbox, "ls"), await clock.to_thread(sandbox, "ls", "--all")
                 assert box.id not in left[1]
                 (line,) = [one for one in every[1].splitlines() if box.id in one]
-                assert line.endswith("\tof a server")
+                assert line.endswith("\tof an unknown server")
             finally:
                 await box.stop()
 

@@ -2,172 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.errors import RequestError, SandboxLostError, SandboxStartError, UnreachableError
-from envkit.fleet import FleetHost, Probing
+from envkit.errors import RequestError, SandboxLostError, SandboxStartError
+from envkit.fleet import Probing
 from envkit.fleet.box import BoxEvent, after
-from envkit.protocols import LastingEpisode
 from envkit.restarts import RestartBudget
-from envkit.types import ExecResult, Observation, Reset, SandboxState, Step, Task
-
-TASK = Task("Game-v0", 7)
-
-
-@dataclass(eq=False)
-class Box:
-    """A sandbox that dies when told to, with a server that answers when it is told to; also its client and episode."""
-
-    id: str
-    answers: bool = True
-    computes: bool = False
-    knows_its_cause: bool = True
-    step_s: float = 1.0
-    died: anyio.Event = field(default_factory=anyio.Event)
-    cause: str = ""
-    playing: int = 0
-    most_playing: int = 0
-    stopped_at: float | None = None
-    capacity: int = 99
-    turn: int = 0
-
-    def die(self, cause: str) -> None:
-        self.cause = cause
-        self.died.set()
-
-    async def wait(self) -> str:
-        await self.died.wait()
-        if not self.knows_its_cause:
-            await anyio.sleep_forever()
-        return self.cause
-
-    async def stop(self) -> None:
-        self.stopped_at = clock.now()
-        self.die("stopped")
-
-    async def exec(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> ExecResult:
-        raise NotImplementedError
-
-    async def connect(self, name: str) -> socket.socket:
-        raise NotImplementedError
-
-    async def health(self) -> None:
-        await self._talk()
-
-    async def pulse(self) -> None:
-        if not self.computes:
-            await self._talk()
-
-    @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
-        await self._talk()
-        self.playing += 1
-        self.most_playing = max(self.playing, self.most_playing)
-        try:
-            yield self
-        finally:
-            self.playing -= 1
-            await self._talk()
-
-    async def reset(self) -> Reset:
-        await self._talk()
-        return Reset(Observation(self.id), {})
-
-    async def step(self, action: str) -> Step:
-        await self._talk()
-        await anyio.sleep(self.step_s)
-        await self._talk()
-        return Step(Observation(f"{self.id} {action}"), 0.0, False, False, {})
-
-    async def again(self, action: str) -> Step:
-        raise NotImplementedError
-
-    async def _talk(self) -> None:
-        if self.died.is_set():
-            raise UnreachableError("connection refused")
-        while not self.answers:  # noqa: ASYNC110 - late
-            await anyio.sleep(0.01)
-        await anyio.lowlevel.checkpoint()
-
-
-class Yard:
-    """Makes boxes by a script: an entry a box, the last one again and again.
-
-    An entry is a box's maker, or an error to be raised instead.
-    """
-
-    def __init__(self, *script: Callable[[str], Box] | Exception, start_s: float = 0.5) -> None:
-        self.script = script or (Box,)
-        self.start_s = start_s
-        self.boxes: list[Box] = []
-        self.starts: list[float] = []
-
-    async def start(self) -> Box:
-        self.starts.append(clock.now())
-        entry = self.script[min(len(self.starts), len(self.script)) - 1]
-        await anyio.sleep(self.start_s)
-        if isinstance(entry, Exception):
-            raise entry
-        self.boxes.append(entry(f"box-{len(self.boxes)}"))
-        return self.boxes[-1]
-
-    def fleet(
-        self,
-        boxes: int,
-        slots_per_box: int,
-        restarts: RestartBudget | None = None,
-        probing: Probing | None = None,
-        *,
-        gives_up: bool = False,
-        alert: Callable[[str], None] | None = None,
-    ) -> FleetHost:
-        @asynccontextmanager
-        async def connect(box: object) -> AsyncIterator[Box]:
-            assert isinstance(box, Box)
-            yield box
-
-        return FleetHost(
-            self.start,
-            connect,
-            boxes=boxes,
-            slots_per_box=slots_per_box,
-            restarts=restarts or RestartBudget(),
-            gives_up=gives_up,
-            alert=alert,
-            probing=probing,
-            start_timeout_s=10,
-            wait_timeout_s=30,
-        )
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    clock.run(main, virtual=True)
-
-
-def silent(name: str) -> Box:
-    return Box(name, answers=False)
-
-
-async def play(host: FleetHost, seconds: float, ends: list[str], task: Task = TASK) -> None:
-    """Play for a while; write down where it was played or how it ended."""
-    try:
-        async with host.lease(task) as episode:
-            start = await episode.reset()
-            with anyio.move_on_after(seconds):
-                while True:
-                    await episode.step("go")
-    except (SandboxLostError, SandboxStartError) as error:
-        ends.append(f"{clock.now():g} {error}")
-    else:
-        ends.append(start.observation.text)
+from envkit.types import SandboxState
+from tests.fleets import TASK, Box, Yard, play, run, silent
 
 
 def test_an_episode_goes_to_the_box_with_the_fewest() -> None:

@@ -19,6 +19,7 @@ from envkit.fleet.autoscale import autoscale, run_command, steadily
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.http.server import serve
 from envkit.types import FleetEvent, SandboxState
+from tests.contract.boxes import arguments
 
 
 class Site:
@@ -167,6 +168,23 @@ def test_a_users_program_that_does_not_end_is_stopped_and_logged(caplog: pytest.
     with caplog.at_level(logging.WARNING):
         clock.run(partial(run_command, within_s=0.2), ["sleep", "60"], 2)
     assert [record.message for record in caplog.records] == ["sleep did not end within 0.2 s and was stopped"]
+
+
+def test_a_users_program_that_is_stopped_leaves_nothing_that_it_has_started(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"sleep 600 & echo $! > {pid}.new; mv {pid}.new {pid}; wait"
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_command, ["sh", "-c", script], 2)
+            while not pid.exists():  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(10):
+            while arguments(int(pid.read_text())):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+
+    clock.run(main)
 
 
 def test_disks_that_are_near_what_must_be_free_are_told_in_one_alert_at_each_look() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import anyio
 import pytest
@@ -14,15 +13,9 @@ from envkit.fleet import FleetHost
 from envkit.fleet.seats import SeatRecord, Seats
 from envkit.restarts import RestartBudget
 from envkit.types import Task
-from tests.test_fleet import TASK, Box, Yard, play, run
+from tests.fleets import TASK, Box, Yard, connect, play, run
 
 NO_ROOM = CapacityError("there are no nodes now")
-
-
-@asynccontextmanager
-async def connect(box: object) -> AsyncIterator[Box]:
-    assert isinstance(box, Box)
-    yield box
 
 
 class Book:

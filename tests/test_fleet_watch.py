@@ -13,13 +13,13 @@ from envkit import clock
 from envkit.errors import SandboxLostError
 from envkit.fleet import Probing
 from envkit.types import Step, Task
-from tests import test_fleet, test_fleet_rebuild
-from tests.test_fleet import Yard, play, run
+from tests import echoes
+from tests.fleets import Box, Yard, play, run
 
 PROBING = Probing(interval_s=1, timeout_s=3, misses=1, longest_step_s=300)
 
 
-async def compute(box: test_fleet.Box, seconds: float) -> None:
+async def compute(box: Box, seconds: float) -> None:
     """Let a box's server be silent for a while, as one is whose world computes."""
     box.answers, box.computes = False, True
     await anyio.sleep(seconds)
@@ -103,7 +103,7 @@ def test_that_our_own_loop_was_held_up_is_nobodys_silence() -> None:
     clock.run(main)
 
 
-class Trap(test_fleet_rebuild.Echo):
+class Trap(echoes.Echo):
     """A world in which an action silences its whole box."""
 
     async def step(self, action: str) -> Step:
@@ -112,7 +112,7 @@ class Trap(test_fleet_rebuild.Echo):
         return await super().step(action)
 
 
-class TrapBox(test_fleet_rebuild.Box):
+class TrapBox(echoes.Box):
     hangs = False
 
     @asynccontextmanager
@@ -133,8 +133,8 @@ class TrapBox(test_fleet_rebuild.Box):
 def test_an_episode_whose_own_steps_silence_boxes_is_void_after_the_second_and_others_play_on() -> None:
     async def main() -> None:
         boxes = [TrapBox(name) for name in "abcd"]
-        async with test_fleet_rebuild.fleet_of(*boxes, slots_per_box=2) as host:
-            task = test_fleet_rebuild.TASK
+        async with echoes.fleet_of(*boxes, slots_per_box=2) as host:
+            task = echoes.TASK
             async with host.lease(task) as guilty, host.lease(task) as other:
                 for episode in (guilty, other):
                     await episode.reset()

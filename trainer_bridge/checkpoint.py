@@ -13,7 +13,7 @@ import orjson
 
 from envkit.errors import UsageError
 from envkit.protocols import Trainer
-from envkit.trainer_bridge.record import writing
+from envkit.trainer_bridge.writing import writing
 from envkit.types import JSON
 
 _STATE = "state.json"

@@ -21,18 +21,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Self
 
-import msgspec
 import orjson
 import yaml
 
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import UsageError
+from envkit.trainer_bridge.rows import Rows, encoded, keep_until, read_rows, replace_rows
+from envkit.trainer_bridge.writing import replace, writing
 from envkit.types import JSON, Trajectory
 
 if TYPE_CHECKING:
@@ -57,55 +57,6 @@ _IN_FOLDERS = {
 _MAY_GROW = "trainer.steps"
 _MISSING = object()
 
-_NO_SPACE = "free some space and go on from the last checkpoint with --resume"
-_NOT_OURS = "make it writable or choose another folder with --output"
-_IN_THE_WAY = "a file stands where a folder is needed; choose another folder with --output"
-_NO_FOLDER = "choose another folder with --output"
-_ADVICE = {
-    errno.ENOSPC: _NO_SPACE,
-    errno.EDQUOT: _NO_SPACE,
-    errno.EFBIG: _NO_SPACE,
-    errno.EACCES: _NOT_OURS,
-    errno.EPERM: _NOT_OURS,
-    errno.EROFS: _NOT_OURS,
-    errno.EEXIST: _IN_THE_WAY,
-    errno.ENOTDIR: _IN_THE_WAY,
-    errno.ENOENT: _NO_FOLDER,
-    errno.ENAMETOOLONG: _NO_FOLDER,
-    errno.ELOOP: _NO_FOLDER,
-}
-_QUOTED = re.compile(r"\(os error (\d+)\)")
-_OTHERWISE = "once that is mended, go on from the last checkpoint with --resume"
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses in the block into a `UsageError`: path, reason, what to do."""
-    try:
-        yield
-    except EnvkitError:
-        raise
-    except Exception as error:
-        refusal = _refusal(error)
-        if refusal is None:
-            raise
-        reason = refusal.strerror or str(refusal)
-        raise UsageError(f"{path}: {reason}; {_ADVICE.get(refusal.errno or 0, _OTHERWISE)}") from error
-
-
-def _refusal(error: BaseException | None) -> OSError | None:
-    """Return the `OSError` that is behind `error`.
-
-    torch raises another error while it handles the system's own; safetensors only quotes its number.
-    """
-    while error is not None:
-        if isinstance(error, OSError):
-            return error
-        if quoted := _QUOTED.search(str(error)):
-            return OSError(int(quoted[1]), os.strerror(int(quoted[1])))
-        error = error.__context__
-    return None
-
 
 class RunRecord:
     """The files of one run, open for writing and locked against a second run; made by `create` or `resume`.
@@ -121,8 +72,8 @@ class RunRecord:
         self._events: EventFile | None = None
         with writing(self.checkpoints):
             self.checkpoints.mkdir(exist_ok=True)
-        self._metrics = opened.enter_context(closing(_Lines(folder / METRICS)))
-        self._evaluations = opened.enter_context(closing(_Lines(folder / EVALUATIONS)))
+        self._metrics = opened.enter_context(closing(Rows(folder / METRICS)))
+        self._evaluations = opened.enter_context(closing(Rows(folder / EVALUATIONS)))
         if tensorboard:
             from envkit.trainer_bridge.events import EventFile
 
@@ -166,7 +117,7 @@ class RunRecord:
                 cls.refuse_taken(folder)
             with writing(folder):
                 _remove_run(folder)
-            _replace(folder / CONFIG, config_yaml.encode())
+            replace(folder / CONFIG, config_yaml.encode())
             return cls(folder, opened, first_step=0, tensorboard=tensorboard)
 
     @classmethod
@@ -193,14 +144,14 @@ class RunRecord:
             config = folder / CONFIG
             with writing(config):
                 _refuse_other_config(config, config_yaml)
-            _keep_until(folder / METRICS, step)
-            _keep_until(folder / EVALUATIONS, step)
+            keep_until(folder / METRICS, step)
+            keep_until(folder / EVALUATIONS, step)
             with writing(folder):
                 for path in (folder / "trajectories").glob("step-*.jsonl"):
                     if (number := path.stem.removeprefix("step-")).isdecimal() and int(number) > step:
                         path.unlink()
                 (folder / SUMMARY).unlink(missing_ok=True)
-            _replace(config, config_yaml.encode())
+            replace(config, config_yaml.encode())
             return cls(folder, opened, first_step=step + 1, tensorboard=tensorboard)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -218,11 +169,11 @@ class RunRecord:
         path = self.folder / "trajectories" / f"step-{step}.jsonl"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        _replace(path, b"".join(_json(trajectory) + b"\n" for trajectory in trajectories))
+        replace_rows(path, trajectories)
 
     def summary(self, values: Mapping[str, JSON]) -> None:
         """Write ``summary.json``; a reader sees the old file or the new one, never half of it."""
-        _replace(self.folder / SUMMARY, _json(values, indented=True) + b"\n")
+        replace(self.folder / SUMMARY, encoded(values, indented=True) + b"\n")
 
     def plots(self) -> None:
         """Draw ``plots/*.png`` from what is recorded so far."""
@@ -242,79 +193,6 @@ class RunRecord:
         if self._events is not None:
             with writing(self.folder / "tensorboard"):
                 self._events.scalars(group, step, values)
-
-
-def read_rows(path: Path) -> list[dict[str, JSON]]:
-    """Return the objects of a ``.jsonl`` file; a last line that was cut short is left out.
-
-    Raises:
-        UsageError: The file cannot be read, or another line is not a JSON object.
-    """
-    with writing(path):
-        lines = path.read_bytes().splitlines() if path.exists() else []
-    rows: list[dict[str, JSON]] = []
-    for number, line in enumerate(lines, 1):
-        row = _parsed(line)
-        if isinstance(row, dict):
-            rows.append(row)
-        elif number < len(lines):
-            raise UsageError(f"{path}: line {number} is damaged; remove it, or start again with --force")
-    return rows
-
-
-def _parsed(line: bytes) -> JSON:
-    try:
-        return cast("JSON", orjson.loads(line))
-    except orjson.JSONDecodeError:
-        return None
-
-
-class _Lines:
-    """A file that grows by one JSON object a line. Each line goes to the system at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with writing(path):
-            self._file = path.open("ab", buffering=0)
-
-    def append(self, row: Mapping[str, JSON]) -> None:
-        rest = memoryview(_json(row) + b"\n")
-        with writing(self._path):
-            while rest:
-                rest = rest[self._file.write(rest) :]
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _json(value: object, *, indented: bool = False) -> bytes:
-    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indented else 0)
-    return orjson.dumps(value, default=_plain, option=options)
-
-
-def _plain(value: Any) -> object:
-    """Return what JSON can say of `value`; worlds may put anything into their infos."""
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    return dict(value) if isinstance(value, Mapping) else repr(value)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that readers, and a kill, find it whole."""
-    part = path.with_name(f".{path.name}.part")
-    with writing(path):
-        try:
-            part.write_bytes(content)
-            part.replace(path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-
-
-def _keep_until(path: Path, step: int) -> None:
-    """Drop the lines about later train steps, and a torn last one."""
-    rows = [row for row in read_rows(path) if isinstance(at := row.get("step"), int) and at <= step]
-    _replace(path, b"".join(_json(row) + b"\n" for row in rows))
 
 
 def _locked(folder: Path) -> IO[bytes]:

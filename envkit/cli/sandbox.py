@@ -194,7 +194,8 @@ def remove(
 @app.command("ls")
 def list_boxes(
     with_servers: Annotated[
-        bool, typer.Option("--all", help="Also those that servers on this machine have started, marked so.")
+        bool,
+        typer.Option("--all", help="Also those that servers on this machine have started, and whose they are."),
     ] = False,
     url: Url = None,
     token_file: TokenFile = None,
@@ -202,7 +203,8 @@ def list_boxes(
 ) -> None:
     """List the boxes that were left running: id, seconds since its start, processes, MiB of memory.
 
-    Those of a server on this machine are not left: it ends them, and those of one that is gone end by themselves.
+    Those of a server on this machine are not left: it ends them, and those of one that is gone end by themselves. Each
+    is listed with --all, and after it the server's process and whether that is gone, its address, and its ledger.
 
     Of a server (--url), all its sandboxes: id, state, seconds since its start, node, and why it is in that state.
     """
@@ -222,8 +224,7 @@ def list_boxes(
     from envkit.wiring import box_commands
 
     for found in clock.run(partial(box_commands.list_staying, with_servers=with_servers)):
-        whose = ["of a server"] if found.is_servers else []
-        print(found.id, found.problem or _figures(found.stats), *whose, sep="\t")
+        print(found.id, found.problem or _figures(found.stats), *found.owner, sep="\t")
 
 
 @app.command("prune")

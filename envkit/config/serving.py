@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,20 +19,21 @@ BackendKind = Literal["auto", "local", "docker", "process", "ray", "none"]
 Profile = Literal["strict", "system"]
 Mib = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Text = Annotated[str, Field(min_length=1)]
 
 
 class ListenSection(Section):
     """Where the server is reached."""
 
-    host: str = "127.0.0.1"
+    host: Text = "127.0.0.1"
     """Name or address to listen on. Any but this machine's own loopback needs tokens (envkit token create)."""
     port: Port = 8000
     """0 takes a free one."""
-    socket: str | None = None
+    socket: Text | None = None
     """Path of a Unix socket to listen on instead."""
-    certificate: str | None = None
+    certificate: Text | None = None
     """File with the certificate (PEM), for https."""
-    key: str | None = None
+    key: Text | None = None
     """File with its private key (PEM)."""
 
     @model_validator(mode="after")
@@ -63,7 +65,7 @@ class NodeSection(Section):
 class RaySection(Section):
     """The cluster, where the backend is ray."""
 
-    address: str = "auto"
+    address: Text = "auto"
     """Of its head, such as 10.0.0.1:6379; auto finds it by RAY_ADDRESS or on this machine."""
     kind: Literal["local", "docker"] = "local"
     """What the sandboxes of its nodes are made of."""
@@ -81,7 +83,7 @@ class EnvsSection(Section):
     registered environment needs them."""
     spares: Annotated[int, Field(ge=0)] = 1
     """Further boxes that are ready to replace a lost one."""
-    image: str | None = None
+    image: Text | None = None
     """Docker image with envkit in it; needed by the docker backend."""
     memory_mib: Mib | None = None
     """Bound on the memory of one box."""
@@ -94,7 +96,7 @@ class StockSection(Section):
 
     count: Count = 1
     """How many are kept ready."""
-    image: str | None = None
+    image: Text | None = None
     """Their image; none takes the backend's own."""
     cpus: Annotated[float, Field(gt=0)] | None = None
     """Bound on processors."""
@@ -161,12 +163,12 @@ class LimitsSection(Section):
     """Snapshots that all tenants together may have."""
     snapshots_mib: Mib = 16384
     """MiB that the snapshots of all tenants together may have."""
-    networks: list[str] = Field(default_factory=lambda: ["none"])
+    networks: list[Text] = Field(default_factory=lambda: ["none"])
     """What a sandbox may reach whose token has not the scope admin: none, open (everything, also this machine), and the
     hosts that its list may name, such as *.example.org."""
     profiles: list[Profile] = Field(default_factory=lambda: list[Profile](["strict"]))
     """Profiles of such a sandbox."""
-    images: list[str] = Field(default_factory=list)
+    images: list[Text] = Field(default_factory=list)
     """Images of such a sandbox beside the default one, such as swe/*. To bubblewrap an image is a folder here, and all
     that is in it can be read."""
     bodies_mib: Mib | None = None
@@ -186,15 +188,23 @@ class AlertsSection(Section):
     @field_validator("webhook")
     @classmethod
     def _address(cls, webhook: str | None) -> str | None:
-        if webhook is not None and not re.fullmatch(r"https?://[!-~]+", webhook):
+        if webhook is not None and not _is_address(webhook):
             raise ValueError("must be the address of a page, such as https://example.org/hooks/fleet")
         return webhook
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return bool(re.fullmatch(r"https?://[!-~]+", text) and parts.hostname and parts.port != 0)
+    except ValueError:  # an odd port, or half an address
+        return False
 
 
 class AutoscaleSection(Section):
     """Who is told that there are too few sandboxes or too many."""
 
-    command: Annotated[list[str], Field(min_length=1)] | None = None
+    command: Annotated[list[Text], Field(min_length=1)] | None = None
     """Program that is run with one more argument, how many more sandboxes are wanted (less than 0: fewer). None: with
     ray its autoscaler is told, otherwise nobody."""
     interval_s: Seconds = 15.0
@@ -219,9 +229,10 @@ class ServeConfig(Section):
     limits: LimitsSection = LimitsSection()
     alerts: AlertsSection = AlertsSection()
     autoscale: AutoscaleSection = AutoscaleSection()
-    access_log: str | None = "-"
-    """File that every request is written to, one line of JSON each; - is standard error, null writes none."""
-    state: str | None = None
+    access_log: Text | None = "-"
+    """File that every request is written to, one line of JSON each; "-", in quotes, is standard error, null writes
+    none."""
+    state: Text | None = None
     """Folder of what survives a restart: leases and tokens. None takes envkit's folder in the user's state folder."""
 
 

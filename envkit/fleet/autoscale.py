@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import anyio
 
@@ -41,11 +44,14 @@ def steadily(before: int, now: int) -> int:
 
 
 async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 300.0) -> None:
-    """Run a user's program with one more argument, how many more are wanted; what it prints is logged if it fails."""
+    """Run a user's program with one more argument, how many more are wanted; what it prints is logged if it fails.
+
+    One that is stopped is stopped with what it has started, unless that left its process group.
+    """
     words = [*command, str(wanted)]
     try:
         with anyio.fail_after(within_s):
-            done = await anyio.run_process(words, check=False, stderr=subprocess.STDOUT)
+            done = await _run(words)
     except TimeoutError:
         _log.warning("%s did not end within %g s and was stopped", command[0], within_s)
     except OSError as error:
@@ -54,3 +60,22 @@ async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 
         if done.returncode:
             said = done.stdout[-_SAID_BYTES:].decode(errors="replace").strip()
             _log.warning("%s %d exited with code %d: %s", command[0], wanted, done.returncode, said)
+
+
+async def _run(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    said = bytearray()
+    process = await anyio.open_process(
+        words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    async with process:
+        assert process.stdout is not None
+        try:
+            async for piece in process.stdout:
+                said += piece
+                del said[:-_SAID_BYTES]
+            code = await process.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(words, code, bytes(said))

@@ -15,6 +15,7 @@ from typing import Self, TypeAlias, TypeVar
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from websockets.asyncio.client import ClientConnection
 
 from envkit.errors import (
     CapacityError,
@@ -91,6 +92,7 @@ class EnvClient:
         self._channel = Channel(self._address, dial)
         self._rng = random.Random()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
+        self._carrying: anyio.CancelScope
         self._capacity = 0
         self._door: anyio.Lock
         self._left: anyio.Event
@@ -151,8 +153,10 @@ class EnvClient:
     async def __aenter__(self) -> Self:
         socket = await self._channel.open()
         self._door, self._left = anyio.Lock(), anyio.Event()
+        # Whoever is cancelled still ends what it has begun, which needs the socket.
+        self._carrying = anyio.CancelScope(shield=True)
         self._tasks = await anyio.create_task_group().__aenter__()
-        self._tasks.start_soon(self._channel.run, socket)
+        self._tasks.start_soon(self._carry, socket)
         try:
             await self.ready()
         except BaseException:
@@ -165,7 +169,12 @@ class EnvClient:
     ) -> None:
         await self._stop()
 
+    async def _carry(self, socket: ClientConnection) -> None:
+        with self._carrying:
+            await self._channel.run(socket)
+
     async def _stop(self) -> None:
+        self._carrying.cancel()
         self._tasks.cancel_scope.cancel()
         # Not told of the block's own error, which it would wrap in a group.
         await self._tasks.__aexit__(None, None, None)

@@ -41,8 +41,10 @@ class Permits:
             return
         if not self.isolates:
             raise ForbiddenError("sandboxes isolate nothing on this server, and so are for tokens with the scope admin")
-        if spec.network != "none" and OPEN not in self.networks:
-            _require("network", [spec.network] if isinstance(spec.network, str) else spec.network, self.networks)
+        if spec.network == OPEN and OPEN not in self.networks:  # no pattern of hosts stands for this machine too
+            raise _refused("network", OPEN, self.networks)
+        if not isinstance(spec.network, str) and OPEN not in self.networks:
+            _require("network", spec.network, self.networks)
         if spec.profile != "strict":
             _require("profile", [spec.profile], self.profiles)
         if spec.image is not None:
@@ -56,5 +58,9 @@ class Permits:
 def _require(name: str, wanted: Sequence[str], allowed: Sequence[str]) -> None:
     for one in wanted:
         if not any(fnmatchcase(one, pattern) for pattern in allowed):
-            has = f"limits.{name}s of this server has {', '.join(allowed) or 'no entry'}"
-            raise ForbiddenError(f"{name}: {one[:100]!r} needs a token with the scope admin, since {has}")
+            raise _refused(name, one, allowed)
+
+
+def _refused(name: str, one: str, allowed: Sequence[str]) -> ForbiddenError:
+    has = f"limits.{name}s of this server has {', '.join(allowed) or 'no entry'}"
+    return ForbiddenError(f"{name}: {one[:100]!r} needs a token with the scope admin, since {has}")

@@ -18,6 +18,7 @@ from typing import Self
 
 import anyio
 from anyio.abc import TaskGroup
+from websockets.asyncio.client import ClientConnection
 
 from envkit import clock
 from envkit.errors import (
@@ -53,6 +54,7 @@ class SandboxClient:
         self._line = Line(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, trees)
         self._rng = random.Random()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
+        self._carrying: anyio.CancelScope
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[RemoteSandbox]:
@@ -155,8 +157,10 @@ class SandboxClient:
 
     async def __aenter__(self) -> Self:
         opened = await self._line.channel.open()
+        # Whoever is cancelled still ends what it has begun, which needs the socket.
+        self._carrying = anyio.CancelScope(shield=True)
         self._tasks = await anyio.create_task_group().__aenter__()
-        self._tasks.start_soon(self._line.channel.run, opened)
+        self._tasks.start_soon(self._carry, opened)
         try:
             health = await self._line.channel.call("health", NoBody(), CALL_S)
             self._line.decoded("health", health, HealthReply)
@@ -170,7 +174,12 @@ class SandboxClient:
     ) -> None:
         await self._leave()
 
+    async def _carry(self, socket: ClientConnection) -> None:
+        with self._carrying:
+            await self._line.channel.run(socket)
+
     async def _leave(self) -> None:
+        self._carrying.cancel()
         self._tasks.cancel_scope.cancel()
         # Not told of the block's own error, which it would wrap in a group.
         await self._tasks.__aexit__(None, None, None)

@@ -44,6 +44,8 @@ CREATE TABLE tokens (
 );
 CREATE UNIQUE INDEX live_names ON tokens (name) WHERE revoked IS NULL;
 """
+_NO_TOKENS = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CANTOPEN)
+"""What SQLite says of a file that is none of ours: no database, damaged, other tables, or a folder."""
 _VIEW = "id, name, tenant, scopes, created, expires, used, revoked"
 
 
@@ -259,6 +261,8 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
             f"tokens cannot be kept in {path}: {error.strerror or error}; choose a folder that can be written (--state)"
         ) from None
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) not in _NO_TOKENS:  # such as a full disk: the tokens are there
+            raise UsageError(f"the tokens in {path} cannot be used: {error}") from None
         raise UsageError(
             f"{path} does not hold tokens: {error}; move it away, or choose another folder (--state)"
         ) from None

@@ -24,7 +24,9 @@ from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.program import Program
 from envkit.types import JSON, ExecResult
+from envkit.wiring import servers
 from envkit.wiring.boxes import AnyBox, BackendKind, kind_of, opened, running, spec_of
+from envkit.wiring.servers import ServerNote
 
 TIMED_OUT = 124
 LOST = 125
@@ -32,6 +34,7 @@ _IN, _OUT, _ERR = range(3)
 _FOR_EVER_S = 10 * 365 * 86400.0
 _SHELL = ("bash", "-i")
 _PLAIN_SHELL = ("sh",)
+_NOBODY: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,13 @@ class Staying:
         id: Its id.
         stats: As `envkit.sandbox.box.Box.stats`; empty when it does not answer.
         problem: Why it does not, in one line.
-        is_servers: Whether a server started it, which has it still or comes back to it, as opposed to a person.
+        owner: Which server started it, which has it still or comes back to it; empty for one that a person started.
     """
 
     id: str
     stats: Mapping[str, JSON]
     problem: str = ""
-    is_servers: bool = False
+    owner: Sequence[str] = ()
 
 
 async def run(
@@ -152,19 +155,26 @@ async def list_staying(*, with_servers: bool) -> Sequence[Staying]:
 
 
 async def _staying(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[Staying]:
-    own = await backend.staying("")
-    box_ids = await backend.staying() if with_servers else own
-    return [await _look(backend, box_id, is_servers=box_id not in own) for box_id in box_ids]
+    owners = dict.fromkeys(await backend.staying(""), _NOBODY)
+    if with_servers:
+        for note in servers.known():
+            owners |= dict.fromkeys(await backend.staying(note.ledger_id), _words(note))
+        owners = dict.fromkeys(await backend.staying(), ("of an unknown server",)) | owners
+    return [await _look(backend, box_id, owner) for box_id, owner in sorted(owners.items())]
 
 
-async def _look(backend: LocalBackend | DockerBackend, box_id: str, *, is_servers: bool) -> Staying:
+def _words(note: ServerNote) -> Sequence[str]:
+    return f"of server {note.pid}{', which is gone' if note.is_gone() else ''}", note.address, note.ledger
+
+
+async def _look(backend: LocalBackend | DockerBackend, box_id: str, owner: Sequence[str]) -> Staying:
     try:
         box = await backend.attach(box_id)
         stats = await box.stats()
         await box.release()
     except EnvkitError as error:
-        return Staying(box_id, {}, str(error), is_servers)
-    return Staying(box_id, stats, is_servers=is_servers)
+        return Staying(box_id, {}, str(error), owner)
+    return Staying(box_id, stats, owner=owner)
 
 
 async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:

@@ -52,8 +52,8 @@ def env_counts(config: ServeConfig, places: Places) -> tuple[int, int]:
     if count > room:
         raise UsageError(
             f"environments are served in {count} {'box' if count == 1 else 'boxes'} of {takes.memory_mib} MiB each, and"
-            f" this machine holds together {machine.described(node.holds)}: lower envs.boxes or envs.memory_mib, or set"
-            " node.memory_mib"
+            f" this machine holds together {machine.described(node.holds)}: lower envs.boxes or envs.memory_mib, or"
+            " raise what node says"
         )
     return count, max(int(min(own, room - count)), min(own, 1))
 

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from envkit import clock
-from envkit.config.serving import ServeConfig
+from envkit.config.serving import ListenSection, ServeConfig
 from envkit.errors import UsageError
 from envkit.fleet.ledger import Ledger
 from envkit.sandbox.docker import DEFAULT_IMAGE, DockerBackend
 from envkit.sandbox.pool.nodes import Holds, Node
 from envkit.sandbox.process import ProcessBackend
-from envkit.wiring import machine, sandboxes
+from envkit.wiring import machine, sandboxes, servers
 from envkit.wiring.tokens import state_folder
 
 _HERE = "here"
@@ -89,5 +89,14 @@ async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterato
         return
     address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket
     name = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_")
-    async with Ledger(state_folder(config.state) / f"fleet-{name}.sqlite") as ledger:
-        yield ledger
+    path = state_folder(config.state) / f"fleet-{name}.sqlite"
+    async with Ledger(path) as ledger:
+        with servers.noted(ledger.id, path, _address(listen)):
+            yield ledger
+
+
+def _address(listen: ListenSection) -> str:
+    if listen.socket is not None:
+        return f"unix:{listen.socket}"
+    host = f"[{listen.host}]" if ":" in listen.host else listen.host
+    return f"{'http' if listen.certificate is None else 'https'}://{host}:{listen.port}"

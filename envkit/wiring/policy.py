@@ -23,13 +23,13 @@ from envkit.protocols import Renderer
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
 from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play, open_model
-from envkit.trainer_bridge.record import writing
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.tiny import make_policy
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+from envkit.trainer_bridge.writing import writing
 from envkit.types import Observation
 from envkit.wiring import envs
-from envkit.wiring.checks import limits_of, task_of
+from envkit.wiring.meanings import limits_of, task_of
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""

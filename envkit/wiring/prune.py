@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from envkit import clock
-from envkit.sandbox import cgroups, docker, folders, leftovers, unborn
+from envkit.sandbox import cgroups, docker, folders, leftovers, stays, unborn
 from envkit.sandbox.daemon import Daemon
+from envkit.wiring import servers
 
 
 async def prune(*, dry_run: bool) -> Sequence[str]:
@@ -19,13 +20,20 @@ async def prune(*, dry_run: bool) -> Sequence[str]:
         dry_run: Only say it.
     """
     done = await clock.to_thread(_prune_here, dry_run)
+    without_boxes = [note for note in servers.known() if note.is_gone() and not stays.ids(note.ledger_id)]
     if await docker.why_unavailable() is None:
         daemon = await Daemon.connect()
         try:
             found = await leftovers.gone(daemon) if dry_run else await leftovers.reap(daemon)
+            labels = {note: f"{leftovers.LEDGER_LABEL}={note.ledger_id}" for note in without_boxes}
+            without_boxes = [note for note, label in labels.items() if not await daemon.containers(label)]
         finally:
             await daemon.close()
         done += [f"{kind} {id}" for kind, id in found]
+    for note in without_boxes:
+        done.append(f"note of server {note.pid} ({note.ledger})")
+        if not dry_run:
+            servers.forget(note)
     return done
 
 

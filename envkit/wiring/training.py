@@ -23,7 +23,8 @@ from envkit.trainer_bridge.record import RunRecord
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.types import JSON, Options, Task, Trajectory
 from envkit.wiring import envs
-from envkit.wiring.checks import algorithm_of, check, limits_of, resolve, task_of
+from envkit.wiring.checks import check
+from envkit.wiring.meanings import algorithm_of, limits_of, resolve, task_of
 from envkit.wiring.sandboxes import sandbox_host
 
 if TYPE_CHECKING:

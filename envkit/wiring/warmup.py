@@ -19,7 +19,7 @@ from envkit.trainer_bridge.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Sample, Weights, stable_hash
 from envkit.vector import SlotHost
 from envkit.wiring import envs
-from envkit.wiring.checks import limits_of, task_of
+from envkit.wiring.meanings import limits_of, task_of
 from envkit.wiring.policy import Policy
 
 _PART = 64

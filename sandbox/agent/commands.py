@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .calls import Connection, Header
+    from .context import Context
     from .kernel import User
     from .lanes import Report
     from .loop import Timer
-    from .main import Agent
 
 _TIOCSWINSZ = 0x5414  # of Linux; a reduced Python has no `termios`
 _NO_START = 126
@@ -33,9 +33,9 @@ _TERMINAL_BYTES = 1 << 20
 class Exec(Call):
     """One program."""
 
-    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
         super().__init__(connection, number)
-        self._agent = agent
+        self._context = context
         self._began = time.monotonic()
         self._streams = bool(header.get("stream"))
         self._acknowledges = False
@@ -47,16 +47,16 @@ class Exec(Call):
         self._held: int | None = None
         self._timer: Timer | None = None
         self._ends = False
-        user = agent.user(header.get("user", "agent"))
+        user = context.user(header.get("user", "agent"))
         if not isinstance(header["argv"], list):
             raise CallError("bad", "arguments that are no list")
         argv = [encoded(part) for part in header["argv"]]
-        env = agent.environment(user, header.get("env"))
-        folder = encoded(header.get("cwd") or agent.work)
+        env = context.environment(user, header.get("env"))
+        folder = encoded(header.get("cwd") or context.work)
         timeout_s = float(header["timeout_s"])
         size = [int(length) for length in header.get("pty") or ()]
         try:
-            self._lane = agent.lanes.take(user)
+            self._lane = context.lanes.take(user)
         except OSError as error:
             self._refuse(error)
             return
@@ -66,10 +66,10 @@ class Exec(Call):
             order = keeper.order(argv, env, folder, () if size else (0, 1, 2) if takes_input else (1, 2), name)
             files = [] if size else self._open_pipes(user, takes_input)
         except Exception:
-            agent.lanes.give_back(self._lane)
+            context.lanes.give_back(self._lane)
             self._close_and(lambda: None)
             raise
-        self._timer = agent.loop.after(timeout_s, self._on_timeout, self)
+        self._timer = context.loop.after(timeout_s, self._on_timeout, self)
         self._lane.run(order, files, self._on_ended)
 
     def more(self, piece: bytes) -> None:
@@ -101,7 +101,7 @@ class Exec(Call):
 
     def _open_pipes(self, user: User, takes_input: bool) -> list[int]:
         """Return the files that the program gets."""
-        loop = self._agent.loop
+        loop = self._context.loop
         files = []
         if takes_input:
             stdin, ours = user.pipe()
@@ -124,8 +124,8 @@ class Exec(Call):
         name = os.ttyname(self._held)
         fcntl.ioctl(ours, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self._terminal = ours
-        self._input = Input(self._agent.loop, os.dup(ours), self)
-        self._outputs.append(Output(self._agent.loop, ours, self._taker("out"), self))
+        self._input = Input(self._context.loop, os.dup(ours), self)
+        self._outputs.append(Output(self._context.loop, ours, self._taker("out"), self))
         return name.encode()
 
     def _taker(self, of: str) -> Callable[[bytes], None]:
@@ -149,11 +149,11 @@ class Exec(Call):
         self._end_with(lambda: self._answer(None, timed_out=True))
 
     def _on_ended(self, report: Report) -> None:
-        if report.left or self._agent.lanes.has_strangers():
+        if report.left or self._context.lanes.has_strangers():
             self._end_with(lambda: self._answer(report.code))
         elif not self._ends:
             self._ends = True
-            self._agent.lanes.give_back(self._lane)
+            self._context.lanes.give_back(self._lane)
             self._close_and(lambda: self._answer(report.code))
 
     def _end_with(self, then: Callable[[], None]) -> None:
@@ -177,7 +177,7 @@ class Exec(Call):
 
     def _answer(self, code: int | None, timed_out: bool = False) -> None:
         duration_s = round(time.monotonic() - self._began, 6)
-        known = self._agent.out_of_memory(code)
+        known = self._context.out_of_memory(code)
         self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
 
     def _refuse(self, error: OSError) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .calls import Connection, Header
-    from .main import Agent
+    from .context import Context
 
 _TRIES = 100
 
@@ -23,13 +23,13 @@ _TRIES = 100
 class Read(Call):
     """Gives a file's content, as fast as it is taken."""
 
-    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         path = encoded(header["path"])
         self._max_bytes = int(header["max_bytes"])
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            self._fd = agent.owner(header).act(lambda: os.open(agent.inside(path), flags))
+            self._fd = context.owner(header).act(lambda: os.open(context.inside(path), flags))
         except (OSError, ValueError) as error:
             raise CallError("missing", _reason(error)) from None
         about = os.fstat(self._fd)
@@ -72,10 +72,10 @@ class Read(Call):
 class Write(Call):
     """Writes a file beside the name it gets, and renames it once it is whole."""
 
-    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
         super().__init__(connection, number)
-        self._user = agent.owner(header)
-        self._path = agent.inside(encoded(header["path"]))
+        self._user = context.owner(header)
+        self._path = context.inside(encoded(header["path"]))
         mode = header.get("mode")
         self._mode = 0o644 & self._user.rights if mode is None else int(mode) & 0o777
         self._fd: int | None = None

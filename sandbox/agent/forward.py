@@ -17,7 +17,7 @@ from .wire import MAX_BODY_BYTES
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .calls import Connection, Header
-    from .main import Agent
+    from .context import Context
 
 _WINDOW_BYTES = 256 << 10
 
@@ -25,10 +25,10 @@ _WINDOW_BYTES = 256 << 10
 class Forward(Call):
     """One connection."""
 
-    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         path = header.get("socket")
-        self._loop = agent.loop
+        self._loop = context.loop
         self._unacknowledged = 0
         self._is_read = False
         self._input: Input | None = None
@@ -37,8 +37,8 @@ class Forward(Call):
         if path is None:
             problem = self._socket.connect_ex(("127.0.0.1", int(header["port"])))
         else:
-            target = agent.inside(encoded(path))
-            problem = agent.users["agent"].act(lambda: self._socket.connect_ex(target))
+            target = context.inside(encoded(path))
+            problem = context.users["agent"].act(lambda: self._socket.connect_ex(target))
         if problem not in (0, errno.EINPROGRESS):
             self._socket.close()
             raise CallError("unreachable", os.strerror(problem))

@@ -9,10 +9,10 @@ import sys
 import time
 from _socket import AF_UNIX, SOCK_STREAM, socket
 
-from . import commands, files, keeper, kernel, processes, shells
+from . import commands, files, gauges, keeper, processes, shells
 from .calls import Call, CallError, Connection
+from .context import Context
 from .flat_json import encoded
-from .lanes import Lanes
 from .loop import Loop
 from .outputs import Output, Tail
 
@@ -31,27 +31,16 @@ else:
 _LOG_BYTES = 64 << 10
 _LAST_WORDS_BYTES = 4096
 _BROKEN = 3
-_KILL_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-_WRITABLE = ("/workspace", "/tmp")
-_MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
 
 class Agent:
-    """What runs in a box and whom it answers.
-
-    Attributes:
-        users: By the names that a call uses.
-        work: Folder that things start in.
-    """
+    """What runs in a box and whom it answers."""
 
     def __init__(self, hello: bytes) -> None:
         self.loop = Loop(self._on_crash, self._on_signal)
-        self.lanes = Lanes(self.loop)
-        self.users: dict[str, kernel.User] = {}
-        self.work = "/"
+        self._context = Context(self.loop)
         self._hello = hello
         self._began = time.monotonic()
-        self._env: dict[bytes, bytes] = {}
         self._stays = False
         self._lonely_s: float | None = None
         self._channels = 0
@@ -59,7 +48,6 @@ class Agent:
         self._shells: dict[tuple[str, str], shells.Shell] = {}
         self._log = Tail(_LOG_BYTES)
         self._stderr: Output | None = None
-        self._kills = _kill_count()
         self._calls: dict[str, Callable[..., Call]] = {
             "exec": commands.Exec,
             "read": files.Read,
@@ -89,56 +77,6 @@ class Agent:
         """Take calls from the channel that the box's life hangs on, unless it is to stay."""
         self.open(reader, writer, on_over=self._on_first_over)
 
-    def user(self, name: str) -> kernel.User:
-        """Return a user.
-
-        Raises:
-            CallError: This box has none of that name.
-        """
-        if not self.users:
-            raise CallError("bad", "a call before the configuration")
-        if name not in self.users:
-            raise CallError("unsupported", "this box runs nothing as %s" % name)
-        return self.users[name]
-
-    def owner(self, header: Header) -> kernel.User:
-        """Return with whose rights a call reads or writes files; root's are for nobody.
-
-        Raises:
-            CallError: This box has none of that name.
-        """
-        name = header.get("user", "agent")
-        if name == "root":
-            raise CallError("unsupported", "this box reads and writes no files as root")
-        return self.user(name)
-
-    def environment(self, user: kernel.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
-        """Return the variables of the box, those of the user, and `more`."""
-        return {**self._env, **user.env, **_encoded_environment(more)}
-
-    def inside(self, path: bytes) -> bytes:
-        """Return `path` as seen from the folder that things start in."""
-        return os.path.join(encoded(self.work), path)
-
-    def find(self, program: str) -> bytes:
-        """Return where `program` is.
-
-        Raises:
-            CallError: This box has none.
-        """
-        for folder in (self._env.get(b"PATH", b"") + b":" + keeper.PATH).split(b":"):
-            path = os.path.join(folder, program.encode())
-            if folder and os.access(path, os.X_OK):
-                return path
-        raise CallError("unsupported", "this box has no %s" % program)
-
-    def out_of_memory(self, code: int | None) -> dict[str, bool]:
-        """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""
-        if self._kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
-            return {}
-        before, self._kills = self._kills, _kill_count()
-        return {"oom": self._kills != before}
-
     def leave(self, code: int) -> None:
         """End everything, then ourselves."""
         if os.getpid() != 1:
@@ -146,17 +84,9 @@ class Agent:
         os._exit(code)
 
     def _configure(self, config: Header) -> None:
-        if self.users:
+        if self._context.users:
             return  # of a further channel: the box is as it is
-        is_root = os.getuid() == 0
-        self.users = {
-            "agent": kernel.User(config.get("agent_uid") if is_root else None, yields=True),
-            "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
-        }
-        if config.get("root") and is_root:
-            self.users["root"] = kernel.User(None)
-        self.work = config.get("work") or "/"
-        self._env = _encoded_environment(config.get("env"))
+        self._context.configure(config)
         self._stays = bool(config.get("stay"))
         if config.get("lonely_s") is not None:
             self._lonely_s = float(config["lonely_s"])
@@ -171,21 +101,24 @@ class Agent:
     def _warm(self) -> None:
         gc.collect()
         gc.freeze()  # what lies still is shared with the lanes
-        self.lanes.give_back(self.lanes.take(self.users["agent"]))
+        self._context.lanes.give_back(self._context.lanes.take(self._context.user("agent")))
 
     def _run_command(self, argv: list[str]) -> None:
+        context = self._context
         if "/" not in argv[0] or argv[0].startswith("/"):
             try:
-                self.find(argv[0])
+                context.find(argv[0])
             except CallError:  # known before the first answer, so that the box counts as one that never started
                 self._say_last(b"%s: No such file or directory\n" % encoded(argv[0]))
                 self.leave(127)
-        ours, theirs = self.users["agent"].pipe()
+        user = context.user("agent")
+        ours, theirs = user.pipe()
         nothing = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)]
         self._stderr = Output(self.loop, ours, self._log.add, self)
-        order = keeper.order([encoded(part) for part in argv], self._env, encoded(self.work), (0, 1, 2))
-        lane = self.lanes.take(self.users["agent"])
-        self.lanes.spare(lane)  # the box ends with it
+        folder = encoded(context.work)
+        order = keeper.order([encoded(part) for part in argv], context.environment(user), folder, (0, 1, 2))
+        lane = context.lanes.take(user)
+        context.lanes.spare(lane)  # the box ends with it
         lane.run(order, [*nothing, theirs], self._on_command_ended)
 
     def _on_command_ended(self, report: Report) -> None:
@@ -200,7 +133,7 @@ class Agent:
 
     def _start(self, connection: Connection, number: int, header: Header) -> Call | None:
         name = header["do"]
-        if not self.users:
+        if not self._context.users:
             raise CallError("bad", "a call before the configuration")
         if name in self._questions:
             connection.send({"id": number, "end": True, **self._questions[name](connection, header)})
@@ -216,20 +149,20 @@ class Agent:
         if name in ("pack", "unpack"):
             from . import trees  # not before it is needed: most boxes never do
 
-            return (trees.Pack if name == "pack" else trees.Unpack)(self, connection, number, header)
+            return (trees.Pack if name == "pack" else trees.Unpack)(self._context, connection, number, header)
         if name == "forward":
             from . import forward
 
-            return forward.Forward(self, connection, number, header)
+            return forward.Forward(self._context, connection, number, header)
         if name not in self._calls:
             raise CallError("unsupported", "no call is named %s" % name)
-        return self._calls[name](self, connection, number, header)
+        return self._calls[name](self._context, connection, number, header)
 
     def _run_in_shell(self, connection: Connection, number: int, header: Header) -> Call:
         key = header["name"], header.get("user", "agent")
         shell = self._shells.get(key)
         if shell is None:
-            shell = self._shells[key] = shells.Shell(self, self.user(key[1]))
+            shell = self._shells[key] = shells.Shell(self._context, self._context.user(key[1]))
         call = shells.ShellCall(shell, connection, number, header)
         shell.run(call)
         return call
@@ -260,11 +193,10 @@ class Agent:
     def _stats(self, connection: Connection, header: Header) -> dict[str, Json]:
         alive = processes.alive_below([os.getpid()], processes.table())
         found: dict[str, Json] = {"processes": len(alive), "uptime_s": round(time.monotonic() - self._began, 3)}
-        memory = [_content(path) for path in _MEMORY_IN_USE] if os.getpid() == 1 else []
-        for text in memory:
-            if text is not None:
-                found["memory_bytes"] = int(text)
-        found.update(_fullest() if os.getpid() == 1 else {})
+        memory = gauges.memory_in_use()
+        if memory is not None:
+            found["memory_bytes"] = memory
+        found.update(gauges.fullest())
         return found
 
     def _open_door(self, path: str) -> None:
@@ -296,7 +228,7 @@ class Agent:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
-            self.lanes.reap()
+            self._context.lanes.reap()
         elif number == signal.SIGTERM:
             self.leave(128 + number)
 
@@ -326,64 +258,6 @@ class _Log(Call):
     def __init__(self, connection: Connection, number: int, content: bytes) -> None:
         super().__init__(connection, number)
         self.finish_with(iter([*self.pieces("data", content), self.last()]))
-
-
-def _grader(uid: int | None, home: str | None) -> kernel.User:
-    """Return the user whose programs read no settings that the agent's may have written, and whose files are its own.
-
-    Args:
-        uid: Its number; None where it is one with the agent's user, which may write in its home then.
-        home: The folder that it alone can enter.
-    """
-    folder = home if home and uid is not None else "/"
-    return kernel.User(uid, {b"HOME": encoded(folder), b"PYTHONNOUSERSITE": b"1"}, is_private=True)
-
-
-def _encoded_environment(variables: dict[str, str] | None) -> dict[bytes, bytes]:
-    found = {}
-    for name, value in (variables or {}).items():
-        if not name or "=" in name:
-            raise CallError("bad", "a variable cannot have the name %r" % name)
-        found[encoded(name)] = encoded(value)
-    return found
-
-
-def _fullest() -> dict[str, Json]:
-    """Return which place with a bound of its own is the fullest, and how many percent of it are used."""
-    found: dict[str, Json] = {}
-    most = -1
-    for place in _WRITABLE:
-        try:
-            if os.stat(place).st_dev == os.stat("/").st_dev:  # a part of the whole, which others bound
-                continue
-            size = os.statvfs(place)
-        except OSError:
-            continue
-        shares = ((size.f_blocks, size.f_bfree), (size.f_files, size.f_ffree))
-        percent = max(100 * (whole - free) // whole if whole else 0 for whole, free in shares)
-        if percent > most:
-            most = percent
-            found = {"disk_place": place, "disk_percent": percent}
-    return found
-
-
-def _content(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return None
-
-
-def _kill_count() -> int | None:
-    """Return how often something in the box was killed because memory ran out, where its kernel group is visible."""
-    if os.getpid() == 1:
-        for path in _KILL_COUNTS:
-            for line in (_content(path) or b"").splitlines():
-                name, _, count = line.partition(b" ")
-                if name == b"oom_kill":
-                    return int(count)
-    return None
 
 
 def main(reader: int, writer: int, hello: bytes) -> None:

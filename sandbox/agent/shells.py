@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .calls import Connection, Header
+    from .context import Context
     from .kernel import User
     from .lanes import Lane, Report
     from .loop import Timer
-    from .main import Agent
     from .processes import Table
 
 _SCRIPTS, _CODES = 9, 8
@@ -79,8 +79,8 @@ class ShellCall(Call):
 class Shell:
     """One shell, with the scripts that wait for it. It starts with the first of them."""
 
-    def __init__(self, agent: Agent, user: User) -> None:
-        self._agent = agent
+    def __init__(self, context: Context, user: User) -> None:
+        self._context = context
         self._user = user
         self._waiting: list[ShellCall] = []
         self._current: ShellCall | None = None
@@ -155,34 +155,34 @@ class Shell:
             return
         del self._codes[:]
         self._number = (self._number + 1) % 10**9
-        self._timer = self._agent.loop.after(call.timeout_s, self._on_timeout, self)
+        self._timer = self._context.loop.after(call.timeout_s, self._on_timeout, self)
         assert self._scripts is not None
         kind = b"a" if call.script.isascii() else b"b"
         self._scripts.add(b"%09d%09d%s%s" % (self._number, len(call.script), kind, call.script))
 
     def _start(self) -> None:
-        agent = self._agent
-        bash = agent.find("bash")
+        context = self._context
+        bash = context.find("bash")
         order = keeper.order(
             [bash, b"--norc", b"--noprofile", b"-c", _LOOP, b"bash"],
-            agent.environment(self._user),
-            encoded(agent.work),
+            context.environment(self._user),
+            encoded(context.work),
             (0, 1, 2, _CODES, _SCRIPTS),
             wants_pid=True,
         )
-        lane = agent.lanes.take(self._user)
+        lane = context.lanes.take(self._user)
         theirs: list[int] = []
         try:
             theirs.append(os.open(os.devnull, os.O_RDONLY))
             for take in (self._tails["out"].add, self._tails["err"].add, self._on_code):
                 ours, other = os.pipe() if take == self._on_code else self._user.pipe()
                 theirs.append(other)
-                self._outputs.append(Output(agent.loop, ours, take, self))
+                self._outputs.append(Output(context.loop, ours, take, self))
             script, ours = os.pipe()
             theirs.append(script)
-            self._scripts = Input(agent.loop, ours, self)
+            self._scripts = Input(context.loop, ours, self)
         except OSError:
-            agent.lanes.give_back(lane)
+            context.lanes.give_back(lane)
             for fd in theirs:
                 os.close(fd)
             self._close_files()
@@ -255,7 +255,7 @@ class Shell:
             elif time.monotonic() > deadline or not pid:
                 self._stop(lambda: self._answer_interrupted(lost=True))
             else:
-                self._agent.loop.after(0.002, look, self)
+                self._context.loop.after(0.002, look, self)
 
         look()
 
@@ -277,12 +277,12 @@ class Shell:
             waiting, self._stopping = self._stopping, None
             for callback in waiting or ():
                 callback()
-            self._agent.loop.soon(self._next_if_idle, self)
+            self._context.loop.soon(self._next_if_idle, self)
 
         if lane is None:
             stopped()
         elif spares_lane:
-            self._agent.lanes.give_back(lane)
+            self._context.lanes.give_back(lane)
             stopped()
         else:
             lane.kill(stopped, self)
@@ -313,9 +313,9 @@ class Shell:
             timed_out=timed_out,
             duration_s=round(time.monotonic() - self._began, 6),
             state="lost" if lost else "kept",
-            **self._agent.out_of_memory(code),
+            **self._context.out_of_memory(code),
         )
-        self._agent.loop.soon(self._next_if_idle, self)
+        self._context.loop.soon(self._next_if_idle, self)
 
     def _next_if_idle(self) -> None:
         if self._current is None:

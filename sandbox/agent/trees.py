@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .calls import Connection, Header
-    from .main import Agent
+    from .context import Context
 else:
     import _signal as signal
 
@@ -31,10 +31,10 @@ _WAITING_BYTES = 4 << 20
 class _Tree(Call):
     """What both have in common: the child, and the end that it comes to."""
 
-    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
         super().__init__(connection, number)
-        self._agent = agent
-        self._user = agent.owner(header)
+        self._context = context
+        self._user = context.owner(header)
         self._reason = Tail(_REASON_BYTES)
         self._code: int | None = None
         self._pid = 0
@@ -60,11 +60,11 @@ class _Tree(Call):
                 os._exit(2)
 
         try:
-            self._pid = self._agent.lanes.fork(run, self._on_exit)
+            self._pid = self._context.lanes.fork(run, self._on_exit)
         finally:
             for fd in [*theirs, writer]:
                 os.close(fd)
-        self._errors = Output(self._agent.loop, errors, self._reason.add, self)
+        self._errors = Output(self._context.loop, errors, self._reason.add, self)
 
     def _on_exit(self, code: int) -> None:
         self._code = code
@@ -94,9 +94,9 @@ class _Tree(Call):
 class Pack(_Tree):
     """Gives a file or folder as a tar archive."""
 
-    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
-        super().__init__(agent, connection, number, header)
-        path = agent.inside(encoded(header["path"]))
+    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
+        super().__init__(context, connection, number, header)
+        path = context.inside(encoded(header["path"]))
         self._left = int(header["max_bytes"])
         ours, theirs = os.pipe()
 
@@ -104,7 +104,7 @@ class Pack(_Tree):
             with open(theirs, "wb", PIECE_BYTES) as archive:  # headers are small, and each write wakes the host
                 tar.pack(path, archive.write)
 
-        self._archive = Output(agent.loop, ours, self._take, self, self._over_when_done)
+        self._archive = Output(context.loop, ours, self._take, self, self._over_when_done)
         self._fork(work, [theirs])
 
     def _take(self, piece: bytes) -> None:
@@ -125,9 +125,9 @@ class Pack(_Tree):
 class Unpack(_Tree):
     """Takes a tar archive and makes a folder of it."""
 
-    def __init__(self, agent: Agent, connection: Connection, number: int, header: Header) -> None:
-        super().__init__(agent, connection, number, header)
-        path = agent.inside(encoded(header["path"]))
+    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
+        super().__init__(context, connection, number, header)
+        path = context.inside(encoded(header["path"]))
         theirs, ours = os.pipe()
 
         def read(count: int) -> bytes:
@@ -140,7 +140,7 @@ class Unpack(_Tree):
                 count -= len(piece)
             return b"".join(pieces)
 
-        self._archive = Input(agent.loop, ours, self, on_written=self._on_written)
+        self._archive = Input(context.loop, ours, self, on_written=self._on_written)
         self._fork(lambda: tar.unpack(path, read, self._user.rights), [theirs])
 
     def more(self, piece: bytes) -> None:

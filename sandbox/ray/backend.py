@@ -22,8 +22,8 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxStartError
-from envkit.sandbox.box import Box, Boxes
-from envkit.sandbox.boxes import not_ready
+from envkit.sandbox.box import Box
+from envkit.sandbox.boxes import Boxes, not_ready
 from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.ray.actor import Answer, NodeKind, greeting, tune

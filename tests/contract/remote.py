@@ -10,7 +10,7 @@ from typing import Self
 from envkit.http.remote_sandbox import RemoteSandbox
 from envkit.http.sandbox_client import SandboxClient
 from envkit.sandbox import trees
-from envkit.sandbox.bubblewrap import WORK
+from envkit.sandbox.interior import WORK
 from envkit.sandbox.local import LocalBackend
 from envkit.types import SandboxSpec
 from tests.http.pools import SmallPool

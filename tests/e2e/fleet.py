@@ -27,6 +27,7 @@ from envkit import clock
 from envkit.fleet.ledger import Ledger
 from envkit.sandbox import cgroups, folders, stays
 from envkit.types import SandboxSpec
+from envkit.wiring import servers
 from tests.contract.boxes import arguments, containers, processes, volumes
 from tests.sandbox.containers import docker, image
 
@@ -210,6 +211,9 @@ class Gateway:
                 group.rmdir()
         for container in containers(self.process.pid) if self.kind == "docker" else ():
             docker("rm", "--force", "--volumes", container)
+        for note in servers.known():
+            if note.process == self.name:
+                servers.forget(note)
 
     def _groups(self) -> set[Path]:
         return {folder for parent in cgroups.find().parents.values() for folder in parent.glob(f"{self.name}-*")}
@@ -230,7 +234,12 @@ NOTHING: dict[str, set[str]] = {
 
 @contextmanager
 def serving(
-    kind: str, state: Path, *settings: str, port: int | None = None, is_awaited: bool = True
+    kind: str,
+    state: Path,
+    *settings: str,
+    port: int | None = None,
+    is_awaited: bool = True,
+    worlds: Path | None = None,
 ) -> Iterator[Gateway]:
     """Run a server for the length of the block, as from a shell.
 
@@ -240,13 +249,20 @@ def serving(
         settings: ``"key=value"`` texts for its file.
         port: Where; None is any that is free, named, so that its sandboxes stay.
         is_awaited: Whether the block begins when it answers, and not while it starts.
+        worlds: Folder of `install_world`, of worlds that it is to know beside envkit's.
     """
     port = port or free_port()
     log = state / f"{kind}-{port}.log"
     words = ["--backend", kind, "--port", str(port), "--state", str(state), "--set", "access_log=null"]
-    for setting in (*settings, *([f"envs.image={games_image()}"] if kind == "docker" else [])):
+    env_image = None
+    if kind == "docker":
+        env_image = games_image() if worlds is None else _build_games_image(worlds)
+        settings = (*settings, f"envs.image={env_image}")
+    for setting in settings:
         words += ["--set", setting]
     env = {name: value for name, value in os.environ.items() if name != "ENVKIT_TOKEN"}
+    if worlds is not None:
+        env["PYTHONPATH"] = os.pathsep.join([str(worlds), *sys.path])
     with log.open("a") as errors:
         command = [sys.executable, "-m", "envkit", "serve", *words]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
@@ -262,11 +278,18 @@ def serving(
                 process.wait(_STOP_S)
         finally:
             gateway.clear()
+            if env_image is not None and worlds is not None:
+                docker("image", "rm", "--force", env_image)
 
 
 @cache
 def games_image() -> str:
     """What env boxes of docker are made of: the packages of an image that may be older, and envkit as it is here."""
+    return _build_games_image()
+
+
+def _build_games_image(worlds: Path | None = None) -> str:
+    """Build it, with what is in a folder of `install_world` too, and return its id."""
     if not docker("image", "ls", "--quiet", _GAMES):
         image(whole=True)  # what it is made from
         command = [sys.executable, "-m", "envkit", "image", "build", "games", "--offline"]
@@ -275,11 +298,13 @@ def games_image() -> str:
             pytest.skip(f"{_GAMES} cannot be built here: {done.stderr.strip().splitlines()[-1]}")
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w", dereference=True) as archive:
-        recipe = f"FROM {_GAMES}\nRUN rm -rf /opt/envkit/envkit\nCOPY envkit /opt/envkit/envkit\n".encode()
+        recipe = f"FROM {_GAMES}\nRUN rm -rf /opt/envkit/envkit\nCOPY added /opt/envkit\n".encode()
         entry = tarfile.TarInfo("Dockerfile")
         entry.size = len(recipe)
         archive.addfile(entry, io.BytesIO(recipe))
-        archive.add(Path(envkit.__file__).parent, "envkit", filter=_is_source)
+        archive.add(Path(envkit.__file__).parent, "added/envkit", filter=_is_source)
+        if worlds is not None:
+            archive.add(worlds, "added", filter=_is_source)
     command = ["docker", "build", "--quiet", "-"]
     built = subprocess.run(command, input=context.getvalue(), capture_output=True, timeout=_BUILD_S, check=True)
     return built.stdout.decode().split()[-1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -270,9 +269,9 @@ class Campaign:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [LOCAL])
+@both
 def test_of_a_thousand_episodes_of_which_each_twentieth_has_its_box_killed_each_ends_once_and_nothing_is_left(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path
 ) -> None:
     async def main(gateway: Gateway) -> None:
         campaign = Campaign(gateway)
@@ -296,10 +295,9 @@ def test_of_a_thousand_episodes_of_which_each_twentieth_has_its_box_killed_each_
         assert gateway.left() == NOTHING
 
     install_world(tmp_path / "world", "once_world", ONCE_WORLD)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "world"), *sys.path]))
     settings = ("envs.boxes=8", "envs.spares=4", "restarts.budget=1000", "restarts.window_s=0.5")
-    with serving(kind, tmp_path, *settings) as gateway:
-        run(lambda: main(gateway), 150)
+    with serving(kind, tmp_path, *settings, worlds=tmp_path / "world") as gateway:
+        run(lambda: main(gateway), 300)
 
 
 @pytest.mark.parametrize("kind", [LOCAL])

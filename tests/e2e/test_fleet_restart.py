@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from envkit.errors import EnvkitError
 from envkit.http.client import EnvClient
 from envkit.http.sandbox_client import SandboxClient
 from envkit.types import Task
+from envkit.wiring import servers
 from tests.contract.boxes import new_marker, sleepers, until
 from tests.e2e.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
 
@@ -80,6 +82,41 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
         assert second.left() == NOTHING
         assert first.left() == NOTHING
     assert sleepers(marker) == []
+
+
+@both
+def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+
+    async def envkit(*words: str) -> list[str]:
+        command = [sys.executable, "-m", "envkit", "sandbox", *words]
+        return (await anyio.run_process(command)).stdout.decode().splitlines()
+
+    async def owners(gateway: Gateway, box_ids: dict[str, str]) -> set[str]:
+        lines = [line for line in await envkit("ls", "--all") if line.split("\t")[0] in box_ids.values()]
+        assert len(lines) == len(box_ids)
+        mine = [one for one in servers.known() if one.ledger == str(gateway.ledger)]
+        assert [note.pid for note in mine] == [gateway.process.pid]
+        return {line.split("\t", 4)[4] for line in lines}
+
+    async def leave(gateway: Gateway) -> None:
+        box_ids = await gateway.boxes(are_env_boxes=True)
+        whose = f"{gateway.url}\t{gateway.ledger}"
+        assert await owners(gateway, box_ids) == {f"of server {gateway.process.pid}\t{whose}"}
+        gateway.process.kill()
+        await gateway.exit_code()
+        assert not [line for line in await envkit("prune", "--dry-run") if str(gateway.ledger) in line]
+        assert await owners(gateway, box_ids) == {f"of server {gateway.process.pid}, which is gone\t{whose}"}
+
+    async def come_back(gateway: Gateway) -> None:
+        box_ids = await gateway.boxes(are_env_boxes=True)
+        assert await owners(gateway, box_ids) == {f"of server {gateway.process.pid}\t{gateway.url}\t{gateway.ledger}"}
+
+    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as first:
+        run(lambda: leave(first), 60)
+        with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
+            run(lambda: come_back(second), 40)
+        assert str(second.ledger) not in [note.ledger for note in servers.known()]
 
 
 PROXIED = """

@@ -32,7 +32,7 @@ def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
     said = said_by(tmp_path, "--backend", "process", "--set", "envs.boxes=4", "--set", node)
     assert said == (
         "environments are served in 4 boxes of 1024 MiB each, and this machine holds together 3 sandboxes, 2,048 MiB of"
-        " memory, 9,999 processes: lower envs.boxes or envs.memory_mib, or set node.memory_mib"
+        " memory, 9,999 processes: lower envs.boxes or envs.memory_mib, or raise what node says"
     )
 
 

@@ -49,6 +49,22 @@ def test_an_episode_far_away_is_played_like_one_here() -> None:
     by_client(main)
 
 
+def test_who_is_cancelled_with_its_client_gives_its_place_back() -> None:
+    async def main() -> None:
+        async with slots() as host:
+            lender = Lender(host)
+            async with serving(lender) as address:
+                with anyio.CancelScope() as scope:
+                    async with EnvClient(address) as client, client.lease(Task("Count-v0", 1)) as episode:
+                        await episode.reset()
+                        assert lender.open == 1
+                        scope.cancel()
+                        await anyio.sleep_forever()
+                assert lender.open == 0
+
+    clock.run(main)
+
+
 def test_a_client_satisfies_the_protocol_and_knows_what_the_server_has() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         host: EnvHost = client

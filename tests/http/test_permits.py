@@ -54,6 +54,14 @@ def test_no_image_climbs_out_of_what_is_listed(image: str) -> None:
     permits.require(SandboxSpec(image="/srv/images/one"), USER)
 
 
+@pytest.mark.parametrize("pattern", ["*", "op*", "?pen"])
+def test_no_pattern_of_hosts_opens_the_network_of_the_machine(pattern: str) -> None:
+    permits = Permits(networks=(pattern,))
+    with pytest.raises(ForbiddenError, match="'open' needs a token"):
+        permits.require(SandboxSpec(network="open"), USER)
+    permits.require(SandboxSpec(network=("open",)), USER)
+
+
 def test_an_open_network_holds_every_host() -> None:
     permits = Permits(networks=("none", "open"))
     for network in ("none", "open", ("b.org",)):

@@ -79,6 +79,27 @@ def test_a_block_that_fails_gives_its_sandbox_back_and_keeps_its_error() -> None
     by_client(main)
 
 
+@pytest.mark.parametrize("start_s", [0.0, 30.0])
+def test_who_is_cancelled_with_its_client_leaves_nothing_behind(start_s: float) -> None:
+    async def main() -> None:
+        async with scripted(start_s=start_s) as backend, slots() as host:
+            pool = SmallPool(backend)
+            async with serving(host, pool=pool) as address:
+                with anyio.CancelScope() as scope:
+                    async with SandboxClient(address) as client, anyio.create_task_group() as tasks:
+                        tasks.start_soon(use, client)
+                        while not pool.views():  # noqa: ASYNC110
+                            await anyio.sleep(0.01)
+                        scope.cancel()
+                assert {view.state for view in pool.views()} == {SandboxState.STOPPED}
+
+    async def use(client: SandboxClient) -> None:
+        async with client.lease(SPEC):
+            await anyio.sleep_forever()
+
+    clock.run(main)
+
+
 def test_who_stops_waiting_for_a_lease_leaves_nothing_behind() -> None:
     async def main(client: SandboxClient, pool: SmallPool) -> None:
         for moment_s in (0.0, 0.001, 0.1):

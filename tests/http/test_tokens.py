@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,16 @@ def test_a_file_of_something_else_is_refused(path: Path) -> None:
     path.write_bytes(b"no database at all" * 100)
     with pytest.raises(UsageError, match="does not hold tokens"):
         TokenStore(path)
+
+
+def test_tokens_that_cannot_be_read_now_are_not_told_to_be_moved_away(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.sqlite"
+    TokenStore(path).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as another:
+        another.execute("PRAGMA locking_mode = EXCLUSIVE")
+        another.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UsageError, match=r"^the tokens in .* cannot be used: database is locked$"):
+            TokenStore(path)
 
 
 def test_a_folder_that_others_may_write_to_is_refused(path: Path) -> None:

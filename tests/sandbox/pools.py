@@ -85,3 +85,9 @@ async def told(pool: Pool) -> list[FleetEvent]:
         await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
     return found
+
+
+async def borrow(pool: Pool, spec: SandboxSpec = SPEC, tenant: str = "", wait_s: float = 10_000) -> None:
+    """Hold a sandbox for a moment, once there is one."""
+    async with pool.lease(spec, tenant=tenant, wait_s=wait_s):
+        pass

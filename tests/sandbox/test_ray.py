@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +25,8 @@ from envkit.sandbox.ray.backend import RayNodeBackend
 from envkit.sandbox.ray.cluster import Cluster as Connection
 from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec
-from tests.contract.boxes import SOON_S, agent_above, arguments, new_marker, parent, processes, run, sleepers, until
+from tests.contract.boxes import SOON_S, agent_above, new_marker, parent, run, sleepers, until
+from tests.sandbox.clusters import Cluster, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.bwrap]
 
@@ -65,82 +63,6 @@ async def main():
 
 anyio.run(main)
 """
-
-
-class Cluster:
-    """A cluster in a process of its own, its head at a port if one is given; it begins when it is waited for."""
-
-    def __init__(self, folder: str, nodes: int, port: int = 0) -> None:
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sandbox.ray_cluster", folder, str(nodes), str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-            cwd=Path(__file__).parents[2],
-            start_new_session=True,
-        )
-        self.address = ""
-
-    def wait(self) -> None:
-        """Return once it is up."""
-        self.address, *_ = self._ask("begin")
-
-    def add(self) -> str:
-        """Add a node, and return the end of its name in a pool."""
-        return self._ask("add")[0]
-
-    def kill(self, tail: str) -> None:
-        """Kill the node whose name ends so."""
-        self._ask(f"kill {tail}")
-
-    def asked(self) -> object:
-        """What the autoscaler was asked for."""
-        return json.loads(" ".join(self._ask("asked")))
-
-    def behead(self) -> None:
-        """Kill its head's server."""
-        self._ask("behead")
-
-    def actors(self) -> list[int]:
-        """The processes of actors of ours."""
-        return [pid for pid in processes() if self._is_actor(pid)]
-
-    def _is_actor(self, pid: int) -> bool:
-        if not b"".join(arguments(pid)).startswith(b"ray::NodeActor"):
-            return False
-        with suppress(OSError):
-            return any(fd.readlink().is_relative_to(self.folder) for fd in Path(f"/proc/{pid}/fd").iterdir())
-        return False
-
-    def _ask(self, order: str) -> list[str]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{order}\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> list[str]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("> "):
-                return line.split()[1:]
-        raise AssertionError("the cluster has ended")
-
-
-@contextmanager
-def running(nodes: int, port: int = 0) -> Iterator[Cluster]:
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of its sockets are long
-    try:
-        made = Cluster(folder, nodes, port)
-        with made.process as process:
-            try:
-                yield made
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)  # all of Ray's processes; what is in boxes is none of them
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from envkit import config, register
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
-from envkit.wiring import checks, envs
+from envkit.wiring import checks, envs, meanings
 from envkit.wiring.training import train
 from tests.trainer_bridge.models import write_tiny
 
@@ -141,7 +141,7 @@ def test_a_model_folder_is_found_also_from_home(tmp_path: Path, monkeypatch: pyt
     write_tiny(tmp_path / "policy", seed=1)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (str(tmp_path / "policy"), "~/policy"):
-        run = checks.resolve(run_of(engine={"model": name, "device": "cpu"}, trainer={"threads": 1}))
+        run = meanings.resolve(run_of(engine={"model": name, "device": "cpu"}, trainer={"threads": 1}))
         assert checks.check(run) == []
         assert "LlamaForCausalLM" in open_policy(run).description
 
@@ -165,16 +165,16 @@ def test_a_run_with_problems_is_refused_before_anything_is_written(tmp_path: Pat
 
 
 def test_a_tiny_policy_reads_the_tersest_text_answers_in_a_token_and_is_warmed_up() -> None:
-    run = checks.resolve(run_of())
+    run = meanings.resolve(run_of())
     assert run.env.options == {"instructions": False}
     assert (run.rollout.turn_tokens, run.warmup.kind) == (1, "demonstrations")
-    model = checks.resolve(run_of(engine={"model": "Qwen/Qwen2.5-0.5B-Instruct"}))
+    model = meanings.resolve(run_of(engine={"model": "Qwen/Qwen2.5-0.5B-Instruct"}))
     assert model.env.options == {}
     assert (model.rollout.turn_tokens, model.warmup.kind) == (128, "none")
 
 
 def test_what_the_file_says_is_kept() -> None:
-    run = checks.resolve(
+    run = meanings.resolve(
         run_of(
             env={"id": "FrozenLake-v0", "options": {"instructions": True, "size": 5}},
             rollout={"turn_tokens": 3},
@@ -184,14 +184,14 @@ def test_what_the_file_says_is_kept() -> None:
     )
     assert run.env.options == {"instructions": True, "size": 5}
     assert (run.rollout.turn_tokens, run.warmup.kind) == (3, "demonstrations")
-    assert checks.resolve(run) == run
+    assert meanings.resolve(run) == run
 
 
 def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
-    run = checks.resolve(run_of())
+    run = meanings.resolve(run_of())
     spec = envs.find(run.env.id)
     tasks = [
-        checks.task_of(run, spec, split, seed, number)
+        meanings.task_of(run, spec, split, seed, number)
         for split in ("train", "validation", "eval")
         for seed in (7, 8)
         for number in range(50)
@@ -199,13 +199,13 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
     assert len({task.seed for task in tasks}) == len(tasks)
     assert [task.options["split"] for task in tasks[::100]] == ["train", "validation", "eval"]
     assert all(0 <= task.seed < 2**31 for task in tasks)
-    assert tasks[0] == checks.task_of(run, spec, "train", 7, 0)
+    assert tasks[0] == meanings.task_of(run, spec, "train", 7, 0)
     assert tasks[0].options == {"instructions": False, "split": "train"}
 
 
 def test_limits_are_the_files() -> None:
-    run = checks.resolve(run_of(rollout={"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}))
-    limits = checks.limits_of(run)
+    run = meanings.resolve(run_of(rollout={"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}))
+    limits = meanings.limits_of(run)
     assert (limits.max_turns, limits.max_tokens, limits.turn_tokens, limits.timeout_s, limits.retries) == (
         5,
         99,
@@ -217,5 +217,5 @@ def test_limits_are_the_files() -> None:
 
 def test_the_algorithm_is_the_files() -> None:
     run = run_of(algorithm={"preset": "ppo", "clip": 0.1, "epochs": 3})
-    algorithm = checks.algorithm_of(run)
+    algorithm = meanings.algorithm_of(run)
     assert (algorithm.advantage, algorithm.clip, algorithm.epochs, algorithm.minibatches) == ("gae", 0.1, 3, 2)

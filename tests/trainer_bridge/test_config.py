@@ -89,6 +89,27 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
     )
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "state=''",
+        "listen.host=''",
+        "listen.socket=''",
+        "ray.address=''",
+        "envs.image=''",
+        "limits.networks=['']",
+        "limits.images=['']",
+        "autoscale.command=['']",
+        "alerts.webhook=http://example.org:99999/",
+        "alerts.webhook='http://[::1/'",
+        "alerts.webhook=http://:80/",
+    ],
+)
+def test_what_is_empty_and_addresses_that_are_none_are_refused_before_a_fleet_starts(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting.partition('=')[0]}"):
+        serving.read(None, [setting], {})
+
+
 def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     names = ("listen", "node", "ray", "envs", "spares", "silence", "restarts", "limits", "alerts", "autoscale")
     path = tmp_path / "fleet.yaml"

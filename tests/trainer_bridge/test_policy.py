@@ -18,7 +18,7 @@ from envkit.config import RunConfig
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.types import Observation, SamplingParams
-from envkit.wiring import checks, envs
+from envkit.wiring import envs, meanings
 from envkit.wiring.policy import Policy, device_of, load_policy, open_policy
 from tests.trainer_bridge.disk import FULL, full_disk
 from tests.trainer_bridge.models import sample, write_tiny
@@ -35,7 +35,7 @@ def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> 
         "trainer": {"threads": 1},
         **sections,
     }
-    return checks.resolve(config.parse(content))
+    return meanings.resolve(config.parse(content))
 
 
 def weights(policy: Policy) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: 
 def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path: Path) -> None:
     run = run_of(seed=2**63 - 1, algorithm={"preset": "ppo"})
     policy = open_policy(run)
-    policy.begin_training(checks.algorithm_of(run), run, tmp_path / "weights")
+    policy.begin_training(meanings.algorithm_of(run), run, tmp_path / "weights")
     before = weights(policy).clone()
     policy.trainer.accumulate([sample([1, 3], ([4 + number], ()), rewards=[float(number)]) for number in range(2)])
     policy.trainer.update()
@@ -84,7 +84,7 @@ TURNING = """
 import gymnasium
 import envkit
 from envkit import config
-from envkit.wiring import checks
+from envkit.wiring import meanings
 from envkit.wiring.policy import open_policy
 
 class Turning(gymnasium.Env):
@@ -96,7 +96,7 @@ class Turning(gymnasium.Env):
 
 envkit.register("Turning-v0", Turning, expert=Turning)
 engine = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
-run = checks.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": engine, "trainer": {"threads": 1}}))
+run = meanings.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": engine, "trainer": {"threads": 1}}))
 renderer = open_policy(run).renderer
 for move in ("turn left", "A1", "move_up"):
     said = renderer.demonstrate(move)
@@ -142,14 +142,14 @@ def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_pa
         policy = open_policy(run)
         with pytest.raises(AssertionError, match="begin_training comes first"):
             _ = policy.trainer
-        policy.begin_training(checks.algorithm_of(run), run, tmp_path / preset / "weights")
+        policy.begin_training(meanings.algorithm_of(run), run, tmp_path / preset / "weights")
         assert (policy.trainer._critic is not None, policy.trainer._reference is not None) == kinds
 
 
 def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: Path) -> None:
     run = run_of(rollout={"temperature": 0.6})
     policy = open_policy(run)
-    policy.begin_training(checks.algorithm_of(run), run, tmp_path / "weights")
+    policy.begin_training(meanings.algorithm_of(run), run, tmp_path / "weights")
     assert policy.trainer._settings.temperature == 0.6
 
 
@@ -247,7 +247,7 @@ def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_
     assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in playing.buffers()} == {buffer.dtype for buffer in policy.model.buffers()}
     before = weights(policy).clone()
-    policy.begin_training(checks.algorithm_of(run), run, tmp_path / "weights")
+    policy.begin_training(meanings.algorithm_of(run), run, tmp_path / "weights")
     policy.trainer.accumulate(draw_samples(0, 8, tiny_folder))
     policy.trainer.update()
     changed = (weights(policy) != before).float().mean()

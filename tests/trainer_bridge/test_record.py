@@ -19,7 +19,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.record import RunRecord, read_rows, writing
+from envkit.trainer_bridge.record import RunRecord
+from envkit.trainer_bridge.rows import read_rows
+from envkit.trainer_bridge.writing import writing
 from envkit.types import Completion, FinishReason, Observation, Step, StopReason, Task, Trajectory, Turn
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"

@@ -15,7 +15,7 @@ from envkit.trainer_bridge.demonstrations import Lesson, unscored_sample
 from envkit.trainer_bridge.display import SilentDisplay
 from envkit.trainer_bridge.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Sample
-from envkit.wiring import checks, envs
+from envkit.wiring import envs, meanings
 from envkit.wiring.policy import open_policy
 from envkit.wiring.warmup import warm_up
 from tests.trainer_bridge.models import open_model, sample
@@ -192,7 +192,7 @@ SMALL = {
 
 def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
     section = {**SMALL["warmup"], **changes}  # type: ignore[dict-item]
-    run = checks.resolve(config.parse({**SMALL, "warmup": section}))
+    run = meanings.resolve(config.parse({**SMALL, "warmup": section}))
 
     async def main() -> dict[str, JSON]:
         policy = open_policy(run)

@@ -26,7 +26,7 @@ from envkit.trainer_bridge import advantages, losses
 from envkit.trainer_bridge.advantages import Batch
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
-from envkit.trainer_bridge.record import writing
+from envkit.trainer_bridge.writing import writing
 from envkit.types import Sample, Weights
 
 _UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)

@@ -1,0 +1,120 @@
+"""What the calls of a box work with: its loop and lanes, its users, their variables, and the folder they start in."""
+
+from __future__ import annotations
+
+import os
+
+from . import gauges, keeper, kernel
+from .calls import CallError
+from .flat_json import encoded
+from .lanes import Lanes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+
+    from .calls import Header
+    from .loop import Loop
+else:
+    import _signal as signal
+
+
+class Context:
+    """One for all calls.
+
+    Attributes:
+        loop: What waits.
+        lanes: What programs run in.
+        users: By the names that a call uses; none before the configuration.
+        work: Folder that things start in.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.lanes = Lanes(loop)
+        self.users: dict[str, kernel.User] = {}
+        self.work = "/"
+        self._env: dict[bytes, bytes] = {}
+        self._kills = gauges.kill_count()
+
+    def configure(self, config: Header) -> None:
+        """Take in who there is, and what they work with."""
+        is_root = os.getuid() == 0
+        self.users = {
+            "agent": kernel.User(config.get("agent_uid") if is_root else None, yields=True),
+            "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
+        }
+        if config.get("root") and is_root:
+            self.users["root"] = kernel.User(None)
+        self.work = config.get("work") or "/"
+        self._env = _encoded(config.get("env"))
+
+    def user(self, name: str) -> kernel.User:
+        """Return a user.
+
+        Raises:
+            CallError: This box has none of that name.
+        """
+        if not self.users:
+            raise CallError("bad", "a call before the configuration")
+        if name not in self.users:
+            raise CallError("unsupported", "this box runs nothing as %s" % name)
+        return self.users[name]
+
+    def owner(self, header: Header) -> kernel.User:
+        """Return with whose rights a call reads or writes files; root's are for nobody.
+
+        Raises:
+            CallError: This box has none of that name.
+        """
+        name = header.get("user", "agent")
+        if name == "root":
+            raise CallError("unsupported", "this box reads and writes no files as root")
+        return self.user(name)
+
+    def environment(self, user: kernel.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
+        """Return the variables of the box, those of the user, and `more`."""
+        return {**self._env, **user.env, **_encoded(more)}
+
+    def inside(self, path: bytes) -> bytes:
+        """Return `path` as seen from the folder that things start in."""
+        return os.path.join(encoded(self.work), path)
+
+    def find(self, program: str) -> bytes:
+        """Return where `program` is.
+
+        Raises:
+            CallError: This box has none.
+        """
+        for folder in (self._env.get(b"PATH", b"") + b":" + keeper.PATH).split(b":"):
+            path = os.path.join(folder, program.encode())
+            if folder and os.access(path, os.X_OK):
+                return path
+        raise CallError("unsupported", "this box has no %s" % program)
+
+    def out_of_memory(self, code: int | None) -> dict[str, bool]:
+        """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""
+        if self._kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
+            return {}
+        before, self._kills = self._kills, gauges.kill_count()
+        return {"oom": self._kills != before}
+
+
+def _grader(uid: int | None, home: str | None) -> kernel.User:
+    """Return the user whose programs read no settings that the agent's may have written, and whose files are its own.
+
+    Args:
+        uid: Its number; None where it is one with the agent's user, which may write in its home then.
+        home: The folder that it alone can enter.
+    """
+    folder = home if home and uid is not None else "/"
+    return kernel.User(uid, {b"HOME": encoded(folder), b"PYTHONNOUSERSITE": b"1"}, is_private=True)
+
+
+def _encoded(variables: dict[str, str] | None) -> dict[bytes, bytes]:
+    found = {}
+    for name, value in (variables or {}).items():
+        if not name or "=" in name:
+            raise CallError("bad", "a variable cannot have the name %r" % name)
+        found[encoded(name)] = encoded(value)
+    return found

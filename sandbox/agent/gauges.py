@@ -1,0 +1,57 @@
+"""What the kernel says of a box's memory and disk; only its first process asks, which sees its own groups alone."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .flat_json import Json
+
+_KILL_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_WRITABLE = ("/workspace", "/tmp")
+_MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+
+
+def fullest() -> dict[str, Json]:
+    """Return which place with a bound of its own is the fullest, and how many percent of it are used."""
+    found: dict[str, Json] = {}
+    most = -1
+    for place in _WRITABLE if os.getpid() == 1 else ():
+        try:
+            if os.stat(place).st_dev == os.stat("/").st_dev:  # a part of the whole, which others bound
+                continue
+            size = os.statvfs(place)
+        except OSError:
+            continue
+        shares = ((size.f_blocks, size.f_bfree), (size.f_files, size.f_ffree))
+        percent = max(100 * (whole - free) // whole if whole else 0 for whole, free in shares)
+        if percent > most:
+            most = percent
+            found = {"disk_place": place, "disk_percent": percent}
+    return found
+
+
+def kill_count() -> int | None:
+    """Return how often something in the box was killed because memory ran out, where its kernel group is visible."""
+    if os.getpid() == 1:
+        for path in _KILL_COUNTS:
+            for line in (_content(path) or b"").splitlines():
+                name, _, count = line.partition(b" ")
+                if name == b"oom_kill":
+                    return int(count)
+    return None
+
+
+def memory_in_use() -> int | None:
+    """Return the bytes of memory that the box has, where its kernel group is visible."""
+    found = [_content(path) for path in _MEMORY_IN_USE] if os.getpid() == 1 else []
+    return next((int(text) for text in found if text is not None), None)
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None

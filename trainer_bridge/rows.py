@@ -1,0 +1,80 @@
+"""Files of JSON objects, one a line, that grow while a run goes on and are read while they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import orjson
+
+from envkit.errors import UsageError
+from envkit.trainer_bridge.writing import replace, writing
+from envkit.types import JSON
+
+
+def read_rows(path: Path) -> list[dict[str, JSON]]:
+    """Return the objects of a ``.jsonl`` file; a last line that was cut short is left out.
+
+    Raises:
+        UsageError: The file cannot be read, or another line is not a JSON object.
+    """
+    with writing(path):
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    rows: list[dict[str, JSON]] = []
+    for number, line in enumerate(lines, 1):
+        row = _parsed(line)
+        if isinstance(row, dict):
+            rows.append(row)
+        elif number < len(lines):
+            raise UsageError(f"{path}: line {number} is damaged; remove it, or start again with --force")
+    return rows
+
+
+def _parsed(line: bytes) -> JSON:
+    try:
+        return cast("JSON", orjson.loads(line))
+    except orjson.JSONDecodeError:
+        return None
+
+
+class Rows:
+    """A file that grows by one JSON object a line. Each line goes to the system at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
+
+    def append(self, row: Mapping[str, JSON]) -> None:
+        rest = memoryview(encoded(row) + b"\n")
+        with writing(self._path):
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def replace_rows(path: Path, rows: Iterable[object]) -> None:
+    """Write a file of `rows` so that readers, and a kill, find it whole."""
+    replace(path, b"".join(encoded(row) + b"\n" for row in rows))
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drop the lines about later train steps, and a torn last one."""
+    replace_rows(path, [row for row in read_rows(path) if isinstance(at := row.get("step"), int) and at <= step])
+
+
+def encoded(value: object, *, indented: bool = False) -> bytes:
+    """Return `value` as JSON; floats are kept exactly, and what is not finite becomes null."""
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indented else 0)
+    return orjson.dumps(value, default=_plain, option=options)
+
+
+def _plain(value: Any) -> object:
+    """Return what JSON can say of `value`; worlds may put anything into their infos."""
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    return dict(value) if isinstance(value, Mapping) else repr(value)
