@@ -64,11 +64,12 @@ class Ending:
         if self._failure is not None:
             raise SandboxError(self._failure)
 
-    def while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+    def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have `work` done beside everything else; it is cancelled when the box is gone."""
         task = self._channel.loop.create_task(work)
         self._companions.add(task)
         task.add_done_callback(self._companions.discard)
+        return task
 
     def _on_end(self) -> None:
         # A box ends when it likes, so no task group is open for this.

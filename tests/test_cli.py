@@ -212,7 +212,7 @@ def test_serve_says_when_it_is_ready_plays_for_others_and_ends_with_a_signal(cal
             taken = call("serve", "--port", url.rpartition(":")[2])
         finally:
             server.send_signal(signal.SIGINT)
-            rest, errors = server.communicate(timeout=30)
+            rest, errors = server.communicate(timeout=120)
 
     assert (ready, server.returncode, rest) == ("ready", 0, "")
     about, room, *log = errors.splitlines()

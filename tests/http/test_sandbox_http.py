@@ -209,14 +209,14 @@ def test_many_programs_go_in_one_request_and_their_outcomes_come_in_order() -> N
             await client.put(f"/v1/sandboxes/{id}", json={})
         began = clock.now()
         asked = [
-            {**run("sleep", "0.3"), "sandbox_id": "a"},
+            {**run("sleep", "3"), "sandbox_id": "a"},
             {**run("echo", "x"), "sandbox_id": "nobody"},
             {"sandbox_id": "b"},
             {**run("echo", "two"), "sandbox_id": "b", "key": "k"},
-            {**run("sleep", "0.3"), "sandbox_id": "b"},
+            {**run("sleep", "3"), "sandbox_id": "b"},
         ]
         got = (await client.post("/v1/sandboxes:exec", json=asked)).json()
-        assert clock.now() - began < 0.55
+        assert clock.now() - began < 6
         assert [one.get("error", {}).get("type", "") for one in got] == ["", "sandbox_not_found", "bad_request", "", ""]
         assert got[3]["result"]["stdout"] == "echo two"
         assert (await client.post("/v1/sandboxes:exec", json={})).status_code == 400

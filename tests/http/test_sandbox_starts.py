@@ -37,15 +37,15 @@ def test_a_start_that_takes_its_time_is_202_until_it_is_there() -> None:
 def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         assert (await client.put(A, json={})).status_code == 202
-        await anyio.sleep(0.3)
+        await anyio.sleep(1)
         failed = await client.put(A, json={})
         assert (failed.status_code, failed.json()["fields"]["cause"]) == (503, "no image")
         assert (await client.get(A)).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
         assert (await client.put(A, json={})).status_code == 202  # it is tried again
-        await anyio.sleep(0.3)
+        await anyio.sleep(1)
         assert (await client.put(A, json={})).json()["fields"]["sandbox_id"] == "fake-1"
 
-    over_http(main, scripted(start_s=0.2, start_failure="no image"), slow_reset_s=0.05)
+    over_http(main, scripted(start_s=0.8, start_failure="no image"), slow_reset_s=0.05)
 
 
 def test_a_network_of_what_is_no_host_is_the_callers_mistake_and_starts_nothing() -> None:

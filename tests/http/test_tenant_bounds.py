@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -58,7 +59,7 @@ def test_a_socket_that_sends_too_fast_is_slowed_and_nothing_is_refused(tmp_path:
             began = clock.now()
             for turn in range(40):
                 assert (await episode.step("x")).observation.text == f"{turn + 1} x"
-            assert 0.2 < clock.now() - began < 5
+            assert 0.2 < clock.now() - began < 15
 
     on_stage(main, tmp_path, rate=Rate(per_s=100, burst=10))
 
@@ -72,9 +73,10 @@ def test_a_tenant_may_have_so_many_sockets_and_others_theirs(tmp_path: Path) -> 
                     pass
             async with EnvClient(stage.address, token=stage.token("umbrella")):
                 pass
-        await anyio.sleep(0.1)
-        async with EnvClient(stage.address, token=acme):
-            pass
+        while True:  # that they are closed is seen a moment later
+            with suppress(RateLimitError):
+                async with EnvClient(stage.address, token=acme):
+                    return
 
     on_stage(main, tmp_path, max_sockets=2)
 
@@ -88,12 +90,15 @@ def test_a_tenant_has_no_more_requests_under_way_than_it_may(tmp_path: Path) -> 
 
             async def step(name: str) -> None:
                 path = f"/v1/sessions/{name}/step"
-                answer = await stage.ask("POST", path, acme, json={"turn": 0, "action": "sleep 1"})
+                answer = await stage.ask("POST", path, acme, json={"turn": 0, "action": "sleep 2"})
                 assert answer.status_code == 200
 
             for name in ("a", "b"):
                 tasks.start_soon(step, name)
-            await anyio.sleep(0.3)
+            states: list[str] = []
+            while states != ["stepping"] * 2:
+                seen = (await stage.ask("GET", "/v1/sessions", stage.token("ops", "admin"))).json()["sessions"]
+                states = [one["state"] for one in seen]
             refused = await stage.ask("GET", "/v1/envs", acme)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert (await stage.ask("GET", "/v1/envs", stage.token("umbrella"))).status_code == 200

@@ -127,14 +127,14 @@ def test_clients_play_over_sockets_as_their_tenants_and_keep_their_sessions_aliv
         ):
             await first.reset()
             await second.reset()
-            await anyio.sleep(0.6)  # three times what a session lives that nobody uses
+            await anyio.sleep(1.5)  # three times what a session lives that nobody uses
             assert (await first.step("x")).observation.text == "1 x"
             assert (await second.step("y")).observation.text == "1 y"
             admin = stage.token("ops", "admin")
             sessions = (await stage.ask("GET", "/v1/sessions", admin)).json()["sessions"]
             assert [one["session_id"].partition(":")[0] for one in sessions] == ["acme", "umbrella"]
 
-    on_stage(main, tmp_path, ttl_s=0.2)
+    on_stage(main, tmp_path, ttl_s=0.5)
 
 
 def test_an_administrator_looks_at_and_ends_the_sessions_of_others_over_a_socket(tmp_path: Path) -> None:
