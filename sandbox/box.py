@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -284,9 +285,9 @@ class Box:
         """
         await self._ending.bring_about()
 
-    def while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+    def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have `work` done beside everything else; it is cancelled when the box is gone."""
-        self._ending.while_alive(work)
+        return self._ending.while_alive(work)
 
     async def release(self) -> None:
         """Let go of it and leave it running; what is asked of it from now on fails as after `stop`."""
@@ -334,11 +335,9 @@ class Box:
 
     async def _forward(self, **place: JSON) -> socket:
         try:
-            theirs, pump = await forward.connected(self._channel, **place)
+            return await forward.connected(self._channel, self.while_alive, **place)
         except (ChannelEndedError, RefusedCallError) as error:
             raise await self._error(error) from None
-        self.while_alive(pump)
-        return theirs
 
     async def _error(self, error: ChannelEndedError | RefusedCallError, path: JSON = None) -> EnvkitError:
         """Return what is to be raised instead of an error of the channel."""

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ import anyio.from_thread
 
 from envkit import clock
 from envkit.errors import SandboxError
+from envkit.sandbox import daemon_client
 from envkit.sandbox.container import Image
 from envkit.sandbox.stream import Address, AttachStream, attach
 from envkit.types import JSON
@@ -300,6 +301,9 @@ def _connect() -> Daemon:
         )
     except (docker.errors.DockerException, OSError) as error:
         raise DaemonError(f"no Docker daemon answers: {_innermost(error)}") from None
+    if isinstance(address, str):
+        for client in (api, quick):
+            daemon_client.close_what_is_refused(client, address)
     return Daemon(api, quick, address, _translated(api.info, (), {}))
 
 
@@ -356,9 +360,8 @@ def _innermost(error: BaseException) -> str:
 
 def _end_since(api: Any, container: str, since: int) -> tuple[bool, int | None]:
     is_out_of_memory, code = False, None
-    filters = {"container": container, "event": ["oom", "die"]}
-    events = api.events(since, f"{clock.wall() + _LATE_EVENT_S:.3f}", filters, decode=True)
-    try:
+    filters = {"container": [container], "event": ["oom", "die"]}
+    with closing(daemon_client.events(api, since, clock.wall() + _LATE_EVENT_S, filters)) as events:
         for event in events:
             if event["Action"] == "oom":
                 is_out_of_memory = True
@@ -366,8 +369,6 @@ def _end_since(api: Any, container: str, since: int) -> tuple[bool, int | None]:
                 code = int(event["Actor"]["Attributes"]["exitCode"])
             if is_out_of_memory or code not in (None, _KILLED):
                 break
-    finally:
-        events.close()
     return is_out_of_memory, code
 
 

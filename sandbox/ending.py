@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -64,11 +63,12 @@ class Ending:
         if self._failure is not None:
             raise SandboxError(self._failure)
 
-    def while_alive(self, work: Coroutine[Any, Any, None]) -> None:
+    def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Have `work` done beside everything else; it is cancelled when the box is gone."""
         task = self._channel.loop.create_task(work)
         self._companions.add(task)
         task.add_done_callback(self._companions.discard)
+        return task
 
     def _on_end(self) -> None:
         # A box ends when it likes, so no task group is open for this.
@@ -77,11 +77,7 @@ class Ending:
     async def _bury(self) -> None:
         """Find out why it ended, and give back what it consists of."""
         if self._cause is None:
-            cause = self._channel.reason or "it has ended"
-            if not self._channel.reason:
-                with anyio.move_on_after(_CAUSE_S), suppress(EnvkitError, OSError):
-                    cause = await self._hold.cause()
-            self._cause = cause
+            self._cause = self._channel.reason or await self._found_cause()
         self._is_lost.set()
         for companion in self._companions:
             companion.cancel()
@@ -93,8 +89,18 @@ class Ending:
                     self._hold.let_go()
             if limit.cancelled_caught:
                 self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
-        except (EnvkitError, OSError) as error:
+        except Exception as error:  # whatever it is, somebody waits for the end
             self._failure = f"{self._id} could not be ended: {error}"
         finally:
             self._forget()
             self._is_gone.set()
+
+    async def _found_cause(self) -> str:
+        try:
+            with anyio.move_on_after(_CAUSE_S):
+                return await self._hold.cause()
+        except (EnvkitError, OSError):
+            pass
+        except Exception as error:  # whatever it is, somebody waits to be told
+            return f"it has ended, and why was not found out: {error!r}"
+        return "it has ended"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -14,11 +15,15 @@ from envkit.sandbox.channel import Call, Channel, ChannelEndedError, RefusedCall
 from envkit.types import JSON
 
 
-async def connected(channel: Channel, **place: JSON) -> tuple[socket.socket, Coroutine[Any, Any, None]]:
-    """Connect to a ``port`` or a ``socket``, named by its path, inside.
+async def connected(
+    channel: Channel, beside: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], **place: JSON
+) -> socket.socket:
+    """Connect to a ``port`` or a ``socket``, named by its path, inside, and return one end of a pair of sockets.
 
-    Returns:
-        One end of a pair of sockets, non-blocking, and what must run for as long as it is used.
+    Args:
+        channel: What carries the bytes.
+        beside: Has what carries them done beside everything else, for as long as the box lives.
+        place: What to connect to.
 
     Raises:
         RefusedCallError: Nothing listens there.
@@ -34,7 +39,9 @@ async def connected(channel: Channel, **place: JSON) -> tuple[socket.socket, Cor
         await call.leave()
         raise
     theirs.setblocking(False)
-    return theirs, _pump(call, ours)
+    pump = beside(_pump(call, ours))
+    pump.add_done_callback(lambda _: ours.close())  # also of one that was cancelled before it had begun
+    return theirs
 
 
 async def _pump(call: Call, ours: socket.socket) -> None:

@@ -77,6 +77,20 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     assert words[-1] == "heavy:"
 
 
+def test_an_interrupt_while_the_program_is_still_loaded_ends_it_without_a_word() -> None:
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'typer':\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from envkit.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_list_shows_each_environment_with_its_summary(call: Call) -> None:
     code, out, err = call("list")
     assert (code, err) == (0, "")
@@ -198,7 +212,7 @@ def test_serve_says_when_it_is_ready_plays_for_others_and_ends_with_a_signal(cal
             taken = call("serve", "--port", url.rpartition(":")[2])
         finally:
             server.send_signal(signal.SIGINT)
-            rest, errors = server.communicate(timeout=30)
+            rest, errors = server.communicate(timeout=120)
 
     assert (ready, server.returncode, rest) == ("ready", 0, "")
     about, room, *log = errors.splitlines()

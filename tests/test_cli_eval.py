@@ -183,9 +183,9 @@ def test_control_c_ends_it_without_a_word_and_without_a_result(tmp_path: Path, p
     with subprocess.Popen([*words, "--output", "found"], cwd=tmp_path, stdout=pipe, stderr=pipe, env=env) as process:
         try:
             until = "until test -e begun; do sleep 0.1; done"
-            subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=60, check=True)
+            subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=300, check=True)
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=300)
         finally:
             process.kill()
     assert (process.returncode, out) == (130, b"")

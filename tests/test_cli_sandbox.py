@@ -16,6 +16,7 @@ import pytest
 from envkit import clock
 from envkit.sandbox.local import LocalBackend
 from envkit.types import SandboxSpec
+from tests.contract.boxes import new_marker
 
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
@@ -67,7 +68,7 @@ def test_a_timeout_is_124_and_a_signal_128_more() -> None:
 
 
 def test_a_lost_box_is_125_and_says_why() -> None:
-    code, _, said = sandbox("run", "--backend", "local", "--ttl-s", "1", "--", "sleep", "60")
+    code, _, said = sandbox("run", "--backend", "local", "--ttl-s", "3", "--", "sleep", "60")
     assert (code, said) == (125, "sandbox bwrap-1 lost: exited with code 3: its time to live is over\n")
 
 
@@ -115,19 +116,20 @@ def test_wrong_words_are_refused_in_a_line() -> None:
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
 def test_a_signal_ends_the_program_and_leaves_nothing(number: signal.Signals, code: int) -> None:
-    program = "trap '' INT TERM HUP; (setsid sleep 86415 &); echo up; sleep 86415; sleep 86415"
+    marker = new_marker()
+    program = f"trap '' INT TERM HUP; (setsid sleep {marker} &); echo up; sleep {marker}; sleep {marker}"
     words = [SCRIPT, "sandbox", "run", "--backend", "local", "--", "sh", "-c", program]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(number)
         try:
-            _, said = process.communicate(timeout=20)
+            _, said = process.communicate(timeout=120)
         finally:
             process.kill()
     assert (process.returncode, said) == (code, "")
-    deadline = clock.stopwatch() + 5
-    while _count("86415"):
+    deadline = clock.stopwatch() + 20
+    while _count(marker):
         assert clock.stopwatch() < deadline
 
 

@@ -90,9 +90,9 @@ def test_an_interrupted_run_keeps_its_last_step_and_says_how_to_go_on(tmp_path: 
     ) as process:
         try:
             until_it_trains = "until test -s run/metrics.jsonl; do sleep 0.1; done"
-            subprocess.run(["sh", "-c", until_it_trains], cwd=tmp_path, timeout=60, check=True)
+            subprocess.run(["sh", "-c", until_it_trains], cwd=tmp_path, timeout=300, check=True)
             process.send_signal(signal.SIGINT)
-            out, errors = process.communicate(timeout=60)
+            out, errors = process.communicate(timeout=300)
         finally:
             process.kill()
 

@@ -42,7 +42,7 @@ def run(folder: Path, program: str, *, imports: str = "import envkit", body: str
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.stderr, done.returncode) == ("", 0)

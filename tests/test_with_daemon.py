@@ -110,14 +110,18 @@ def test_what_a_killed_daemon_leaves_is_ended_by_another(tmp_path: Path) -> None
     assert not [words for words in run.left if words != "sleep 1000"]  # that of the containerd that was killed
 
 
+AWAITED = "until tr '\\0' ' ' </proc/$!/cmdline | grep -q '^/bin/sh .*containerd-shim'; do sleep 0.05; done"
+"""Until what was started last has become a shim, which is a script here."""
+
+
 def test_a_container_that_no_daemon_knows_is_ended(tmp_path: Path) -> None:
     shim = "containerd-shim-runc-v2 -namespace moby -address /var/run/docker/containerd/containerd.sock"
-    assert under(tmp_path, "sh", "-c", f"setsid {shim} & sleep 0.5") == Run(0, "", [], 1)
+    assert under(tmp_path, "sh", "-c", f"setsid {shim} & {AWAITED}") == Run(0, "", [], 1)
 
 
 def test_somebody_elses_container_stays(tmp_path: Path) -> None:
     shim = "containerd-shim-runc-v2 -address /run/other.sock"
-    run = under(tmp_path, "sh", "-c", f"setsid {shim} >/dev/null & sleep 0.5")
+    run = under(tmp_path, "sh", "-c", f"setsid {shim} >/dev/null & {AWAITED}")
     assert f"/bin/sh {tmp_path}/{shim}" in run.left
 
 

@@ -172,11 +172,21 @@ class LimitsSection(Section):
     """Images of such a sandbox beside the default one, such as swe/*. To bubblewrap an image is a folder here, and all
     that is in it can be read."""
     bodies_mib: Mib | None = None
-    """MiB of the bodies of requests that the server holds at once, such as files and inputs of programs; one tenant may
-    have tenant_share of it. None takes a sixteenth of the memory that there is, 64 at least. Bodies of up to 64 KiB are
-    not counted, nor are folders, which wait on the disk."""
+    """MiB of the bodies of requests and answers that the server holds at once, such as files and inputs and outputs of
+    programs; one tenant may have tenant_share of it. A program that may say more than 4 MiB takes as much while it
+    runs, others a sixteenth of what they may say, and then what it said. None takes a sixteenth of the memory that
+    there is, 64 at least. Bodies of up to 64 KiB are not counted, nor are folders, which wait on the disk. Sockets may
+    have half as much beside it."""
     calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
     """Calls a second of one tenant, each step of a batch counted; none does not bound them."""
+
+    @field_validator("networks")
+    @classmethod
+    def _patterns(cls, networks: list[str]) -> list[str]:
+        for one in networks:
+            if not re.fullmatch(r"[A-Za-z0-9*?.-]+", one):
+                raise ValueError(f"{one!r} matches the name of no host; write none, open, or such as *.example.org")
+        return networks
 
 
 class AlertsSection(Section):

@@ -17,14 +17,16 @@ import msgspec
 from envkit.errors import EnvkitError, UnreachableError
 from envkit.http import wire
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
+from envkit.http.bodies import bodies_of
 from envkit.http.callers import caller_of
 from envkit.http.calls import Calls, no_sandboxes
 from envkit.http.exposition import Collect
 from envkit.http.folders import Folders, Trees
 from envkit.http.frames import Sockets
 from envkit.http.permits import Permits
+from envkit.http.sandbox_access import MAX_TIMEOUT_S
 from envkit.http.sandbox_asgi import SandboxPaths
-from envkit.http.sandbox_calls import MAX_TIMEOUT_S, SandboxCalls
+from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.http.snapshots import SnapshotBounds
 from envkit.protocols import EnvHost, SandboxPool
@@ -160,7 +162,7 @@ class App:
         """
         self._calls.sessions.is_closing = True
         if self._calls.sandboxes is not None:
-            self._calls.sandboxes.closing.set()
+            self._calls.sandboxes.access.closing.set()
         with anyio.move_on_after(timeout_s):
             if self._sockets is not None:
                 await self._sockets.answered()
@@ -215,7 +217,7 @@ class App:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            await self._sockets.serve(caller_of(scope), receive, send)
+            await self._sockets.serve(caller_of(scope), receive, send, bodies_of(scope), scope["state"].get("link"))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

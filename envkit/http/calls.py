@@ -23,6 +23,7 @@ from envkit.errors import (
     did_you_mean,
     to_problem,
 )
+from envkit.http.bodies import Room
 from envkit.http.callers import EVERYBODY, Caller, renamed
 from envkit.http.exposition import Collect, exposition
 from envkit.http.sandbox_calls import SandboxCalls
@@ -237,11 +238,11 @@ class Calls:
             used.add(self._caller.key(id))
         return _addressed(frame.id, await self._outcome(method(self, body), id))
 
-    async def answer_sandbox(self, frame: Frame, used: set[str]) -> bytes:
-        """Answer a frame about a sandbox, which is added to `used` if it is used."""
+    async def answer_sandbox(self, frame: Frame, used: set[str], room: Room) -> bytes:
+        """Answer a frame about a sandbox, which is added to `used` if it is used; the answer is counted in `room`."""
         if self.sandboxes is None:
             return _addressed(frame.id, self.failure(no_sandboxes()))
-        return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used)).framed)
+        return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used, room)).framed)
 
     def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
         """Return the answer to a frame that is not taken; the id is None if not even that is known."""

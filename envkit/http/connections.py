@@ -10,19 +10,18 @@ import asyncio
 import math
 from collections.abc import Collection
 from http import HTTPStatus
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import anyio
 import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidState
-from websockets.frames import CloseCode, Frame
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, RequestError, TooLargeError, to_problem
 from envkit.http.asgi import PROBLEM, RETRY_AFTER_S, Receive, Scope, Send, respond_problem
+from envkit.http.bodies import announced_bytes
+from envkit.http.patience import ANSWER_S, Wait, least_rate
 from envkit.http.wire import Problem, write
 
 LOOK_S = 5.0
@@ -31,55 +30,14 @@ LOOK_S = 5.0
 HEAD_S = 20.0
 """Seconds in which the head of a request has to come, counted from the connection's beginning or the head's."""
 
-BODY_S = 30.0
-"""Seconds that a body, or a message of a socket, may take beyond what it takes at `BYTES_PER_S`."""
-
-ANSWER_S = 120.0
-"""Seconds in which a client may read nothing; one that trains in the loop's own thread is deaf for a while."""
-
-BYTES_PER_S = 16 << 10
-"""What the slowest clients send and read."""
-
 MAX_HEAD_BYTES = 64 << 10
 """Size above which a head is refused, unless it comes in one piece."""
 
-_MAX_UNREAD_BYTES = 1 << 20
-"""What a socket may be owed for its pings."""
-
-_MAX_FRAGMENTS = 10_000
 STANDING = 1.1
 """How many times the connections that are served are held, so that the others are told; those beyond are dropped."""
 
 
-class _Wait:
-    """For how long a client has kept the server waiting for the same thing, at a look each."""
-
-    __slots__ = ("_about", "_done", "_since")
-
-    def __init__(self) -> None:
-        self._about: object = None
-        self._since = 0.0
-        self._done = 0
-
-    def is_over(self, about: object, done: int, now: float, bound_s: float) -> bool:
-        """Say whether it has lasted for too long.
-
-        Args:
-            about: What is waited for.
-            done: Bytes of it so far, as seen from anywhere.
-            now: Seconds of the loop's clock.
-            bound_s: Seconds that it may last beyond what those bytes take.
-        """
-        if about != self._about:
-            self._about, self._since, self._done = about, now, done
-            return False
-        return now - self._since > bound_s + (done - self._done) / BYTES_PER_S
-
-    def end(self) -> None:
-        self._about = None
-
-
-class _OneWrite:
+class OneWrite:
     """A transport that holds the head of an answer back until its body comes, if it has one of a known length.
 
     uvicorn writes them apart, and a call of the kernel costs a sixth of a step.
@@ -126,7 +84,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**more)
         self._most = most
         self._served = self.app
-        self._wait = _Wait()
+        self._wait = Wait()
         self._running: RequestResponseCycle | None = None
         self._unread_bytes = 0  # since something was complete, be it a head or a piece of a body
         self._body_bytes = 0
@@ -148,8 +106,9 @@ class Connection(HttpToolsProtocol):
                 else:
                     transport.close()
         elif cycle.more_body and not cycle.response_started and not self.flow.read_paused:
-            if wait.is_over(("body", cycle), self._body_bytes, now, BODY_S):
-                late = RequestError(f"the body came with less than {BYTES_PER_S} bytes a second")
+            rate = least_rate(announced_bytes(cast("Scope", cycle.scope)))
+            if wait.is_too_slow(("body", cycle), self._body_bytes, now, rate):
+                late = RequestError(f"the body came with less than {rate:.0f} bytes a second")
                 self.refuse(late, HTTPStatus.REQUEST_TIMEOUT)
         else:
             wait.end()
@@ -171,7 +130,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._once = _OneWrite(transport)
+        self._once = OneWrite(transport)
         super().connection_made(cast("asyncio.Transport", self._once))
         if len(self.connections) > self._most * STANDING:
             transport.abort()
@@ -222,60 +181,6 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
 
-class SocketConnection(WebSocketsSansIOProtocol):
-    """A connection that has become a WebSocket."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._wait = _Wait()
-        self._messages = 0
-        self._times_drained = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport.transport if isinstance(transport, _OneWrite) else transport)
-
-    def look(self, now: float, *, is_full: bool) -> None:
-        """Let go of a client that takes too long to read, or to end a message; one that says nothing may stay."""
-        transport, wait = self.transport, self._wait
-        if transport.is_closing() or not self.writable.is_set():
-            if wait.is_over(("answer", self._times_drained), -transport.get_write_buffer_size(), now, ANSWER_S):
-                transport.abort()
-        elif size := len(self.conn.reader.buffer) + sum(map(len, self.frames)):
-            if wait.is_over(("message", self._messages), size, now, BODY_S):
-                self.conn.fail(CloseCode.POLICY_VIOLATION, "the message came too slowly")
-                self.handle_parser_exception()
-        else:
-            wait.end()
-
-    def resume_writing(self) -> None:
-        self._times_drained += 1
-        super().resume_writing()
-
-    def send_receive_event_to_app(self) -> None:
-        self._messages += 1
-        super().send_receive_event_to_app()
-
-    def handle_ping(self) -> None:
-        super().handle_ping()
-        if self.transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
-            self.transport.abort()
-
-    def handle_cont(self, event: Frame) -> None:
-        super().handle_cont(event)
-        if len(self.frames) > _MAX_FRAGMENTS:
-            self.conn.fail(CloseCode.POLICY_VIOLATION, "the message has too many pieces")
-            self.handle_parser_exception()
-
-    def shutdown(self) -> None:
-        try:
-            super().shutdown()
-        except InvalidState:  # its client is just leaving too, which must not take the server with it
-            self.transport.close()
-
-
-Looked: TypeAlias = Connection | SocketConnection
-
-
 class Beginning(Protocol):
     """Connections that are not there yet; `envkit.http.handshakes.Handshakes` are."""
 
@@ -290,7 +195,8 @@ async def keep_looking(connections: Collection[Any], most: int, beginning: Begin
     """Let go of clients that take too long, for ever.
 
     Args:
-        connections: The connections of a server; each is a `Connection` or `SocketConnection`.
+        connections: The connections of a server; each is a `Connection` or a
+            `envkit.http.socket_connection.SocketConnection`.
         most: How many of them are served at once.
         beginning: Those that count as well; they have a deadline of their own, and a look's time when there are too
             many.

@@ -12,7 +12,7 @@ from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.http.access_log import AccessLog
 from envkit.http.asgi import Header, Message, Receive, Scope, Send
-from envkit.http.bodies import UNCOUNTED_BYTES, Bodies, Body
+from envkit.http.bodies import UNCOUNTED_BYTES, Bodies, Body, Room
 from envkit.http.callers import NOBODY
 
 _REVOKED = 1008  # of RFC 6455: the message violates a policy
@@ -36,6 +36,10 @@ class Judge(Protocol):
         """Say whether a request with this token may still be made."""
         ...
 
+    async def refuse(self, send: Send, error: EnvkitError) -> None:
+        """Answer with a problem."""
+        ...
+
 
 class Exchange:
     """One request: who makes it, what it is called, and what goes in and out."""
@@ -51,9 +55,11 @@ class Exchange:
         self._receive = receive
         self._send = send
         self.status = self._bytes_in = self._bytes_out = 0
-        self._room = UNCOUNTED_BYTES
-        self.body: Body | None = None
+        self._reach = UNCOUNTED_BYTES
+        self._body: Body | None = None
         """What is larger than that."""
+        self._room: Room | None = None
+        self._is_large = self._is_refused = False
         self._headers: Sequence[Header] = scope["headers"]
         self._id = self.host = b""
         self.origin: bytes | None = None
@@ -73,10 +79,10 @@ class Exchange:
     async def receive(self) -> Message:
         message = await self._receive()
         self._bytes_in += len(message.get("body", b""))
-        if self._bytes_in > self._room:
-            if self.body is None:
-                self.body = self._judge.bodies.begin(self.caller, self.path, self._headers)
-            self._room = await self.body.reach(self._bytes_in)
+        if self._bytes_in > self._reach:
+            if self._body is None:
+                self._body = self._judge.bodies.begin(self.room(), self.path, self._headers)
+            self._reach = await self._body.reach(self._bytes_in)
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -84,11 +90,55 @@ class Exchange:
             if self.is_cut or (message.get("more_body") and self.is_revoked()):
                 self.is_cut = True
                 raise OSError("the token was revoked")  # as if the client had gone
+            if self._is_large:
+                return self._send_large(message)
             self._bytes_out += len(message.get("body", b""))
         else:
             self.status = message["status"]
+            size = _length(message["headers"])
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
+            if size > UNCOUNTED_BYTES:
+                return self._begin_large(message, size)
+            if self._room is not None:
+                self._room.settle(0)
         return self._send(message)
+
+    def room(self) -> Room:
+        """Return what it has room for, beside what is small."""
+        if self._room is None:
+            self._room = self._judge.bodies.room(self.caller)
+        return self._room
+
+    def free(self) -> None:
+        """Give its room back."""
+        if self._room is not None:
+            self._room.free()
+
+    async def _begin_large(self, message: Message, size: int) -> None:
+        """Begin an answer that is counted; one for which there is no room is refused, if nobody asked for that before.
+
+        Those can be asked for again: they only tell how things are, or what a turn was answered.
+        """
+        room = self.room()
+        if not room.is_expected:
+            try:
+                await room.expect(size, within_s=0)
+            except EnvkitError as error:
+                await self._judge.refuse(self.send, error)
+                self._is_large = self._is_refused = True
+                return
+        room.settle(size)
+        self._is_large = True
+        await self._send(message)
+
+    async def _send_large(self, message: Message) -> None:
+        """Send a piece of such an answer, and return when the client has read nearly all of it."""
+        if self._is_refused:
+            return
+        self._bytes_out += len(message.get("body", b""))
+        await self._send({**message, "more_body": True})
+        if not message.get("more_body"):
+            await self._send({"type": "http.response.body", "body": b""})  # waits for what is before it
 
     def write(self, log: AccessLog, method: str, messages: tuple[int, int] | None = None) -> None:
         log.write(
@@ -159,6 +209,14 @@ class SocketExchange(Exchange):
         if not self.is_cut:
             self.is_cut = True
             await self._send({"type": "websocket.close", "code": _REVOKED, "reason": "the token was revoked"})
+
+
+def _length(headers: Sequence[Header]) -> int:
+    """Return how long an answer says that it is; 0 where it does not."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value)
+    return 0
 
 
 def _size(message: Message) -> int:

@@ -3,6 +3,9 @@
 A call goes on when its socket breaks, so that the caller can come back over another one and ask again; only what is run
 in a sandbox without a key is ended. While a socket is open, the sessions and sandboxes that were used over it do not
 expire. All answers that are ready in one turn of the event loop travel in one message.
+
+What a socket holds is counted (`envkit.http.bodies.Backlog`): while sockets hold too much, those that hold more than a
+little are not read on.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -18,6 +23,7 @@ from anyio.abc import TaskGroup
 
 from envkit.errors import EnvkitError, RequestError, TooLargeError
 from envkit.http.asgi import Message, Receive, Send
+from envkit.http.bodies import UNCOUNTED_BYTES, Backlog, Bodies
 from envkit.http.callers import PLAY, SANDBOX, Caller
 from envkit.http.calls import Calls, read_each
 from envkit.http.sandbox_calls import PREFIX, SandboxCalls
@@ -31,6 +37,18 @@ MAX_UNREAD_BYTES = 64 << 20
 
 _FREE = frozenset({"health", "ready"})
 """The methods that need no scope."""
+
+_FRAME_BYTES = 4096
+"""What a frame takes that a task answers, beside its parameters."""
+
+_SMALL_STEP_BYTES = 1024
+"""Size up to which a step that waits is not counted, since that would cost the usual ones more than it is worth."""
+
+_AT_ONCE = 100
+"""Steps that are answered before it is looked whether there is room for more answers."""
+
+_LOOK_S = 1.0
+"""Seconds between looks whether sockets still hold too much."""
 
 _KEEP_S = 1.0
 """Seconds between renewals of the leases of sandboxes."""
@@ -50,6 +68,18 @@ _FRAME = msgspec.json.Decoder(Frame)
 _FRAMES = msgspec.json.Decoder(list[Frame])
 
 
+class Link(Protocol):
+    """The connection beneath a socket."""
+
+    def taken(self) -> None:
+        """Hear that a large message was taken."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until the client has read nearly all of what was sent."""
+        ...
+
+
 class Sockets:
     """All sockets of a server.
 
@@ -65,10 +95,26 @@ class Sockets:
         self._max_frame_bytes = max_frame_bytes
         self._open: set[_Outbox] = set()
 
-    async def serve(self, caller: Caller, receive: Receive, send: Send) -> None:
-        """Serve one socket until it closes; one whose caller sends too much is not read for a while."""
+    async def serve(
+        self,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
+        bodies: Bodies | None = None,
+        link: Link | None = None,
+    ) -> None:
+        """Serve one socket until it closes; one whose caller sends too much is not read for a while.
+
+        Args:
+            caller: Whose it is.
+            receive: Gives its messages.
+            send: Takes answers.
+            bodies: Where what it holds is counted; None for no bound.
+            link: What is beneath, where that can be told and asked how much there is.
+        """
+        bodies = bodies or Bodies()
         calls = self._calls.by(caller)
-        inbox, outbox = _Inbox(receive), _Outbox()
+        inbox, outbox = _Inbox(receive), _Outbox(bodies.backlog(caller), link)
         used: set[str] = set()
         sandboxes: set[str] = set()
         await receive()
@@ -81,12 +127,24 @@ class Sockets:
                     if self._calls.sandboxes is not None:
                         tasks.start_soon(_keep, self._calls.sandboxes, sandboxes, caller)
 
-                    def answer_sandbox(frame: Frame) -> None:
-                        tasks.start_soon(self._answer_sandbox, calls, frame, outbox, sandboxes)
+                    async def answer_sandbox(frame: Frame, size: int) -> None:
+                        room = bodies.room(caller)
+                        try:
+                            if outbox.is_full:
+                                await outbox.wait_for_reader()
+                            outbox.put(await calls.answer_sandbox(frame, sandboxes, room))
+                        finally:
+                            room.free()
+                            outbox.forget(size)
+
+                    def begin_sandbox(frame: Frame, size: int) -> None:
+                        tasks.start_soon(answer_sandbox, frame, size)
 
                     while (message := await inbox.take())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
-                        count = self._take(calls, caller, data, outbox, used, answer_sandbox)
+                        if link is not None and len(data) > UNCOUNTED_BYTES:
+                            link.taken()
+                        count = await self._take(calls, caller, data, outbox, used, begin_sandbox)
                         await outbox.wait_for_room()
                         if wait_s := caller.charge(max(1, count)):
                             await inbox.rest(wait_s)
@@ -99,32 +157,49 @@ class Sockets:
         while owed := [outbox for outbox in self._open if outbox.owed]:
             await owed[0].wait_for_room(0)
 
-    def _take(
+    async def _take(
         self,
         calls: Calls,
         caller: Caller,
         data: bytes,
         outbox: _Outbox,
         used: set[str],
-        answer_sandbox: Callable[[Frame], None],
+        begin_sandbox: Callable[[Frame, int], None],
     ) -> int:
         """Begin what the frames of a message ask for; return how many there are."""
         steps, others = self._read(calls, caller, data)
         count = len(steps) + len(others)
         outbox.owed += count
-        answers, waiting = calls.answers_now(steps, used)
+        each = (
+            len(data) // count if steps and len(data) > _SMALL_STEP_BYTES * count else 0
+        )  # what a step that waits takes
+        for first in range(0, len(steps), _AT_ONCE):
+            if first:
+                await outbox.wait_for_reader()
+            self._step(calls, steps[first : first + _AT_ONCE] if len(steps) > _AT_ONCE else steps, outbox, used, each)
         for frame in others:
             if isinstance(frame, bytes):
-                answers.append(frame)
-            elif frame.method.startswith(PREFIX):
-                answer_sandbox(frame)
+                outbox.put(frame)
+                continue
+            size = _FRAME_BYTES + len(memoryview(frame.params))
+            outbox.remember(size)
+            if frame.method.startswith(PREFIX):
+                begin_sandbox(frame, size)
             else:
-                self._tasks.start_soon(self._answer, calls, frame, outbox, used)
-        for step in waiting:
-            if not calls.ask(step, outbox.put):
-                self._tasks.start_soon(self._answer, calls, step, outbox, used)
-        outbox.put(*answers)
+                self._tasks.start_soon(self._answer, calls, frame, outbox, used, size)
         return count
+
+    def _step(self, calls: Calls, steps: Sequence[StepFrame], outbox: _Outbox, used: set[str], each: int) -> None:
+        """Answer steps, or begin to where that takes its time."""
+        answers, waiting = calls.answers_now(steps, used)
+        for step in waiting:
+            give = outbox.put
+            if each:
+                outbox.remember(each)
+                give = partial(outbox.put_and_forget, each)
+            if not calls.ask(step, give):
+                self._tasks.start_soon(self._answer, calls, step, outbox, used, each)
+        outbox.put(*answers)
 
     def _read(self, calls: Calls, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
         """Return the steps of a message, and the other frames: in place of each that is not taken the answer to it."""
@@ -165,11 +240,13 @@ class Sockets:
         except EnvkitError as error:
             return calls.refusal(frame.id, error)
 
-    async def _answer(self, calls: Calls, frame: Frame | StepFrame, outbox: _Outbox, used: set[str]) -> None:
-        outbox.put(await calls.answer(frame, used))
-
-    async def _answer_sandbox(self, calls: Calls, frame: Frame, outbox: _Outbox, used: set[str]) -> None:
-        outbox.put(await calls.answer_sandbox(frame, used))
+    async def _answer(self, calls: Calls, frame: Frame | StepFrame, outbox: _Outbox, used: set[str], size: int) -> None:
+        try:
+            if outbox.is_full and isinstance(frame, Frame):
+                await outbox.wait_for_reader()
+            outbox.put(await calls.answer(frame, used))
+        finally:
+            outbox.forget(size)
 
 
 async def _keep(calls: SandboxCalls, used: set[str], caller: Caller) -> None:
@@ -214,12 +291,15 @@ def _size(message: Message) -> int:
 
 
 class _Outbox:
-    """Answers of one socket that wait for being sent."""
+    """Answers of one socket that wait for being sent, and how much there is of them and of what they answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, backlog: Backlog, link: Link | None) -> None:
         self.owed = 0
         """Frames that came and whose answers were not sent."""
+        self._backlog = backlog
+        self._link = link
         self._unread_bytes = 0
+        self._asked_bytes = 0
         self._is_over = False
         self._answers: list[bytes] = []
         # asyncio's, as the server's loop is: anyio's cannot be cleared, and a new one for each message costs more.
@@ -233,11 +313,51 @@ class _Outbox:
             self._filled.set()
         self._answers += answers
         self._unread_bytes += sum(map(len, answers))
+        if self._unread_bytes > UNCOUNTED_BYTES:
+            self._count()
+
+    def put_and_forget(self, size: int, answer: bytes) -> None:
+        """Put in the answer to what was remembered."""
+        self.put(answer)
+        self.forget(size)
+
+    def remember(self, size: int) -> None:
+        """Count what a frame takes that is not answered at once."""
+        self._asked_bytes += size
+        if self._asked_bytes > UNCOUNTED_BYTES:
+            self._count()
+
+    def forget(self, size: int) -> None:
+        """Count that no more."""
+        if size:
+            self._asked_bytes -= size
+            if self._backlog.count:
+                self._count()
+                self._emptied.set()
+
+    def _count(self) -> None:
+        self._backlog.hold(self._asked_bytes + self._unread_bytes)
 
     async def wait_for_room(self, most: int = MAX_OWED) -> None:
-        """Wait until at most `most` answers are owed, and no more bytes of them wait than may."""
-        while self.owed > most or self._unread_bytes > MAX_UNREAD_BYTES:
-            self._emptied.clear()
+        """Wait until at most `most` answers are owed, and there are no more bytes than may be."""
+        while self.owed > most or self._unread_bytes > MAX_UNREAD_BYTES or self._backlog.is_too_much:
+            await self._wait()
+
+    async def wait_for_reader(self) -> None:
+        """Wait until there are no more bytes than may be that nobody has read."""
+        while self.is_full:
+            await self._wait()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are more bytes than may be that nobody has read."""
+        return self._unread_bytes > UNCOUNTED_BYTES and (
+            self._unread_bytes > MAX_UNREAD_BYTES or self._backlog.is_too_much
+        )
+
+    async def _wait(self) -> None:
+        self._emptied.clear()
+        with anyio.move_on_after(_LOOK_S):  # others may make room too
             await self._emptied.wait()
 
     async def run(self, send: Send) -> None:
@@ -250,14 +370,19 @@ class _Outbox:
                 size = self._unread_bytes
                 for batch in batches(answers, _BATCH_BYTES):
                     await send({"type": "websocket.send", "bytes": batch})
+                if size > UNCOUNTED_BYTES and self._link is not None:
+                    await self._link.drained()
                 self._sent(len(answers), size)
         except OSError:  # closed meanwhile, which `receive` reports too
             pass
         finally:
             self._is_over = True
+            self._answers = []
             self._sent(self.owed, self._unread_bytes)
 
     def _sent(self, count: int, size: int) -> None:
         self.owed -= count
         self._unread_bytes -= size
+        if self._backlog.count:
+            self._count()
         self._emptied.set()

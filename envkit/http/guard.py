@@ -83,7 +83,7 @@ class Guard:
             beyond it is refused with 429; of a socket beyond it nothing is read for as long.
         max_sockets: Sockets that a tenant may have open.
         max_requests: Requests of a tenant that may be under way at once, where there are tokens.
-        bodies: How much of their bodies is held at once; None for any.
+        bodies: How much is held at once of the bodies of requests and answers, and for sockets; None for any.
         log: Where each request is written down, if anywhere.
         errors: Where refusals are counted by code, beside what the application counts; see `App.errors`.
     """
@@ -134,7 +134,7 @@ class Guard:
                 if exchange.caller.token_id:
                     tenant = self._begin(exchange.caller.tenant)
             except EnvkitError as error:
-                await self._refuse(exchange.send, error)
+                await self.refuse(exchange.send, error)
             else:
                 await self._app(scope, exchange.receive, exchange.send)
         except Exception:
@@ -142,8 +142,7 @@ class Guard:
                 exchange.status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR  # what the server then says
                 raise
         finally:
-            if exchange.body is not None:
-                exchange.body.free()
+            exchange.free()
             if tenant is not None:
                 tenant.requests -= 1
             if self._log is not None:
@@ -158,7 +157,7 @@ class Guard:
                 tenant = self._enter(exchange.caller.tenant)
             except EnvkitError as error:
                 await receive()
-                await self._refuse(exchange.deny, error)
+                await self.refuse(exchange.deny, error)
             else:
                 await self._talk(exchange, scope)
         finally:
@@ -191,7 +190,8 @@ class Guard:
         """Return whom to let in; None is everybody."""
         return self._tokens if self._tokens is not None and self._tokens.is_needed() else None
 
-    async def _refuse(self, send: Send, error: EnvkitError) -> None:
+    async def refuse(self, send: Send, error: EnvkitError) -> None:
+        """Answer a request with a problem."""
         self._errors[error.code] += 1
         problem = msgspec.convert(to_problem(error), wire.Problem)
         challenge = [_CHALLENGE] if isinstance(error, UnauthorizedError) else []
@@ -223,7 +223,10 @@ class Guard:
             caller = self._with_bucket(caller, self._rate)
             caller.take()
         exchange.caller = caller
-        scope.setdefault("state", {})["caller"] = caller
+        state = scope.setdefault("state", {})
+        state["caller"] = caller
+        state["room"] = exchange.room
+        state["bodies"] = self.bodies
 
     def _known(self, token: str | None, tokens: TokenStore) -> Caller:
         if token is None:

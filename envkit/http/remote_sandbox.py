@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlencode
@@ -15,8 +17,10 @@ import msgspec
 
 from envkit import clock
 from envkit.errors import (
+    CapacityError,
     DeadlineError,
     EnvkitError,
+    RateLimitError,
     RequestError,
     SandboxLostError,
     SandboxNotFoundError,
@@ -29,6 +33,7 @@ from envkit.http.bulk import Bulk
 from envkit.http.channel import Channel
 from envkit.http.dial import dial_url
 from envkit.http.folders import Trees
+from envkit.http.said import said_argument
 from envkit.http.wire import DoneReply, write
 from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxUser
 
@@ -40,6 +45,9 @@ SLACK_S = 60.0
 
 _SHELL_S = 3600.0 + SLACK_S
 """A command of a shell waits for those before it."""
+
+_PATIENCE_S = 60.0
+"""Seconds for which a call is asked for again that the server has no memory for."""
 
 _FILE_S = 180.0
 _TREE_S = 3600.0
@@ -69,6 +77,7 @@ class Line:
         self.channel = Channel(self.address, dial_url(self.address, CALL_S, token=token, ca=ca))
         self.bulk = Bulk(self.address, token, ca)
         self._trees = trees
+        self._rng = random.Random()
 
     @property
     def trees(self) -> Trees:
@@ -84,6 +93,17 @@ class Line:
     async def call(self, method: str, body: msgspec.Struct, reply: type[T], timeout_s: float = CALL_S) -> T:
         """Make a call about sandboxes over the socket. Raises whatever the server answers."""
         return self.decoded(method, await self.channel.call(f"sandbox.{method}", body, timeout_s), reply)
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again for a while where the server holds too much; it has begun nothing then."""
+        until = clock.now() + _PATIENCE_S
+        while True:
+            try:
+                return await ask()
+            except (CapacityError, RateLimitError):
+                if clock.now() > until:
+                    raise
+                await anyio.sleep(self._rng.uniform(0.5, 1.0))  # not all clients in step
 
     async def stop(self, id: str) -> None:
         """End a sandbox and wait until nothing is left of it; safe to repeat, not cancelled, bounded (75 s)."""
@@ -128,7 +148,7 @@ class RemoteSandbox:
         """Run a program to its end; see `envkit.protocols.Sandbox.exec`."""
         settings = dict(env or {})
         fields = {
-            "argv": tuple(map(wire.said_argument, argv)),
+            "argv": tuple(map(said_argument, argv)),
             "timeout_s": timeout_s,
             "env": settings,
             "cwd": cwd,
@@ -182,7 +202,7 @@ class RemoteSandbox:
                     raise
         target = f"{self._url}/files?{_query(path=path, max_bytes=str(max_bytes), user=user)}"
         with self._translated():
-            return await self._line.bulk.request("GET", target, b"", timeout_s=_FILE_S)
+            return await self._line.patiently(partial(self._line.bulk.request, "GET", target, b"", timeout_s=_FILE_S))
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         """Write a file, as a whole or not at all; see `envkit.protocols.Sandbox.write`."""
@@ -196,7 +216,8 @@ class RemoteSandbox:
         headers = {"Idempotency-Key": key}
         with self._translated():
             async with self._ended_with_us(key):
-                await self._line.bulk.request("PUT", target, content, timeout_s=_FILE_S, headers=headers)
+                ask = partial(self._line.bulk.request, "PUT", target, content, timeout_s=_FILE_S, headers=headers)
+                await self._line.patiently(ask)
 
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
         """Copy a file or folder into the sandbox; see `envkit.protocols.Sandbox.upload`.
@@ -286,15 +307,14 @@ class RemoteSandbox:
 
     async def _keyed(self, method: str, key: str, body: msgspec.Struct, reply: type[T], timeout_s: float) -> T:
         async with self._ended_with_us(key):
-            return await self._call(method, body, reply, timeout_s)
+            return await self._line.patiently(partial(self._call, method, body, reply, timeout_s))
 
     async def _run_by_http(self, what: str, key: str, body: msgspec.Struct, timeout_s: float) -> ExecResult:
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
         with self._translated():
             async with self._ended_with_us(key):
-                answer = await self._line.bulk.request(
-                    "POST", f"{self._url}/{what}", write(body), timeout_s=timeout_s, headers=headers
-                )
+                ask = partial(self._line.bulk.request, "POST", f"{self._url}/{what}", write(body), headers=headers)
+                answer = await self._line.patiently(partial(ask, timeout_s=timeout_s))
         return self._line.decoded(what, answer, wire.ExecReply).result()
 
     @asynccontextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
@@ -26,6 +26,16 @@ MAX_COUNT = 10_000
 MAX_BYTES = 64 << 20
 
 Work: TypeAlias = Callable[[], Awaitable["Outcome"]]
+
+
+class Shared(Protocol):
+    """What a call takes and others may hold as well, such as `envkit.http.bodies.Room`."""
+
+    def share(self) -> None:
+        """Keep it until `free` is called once more."""
+        ...
+
+    def free(self) -> None: ...
 
 
 class Outcome(NamedTuple):
@@ -87,7 +97,7 @@ class Repeats:
         self._full: OrderedDict[tuple[str, str], _Call] = OrderedDict()
         self._bytes = 0
 
-    async def once(self, sandbox_id: str, key: str, content: bytes, work: Work) -> Outcome:
+    async def once(self, sandbox_id: str, key: str, content: bytes, work: Work, takes: Shared | None = None) -> Outcome:
         """Run `work`, or give what came of it again.
 
         Args:
@@ -95,6 +105,7 @@ class Repeats:
             key: Which call it is.
             content: What was asked for; or, where that is long, a hash of it.
             work: Does it; raises nothing.
+            takes: What it takes, kept until it is done even if whoever asks goes away.
 
         Raises:
             SandboxConflictError: The key belongs to another call.
@@ -103,7 +114,9 @@ class Repeats:
         if call is None:
             assert self.tasks is not None
             call = self._calls[sandbox_id][key] = _Call(content)
-            self.tasks.start_soon(self._run, sandbox_id, key, call, work)
+            if takes is not None:
+                takes.share()
+            self.tasks.start_soon(self._run, sandbox_id, key, call, work, takes)
         elif call.content not in (content, _ANY):
             raise SandboxConflictError(f"the key {key!r} belongs to another call of this sandbox")
         await call.done.wait()
@@ -125,13 +138,15 @@ class Repeats:
             self._ended.pop((sandbox_id, key), None)
             self._blank(sandbox_id, key)
 
-    async def _run(self, sandbox_id: str, key: str, call: _Call, work: Work) -> None:
+    async def _run(self, sandbox_id: str, key: str, call: _Call, work: Work, takes: Shared | None) -> None:
         outcome = None
         try:
             with call.scope:
                 outcome = await work()
         finally:
             self._end(sandbox_id, key, call, outcome or self._failure(_cancelled(key)))
+            if takes is not None:
+                takes.free()
 
     def _end(self, sandbox_id: str, key: str, call: _Call, outcome: Outcome) -> None:
         call.outcome = outcome

@@ -15,10 +15,12 @@ import msgspec
 from envkit.errors import EnvkitError, RequestError, UnsupportedError
 from envkit.http import sandbox_wire as wire
 from envkit.http.asgi import JSON, PROBLEM, Receive, Scope, Send, read_body, respond
+from envkit.http.bodies import room_of
 from envkit.http.callers import Caller, caller_of
 from envkit.http.folders import MAX_TREE_BYTES, Folders
 from envkit.http.repeats import Outcome
-from envkit.http.sandbox_calls import SandboxCalls, seen_by
+from envkit.http.sandbox_access import seen_by
+from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.wire import DoneReply, read, write
 from envkit.types import FileUser, FleetEvent, SandboxUser
 
@@ -69,7 +71,7 @@ class SandboxPaths:
         async def answer(caller: Caller) -> Outcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
             frame = wire.ExecFrame(*msgspec.structs.astuple(body), sandbox_id=id, key=key_of(scope))
-            return await self._ran(partial(self.calls.exec, frame, caller), frame.key, receive)
+            return await self._ran(partial(self.calls.work.exec, frame, caller, room_of(scope)), frame.key, receive)
 
         await self._answer(answer, scope, send)
 
@@ -78,14 +80,14 @@ class SandboxPaths:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
             shell = wire.read_sandbox_id(name)
             frame = wire.ShellFrame(*msgspec.structs.astuple(body), sandbox_id=id, shell=shell, key=key_of(scope))
-            return await self._ran(partial(self.calls.shell, frame, caller), frame.key, receive)
+            return await self._ran(partial(self.calls.work.shell, frame, caller, room_of(scope)), frame.key, receive)
 
         await self._answer(answer, scope, send)
 
     async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(caller: Caller) -> Outcome:
-            folders, sandbox = self._require_folders(), self.calls.find(id, caller)
-            with self.calls.naming(id, caller):
+            folders, sandbox = self._require_folders(), self.calls.access.find(id, caller)
+            with self.calls.access.naming(id, caller):
                 await folders.take(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
             return Outcome(write(DoneReply()))
 
@@ -101,24 +103,24 @@ class SandboxPaths:
 
         try:
             caller = caller_of(scope)
-            folders, sandbox = self._require_folders(), self.calls.find(id, caller)
+            folders, sandbox = self._require_folders(), self.calls.access.find(id, caller)
             path, max_bytes = path_of(scope), number_of(scope, "max_bytes", MAX_TREE_BYTES)
             user = file_user_of(scope)
-            with self.calls.naming(id, caller):
+            with self.calls.access.naming(id, caller):
                 await folders.give(sandbox, path, user, max_bytes, note, tenant=caller.tenant)  # type: ignore[arg-type]
         except Exception as error:
             if has_begun:  # all that is left to say is that it is not complete, by breaking the connection
                 raise
-            await respond_outcome(send, self.calls.failure(error))
+            await respond_outcome(send, self.calls.access.failure(error))
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send what happens, as server-sent events, until the caller goes away or the server shuts down."""
         try:
-            self.calls.refuse_when_closing()
+            self.calls.access.refuse_when_closing()
             last = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), "0")
             after = number_of(scope, "after", int(last) if last.isascii() and last.isdigit() else 0)
         except EnvkitError as error:
-            await respond_outcome(send, self.calls.failure(error))
+            await respond_outcome(send, self.calls.access.failure(error))
             return
         caller = caller_of(scope)
         seen = seen_by(caller)
@@ -127,9 +129,9 @@ class SandboxPaths:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_watch, receive, tasks.cancel_scope)
-                tasks.start_soon(self.calls.cancel_when_closing, tasks.cancel_scope)
+                tasks.start_soon(self.calls.access.cancel_when_closing, tasks.cancel_scope)
                 tasks.start_soon(_beat, send)
-                async for event in self.calls.pool.events(after=after):
+                async for event in self.calls.access.pool.events(after=after):
                     if seen in (None, event.tenant):
                         await send({"type": "http.response.body", "body": _said(event, caller), "more_body": True})
                 tasks.cancel_scope.cancel()
@@ -146,13 +148,13 @@ class SandboxPaths:
     async def _ran(self, work: Callable[[], Awaitable[Outcome]], key: str | None, receive: Receive) -> Outcome:
         if key is not None:
             return await work()
-        return await self.unless_left(receive, partial(self.calls.attempt, work)) or _NOBODY
+        return await self.unless_left(receive, partial(self.calls.access.attempt, work)) or _NOBODY
 
     async def _answer(self, answer: Answered, scope: Scope, send: Send) -> None:
         try:
             outcome = await answer(caller_of(scope))
         except Exception as error:
-            outcome = self.calls.failure(error)
+            outcome = self.calls.access.failure(error)
         await respond_outcome(send, outcome)
 
     def _require_folders(self) -> Folders:

@@ -10,10 +10,11 @@ import anyio
 import msgspec
 from fastapi import Request, Response
 
-from envkit.errors import RequestError, SandboxConflictError
+from envkit.errors import CapacityError, RateLimitError, RequestError, SandboxConflictError
 from envkit.http import sandbox_wire as wire
 from envkit.http.asgi import RETRY_AFTER_S, ASGIApp, Receive, Scope, Send, read_body
-from envkit.http.callers import caller_of
+from envkit.http.bodies import Room, room_of
+from envkit.http.callers import Caller, caller_of
 from envkit.http.calls import read_each
 from envkit.http.folders import MAX_FILE_BYTES, TAR
 from envkit.http.repeats import Outcome
@@ -26,6 +27,8 @@ from envkit.http.sandbox_asgi import (
     path_of,
     user_of,
 )
+from envkit.http.sandbox_calls import SandboxCalls
+from envkit.http.sandbox_work import room_for
 from envkit.http.wire import MAX_REQUEST_BYTES, PROTOCOL, DoneReply, NoBody, Problem, read, write
 from envkit.types import SandboxState
 
@@ -181,21 +184,9 @@ class _Routes:
         if len(bodies) > _MAX_EXECS:
             raise RequestError(f"a list may have {_MAX_EXECS} programs, got {len(bodies)}")
         caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
-        outcomes = [b""] * len(bodies)
-
-        async def run(index: int, body: wire.ExecFrame | RequestError) -> None:
-            if isinstance(body, RequestError):
-                outcomes[index] = self._calls.failure(body).framed
-            else:
-                outcomes[index] = (await self._calls.attempt(partial(self._calls.exec, body, caller))).framed
-
-        async def run_all() -> None:
-            async with anyio.create_task_group() as tasks:
-                for index, body in enumerate(bodies):
-                    tasks.start_soon(run, index, body)
-
-        await self._paths.unless_left(request.receive, run_all)
-        return _json(b"[%b]" % b",".join(outcomes))
+        programs = _Programs(self._calls, caller, room_of(request.scope))
+        await self._paths.unless_left(request.receive, partial(programs.run, bodies))
+        return _json(b"[%b]" % b",".join(programs.outcomes))
 
     async def shell(self, sandbox_id: str, name: str) -> Response:
         """Run a command in a shell that stays: folder, variables and functions are there for the next.
@@ -208,16 +199,14 @@ class _Routes:
     async def close_shell(self, sandbox_id: str, name: str, request: Request) -> Response:
         """End a shell and everything that it started. Repeating the call is safe."""
         frame = wire.CloseShellFrame(sandbox_id, wire.read_sandbox_id(name), user_of(request.scope))
-        return _json(write(await self._calls.close_shell(frame, caller_of(request.scope))))
+        return _json(write(await self._calls.work.close_shell(frame, caller_of(request.scope))))
 
     async def read(self, sandbox_id: str, request: Request) -> Response:
         """Read a file."""
         scope = request.scope
         max_bytes = number_of(scope, "max_bytes", MAX_FILE_BYTES, most=MAX_FILE_BYTES)
-        content = await self._calls.read_file(
-            sandbox_id, path_of(scope), max_bytes, caller_of(scope), file_user_of(scope)
-        )
-        return Response(content, media_type=_BYTES)
+        frame = wire.ReadFrame(sandbox_id, path_of(scope), max_bytes, file_user_of(scope))
+        return Response(await self._calls.work.read_file(frame, caller_of(scope), room_of(scope)), media_type=_BYTES)
 
     async def write(self, sandbox_id: str, request: Request) -> Response:
         """Write a file, as a whole or not at all; its folders are made."""
@@ -225,10 +214,10 @@ class _Routes:
         caller = caller_of(scope)
         path, key, user = path_of(scope), key_of(scope), file_user_of(scope)
         mode = number_of(scope, "mode", _NO_MODE, base=8, most=0o777)
-        self._calls.find(sandbox_id, caller)  # before all of it is read
+        self._calls.access.find(sandbox_id, caller)  # before all of it is read
         content = await read_body(scope, request.receive, MAX_FILE_BYTES)
         frame = wire.WriteFrame(sandbox_id, path, content, None if mode == _NO_MODE else mode, key, user)
-        return _of(await self._calls.write(frame, caller))
+        return _of(await self._calls.work.write(frame, caller, room_of(scope)))
 
     async def give_tree(self, sandbox_id: str) -> Response:
         """Copy a file or folder out of the sandbox, as a tar stream whose names begin with ``tree`` or with ``.``."""
@@ -241,7 +230,7 @@ class _Routes:
     async def snapshot(self, sandbox_id: str, request: Request) -> Response:
         """Keep the sandbox's files as they are now, under a name with which another one can begin."""
         frame = wire.SnapshotFrame(sandbox_id, key_of(request.scope))
-        return _of(await self._calls.snapshot(frame, caller_of(request.scope)))
+        return _of(await self._calls.snapshot(frame, caller_of(request.scope), room_of(request.scope)))
 
     async def snapshots(self, request: Request) -> Response:
         """Look at all snapshots, with their sizes, oldest first."""
@@ -254,6 +243,60 @@ class _Routes:
     async def events(self) -> Response:
         """Follow what happens: server-sent events with an `EventReply` each, and a sign of life each 15 s."""
         return _Sent(self._paths.events)
+
+
+class _Programs:
+    """The programs of one list.
+
+    Args:
+        calls: Run them.
+        caller: Who asks.
+        room: Where what they said is counted until it is sent.
+    """
+
+    def __init__(self, calls: SandboxCalls, caller: Caller, room: Room) -> None:
+        self.outcomes: list[bytes] = []
+        self._calls = calls
+        self._caller = caller
+        self._room = room
+        self._said = 0
+        self._running = 0
+
+    async def run(self, bodies: Sequence[wire.ExecFrame | RequestError]) -> None:
+        """Run all at once, as far as there is room for what they may say."""
+        self.outcomes = [b""] * len(bodies)
+        async with anyio.create_task_group() as tasks:
+            for index, body in enumerate(bodies):
+                if isinstance(body, RequestError):
+                    self._take(index, self._calls.access.failure(body))
+                else:
+                    tasks.start_soon(self._run, index, body)
+
+    async def _run(self, index: int, body: wire.ExecFrame) -> None:
+        room = self._room.another()
+        try:
+            self._take(index, await self._calls.access.attempt(partial(self._run_in, room, body)))
+        finally:
+            room.free()
+
+    async def _run_in(self, room: Room, body: wire.ExecFrame) -> Outcome:
+        while True:
+            try:
+                await room.expect(room_for(body))
+                break
+            except (RateLimitError, CapacityError):
+                if not self._running:  # else those have it, and will give it back
+                    raise
+        self._running += 1
+        try:
+            return await self._calls.work.exec(body, self._caller, room)
+        finally:
+            self._running -= 1
+
+    def _take(self, index: int, outcome: Outcome) -> None:
+        self.outcomes[index] = outcome.framed
+        self._said += len(self.outcomes[index])
+        self._room.settle(self._said)
 
 
 class _Sent(Response):

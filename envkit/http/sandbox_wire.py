@@ -1,22 +1,19 @@
 """The messages about sandboxes: one definition for the server, the client and the OpenAPI document.
 
 A sandbox's `sandbox_id` is chosen by the caller, which is what makes its creation safe to repeat. What runs in a
-sandbox is made safe by a key: the same call with the same key gives the same answer again (`envkit.http.repeats`).
-
-What a program wrote is bytes. It travels as a JSON string where it is UTF-8, and otherwise as ``{"base64": "..."}``, so
-that nothing is lost and the usual case can be read. What a caller hands in (`stdin`, `content`) is always base64.
+sandbox is made safe by a key: the same call with the same key gives the same answer again (`envkit.http.repeats`). How
+bytes travel is said in `envkit.http.said`.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from envkit.errors import RequestError
+from envkit.http.said import Bytes, heard, said
 from envkit.http.wire import PROTOCOL
 from envkit.types import ExecResult, FileUser, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
 
@@ -66,15 +63,6 @@ Key: TypeAlias = Annotated[
         description="Makes a call safe to repeat: 1 to 255 visible characters of ASCII, new for each call.",
     ),
 ]
-
-
-class Base64(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes that are not UTF-8."""
-
-    base64: bytes
-
-
-Bytes: TypeAlias = str | Base64
 
 
 class SpecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -234,8 +222,8 @@ class ExecReply(msgspec.Struct, frozen=True):
     def of(cls, result: ExecResult) -> ExecReply:
         return cls(
             result.exit_code,
-            _said(result.stdout_bytes),
-            _said(result.stderr_bytes),
+            said(result.stdout_bytes),
+            said(result.stderr_bytes),
             result.timed_out,
             result.truncated_bytes,
             result.duration_s,
@@ -246,8 +234,8 @@ class ExecReply(msgspec.Struct, frozen=True):
     def result(self) -> ExecResult:
         return ExecResult(
             self.exit_code,
-            _heard(self.stdout),
-            _heard(self.stderr),
+            heard(self.stdout),
+            heard(self.stderr),
             self.timed_out,
             self.truncated_bytes,
             self.duration_s,
@@ -365,20 +353,6 @@ class EventReply(msgspec.Struct, frozen=True):
     state: SandboxState | None
 
 
-def said_argument(argument: str) -> Bytes:
-    """Return how an argument travels, which in Python is text with escapes for what is no UTF-8."""
-    try:
-        argument.encode()
-    except UnicodeEncodeError:
-        return Base64(os.fsencode(argument))
-    return argument
-
-
-def heard_arguments(arguments: Sequence[Bytes]) -> list[str]:
-    """Return arguments that travelled as Python has them."""
-    return [one if isinstance(one, str) else os.fsdecode(one.base64) for one in arguments]
-
-
 def read_sandbox_id(text: str) -> str:
     """Return `text` if it can be the name of a sandbox, or of a shell.
 
@@ -412,14 +386,3 @@ def read_key(text: str) -> str:
         return msgspec.convert(text, Key)
     except msgspec.ValidationError:
         raise RequestError("Idempotency-Key: use 1 to 255 visible characters of ASCII") from None
-
-
-def _said(content: bytes) -> Bytes:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return Base64(content)
-
-
-def _heard(said: Bytes) -> bytes:
-    return said.encode() if isinstance(said, str) else said.base64

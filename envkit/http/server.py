@@ -18,9 +18,10 @@ import anyio
 import uvicorn
 
 from envkit.errors import UsageError
-from envkit.http.connections import Connection, SocketConnection, keep_looking
+from envkit.http.connections import Connection, keep_looking
 from envkit.http.guard import Served
 from envkit.http.handshakes import Handshakes
+from envkit.http.socket_connection import SocketConnection
 from envkit.http.wire import MAX_MESSAGE_BYTES
 
 DRAIN_S = 10.0

@@ -40,6 +40,8 @@ Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 AnyBox: TypeAlias = "Box | FallbackBox | RemoteSandbox"
 
 KINDS = ("auto", "local", "docker", "process")
+_SERVERS_OWN = ("ledger",)
+"""Fields of a spec that nobody asks for."""
 
 
 async def choose(kind: BackendKind = "auto") -> Backend:
@@ -88,10 +90,12 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
     Raises:
         UsageError: There is no such field, or it cannot have this value.
     """
-    known = [field.name for field in fields(SandboxSpec)]
+    known = [field.name for field in fields(SandboxSpec) if field.name not in _SERVERS_OWN]
     for name in options:
         if name not in known:
             raise UsageError(f"a sandbox has no option {name!r}{did_you_mean(name, known)}")
+    if options.get("lonely_s") is not None and not options.get("stay"):
+        raise UsageError("lonely_s: only a sandbox that stays can be left alone (stay)")
     try:
         return TypeAdapter(SandboxSpec).validate_python(options)
     except ValidationError as error:

@@ -16,7 +16,9 @@ from envkit.sandbox.pool.nodes import Demand, Holds, Node
 MEMORY_SHARE = 0.75
 PIDS_SHARE = 0.5
 BODIES_SHARE = 1 / 16
-"""Of the memory, for the bodies of requests: they are held up to three times over while they are read and passed on."""
+"""Of the memory, for the bodies of requests and answers: they are held up to three times over while they are read and
+passed on.
+"""
 ENVS_SHARE = 0.5
 """Of what a node holds, for the boxes that serve environments, where their number is not said."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from envkit.errors import EnvkitError, UsageError
 from envkit.http.remote_sandbox import RemoteSandbox
-from envkit.http.sandbox_calls import MAX_TIMEOUT_S
+from envkit.http.sandbox_access import MAX_TIMEOUT_S
 from envkit.http.sandbox_client import SandboxClient
 from envkit.http.sandbox_wire import KeptReply
 from envkit.sandbox import trees

@@ -16,6 +16,7 @@ from envkit.protocols import Sandbox
 from envkit.sandbox.local import LocalBackend, why_unavailable
 from envkit.types import SandboxSpec
 from tests.contract.boxes import (
+    SOON_S,
     Kind,
     agent_above,
     arguments,
@@ -72,7 +73,8 @@ def test_a_boxs_command_runs_as_soon_as_it_has_started(kind: Kind, marker: str) 
 )
 def test_a_command_that_ends_takes_its_box_with_it_and_leaves_the_cause(kind: Kind, command: str, cause: str) -> None:
     async def main() -> None:
-        async with kind.box("sh", "-c", f"sleep 0.3; {command}") as box:
+        waits = "until [ -e go ]; do sleep 0.01; done"
+        async with kind.box("sh", "-c", f"{waits}; {command}") as box:
             async with anyio.create_task_group() as tasks:
 
                 async def work() -> None:
@@ -81,6 +83,7 @@ def test_a_command_that_ends_takes_its_box_with_it_and_leaves_the_cause(kind: Ki
                     assert (caught.value.sandbox_id, caught.value.cause) == (box.id, cause)
 
                 tasks.start_soon(work)
+                await box.write("go", b"")
                 assert await box.wait() == cause
             await box.stop()
             assert await box.wait() == cause
@@ -129,7 +132,7 @@ def test_what_a_box_is_told_is_in_no_argument_that_others_could_read(kind: Kind,
 
 def test_a_box_ends_itself_when_its_time_is_over(kind: Kind, marker: str) -> None:
     async def main() -> None:
-        async with kind.box("sleep", marker, ttl_s=0.5) as box:
+        async with kind.box("sleep", marker, ttl_s=2.0) as box:
             with anyio.fail_after(10):
                 assert "its time to live is over" in await box.wait()
             await box.stop()
@@ -159,7 +162,7 @@ def test_stopping_ends_everybody_and_every_call(kind: Kind, marker: str) -> None
                 await until(lambda: len(sleepers(marker)) == 5)
                 began = clock.now()
                 await box.stop()
-                assert clock.now() - began < 5
+                assert clock.now() - began < SOON_S
                 assert sleepers(marker) == []
             assert causes == ["stopped", "stopped"]
             assert await box.wait() == "stopped"
@@ -209,7 +212,7 @@ def test_stopping_twice_at_once_and_again_is_harmless_and_quick(kind: Kind) -> N
                 tasks.start_soon(box.stop)
                 tasks.start_soon(box.stop)
             await box.stop()
-            assert clock.now() - began < 5
+            assert clock.now() - began < SOON_S
             for call in (box.probe(1), box.read("x"), box.write("x", b""), box.exec(["true"], timeout_s=1)):
                 with pytest.raises(SandboxLostError, match="lost: stopped"):
                     await call
@@ -248,7 +251,7 @@ def test_an_agent_that_is_killed_ends_its_box_at_once_and_says_how(kind: Kind, m
     async def main() -> None:
         async with sleeping(kind, marker) as (box, agent):
             os.kill(agent, signal.SIGKILL)
-            with anyio.fail_after(3):
+            with anyio.fail_after(SOON_S):
                 assert await box.wait() == "killed by signal 9 (SIGKILL)"
             with pytest.raises(SandboxLostError, match=f"{box.id} lost: killed by signal 9"):
                 await box.exec(["true"], timeout_s=5)
@@ -276,9 +279,9 @@ def test_an_agent_that_hangs_is_seen_by_probing_and_its_box_can_be_stopped(kind:
             began = clock.now()
             with pytest.raises(DeadlineError, match=r"did not answer within 0.2 s"):
                 await box.probe(0.2)
-            assert clock.now() - began < 2
+            assert clock.now() - began < 5
             await box.stop()
-            assert clock.now() - began < 8
+            assert clock.now() - began < 20
             assert sleepers(marker) == []
 
     run(main)
@@ -292,7 +295,7 @@ def test_a_call_to_an_agent_that_hangs_fails_ten_seconds_late_and_ends_the_box(k
             began = clock.now()
             with pytest.raises(SandboxLostError, match="lost: it does not answer"):
                 await box.exec(["true"], timeout_s=0.5)
-            assert 10.5 <= clock.now() - began < 14
+            assert 10.5 <= clock.now() - began < 10.5 + SOON_S
             await until(lambda: not sleepers(marker))
 
     run(main)

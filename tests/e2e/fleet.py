@@ -36,7 +36,7 @@ DOCKER = pytest.param("docker", marks=pytest.mark.docker)
 
 _GAMES = "envkit/games:1"
 _BUILD_S = 180
-_READY_S = 60
+_READY_S = 180
 _STOP_S = 40
 _ENV_SERVER = b"envkit.wiring.inside"
 

@@ -15,7 +15,7 @@ SCRIPT = str(Path(sys.executable).with_name("envkit"))
 def said_by(state: Path, *words: str) -> str:
     """What a server says that does not start, in one line."""
     command = [SCRIPT, "serve", "--state", str(state), "--set", "access_log=null", "--port", "0", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     return done.stderr.rstrip("\n")
 

@@ -92,7 +92,7 @@ def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -100,13 +100,20 @@ def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
 
 
 def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path: Path) -> None:
-    computed, deadline, lost = played(tmp_path, PLAY, lost_s=1.5)
+    computed, deadline, lost = played(tmp_path, PLAY, lost_s=3.0)
     assert computed == "compute {}"
     assert "within 6 s" in deadline
     assert lost == "boxes lost: 0"
 
 
-@pytest.mark.parametrize(("lost_s", "said"), [(1.5, "its env server was silent for 1.5 s"), (20.0, "hold")])
+@pytest.mark.parametrize(
+    ("lost_s", "said"),
+    [
+        (1.5, "its env server was silent for 1.5 s; the box before was lost during the same step too"),
+        (20.0, "hold"),
+    ],
+    ids=["lost", "in time"],
+)
 def test_a_world_that_holds_the_interpreters_lock_is_silent_and_lost_unless_the_file_gives_it_time(
     lost_s: float, said: str, tmp_path: Path
 ) -> None:

@@ -17,6 +17,9 @@ import yaml
 
 from envkit import clock
 
+PATIENCE_S = 400
+"""After which a program hangs; on a machine where much else runs, training takes many times as long."""
+
 SMALL = {
     "seed": 3,
     "env": {"id": "FrozenLake-v0", "num_envs": 32, "options": {"size": 3}},
@@ -39,7 +42,7 @@ def command(*words: str) -> list[str]:
 
 def train(file: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command("train", str(file), "--output", str(folder), *words), capture_output=True, text=True, timeout=100
+        command("train", str(file), "--output", str(folder), *words), capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -101,7 +104,7 @@ def test_a_checkpoint_can_be_evaluated(unbroken: Path) -> None:
     words = ["eval", "FrozenLake-v0", "--policy", f"checkpoint:{unbroken}", "--episodes", "16", "--json"]
     done = subprocess.run(
         command(*words, "--option", "size=3", "--option", "instructions=false"),
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["episodes"] == 16
@@ -187,8 +190,15 @@ def children(pid: int) -> list[int]:
 def kill_server_below(pid: int) -> None:
     """Kill the server of a run's sandbox, which must be another process than the run."""
     inside = b"envkit.wiring.inside"
-    servers = [child for child in children(pid) if inside in Path(f"/proc/{child}/cmdline").read_bytes()]
-    os.kill(servers[-1], signal.SIGKILL)
+    os.kill([child for child in children(pid) if inside in cmdline(child)][-1], signal.SIGKILL)
+
+
+def cmdline(pid: int) -> bytes:
+    """The words of a process, which may have ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def learned(folder: Path) -> list[dict[str, Any]]:
@@ -205,7 +215,7 @@ def stop_when(
         async with await anyio.open_process(
             command("train", str(file), "--output", str(folder), *words), stderr=subprocess.STDOUT
         ) as process:
-            with anyio.fail_after(90):
+            with anyio.fail_after(PATIENCE_S):
                 while not ready():
                     assert process.returncode is None, "it ended before it was to be stopped"
                     await anyio.sleep(0.05)

@@ -20,9 +20,19 @@ from envkit.types import ExecResult
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
 
+A = "/v1/sandboxes/a"
+
+
+def run(*argv: object, **more: Any) -> dict[str, Any]:
+    """Return the body of a request that runs a program."""
+    return {"argv": argv, "timeout_s": 5, **more}
+
 
 def answer(command: Command) -> ExecResult:
-    """Say what was asked for; ``sleep 5`` takes 5 s, ``count`` says how often it ran, ``bytes`` says odd ones."""
+    """Say what was asked for; ``sleep 5`` takes 5 s, ``count`` says how often it ran, ``bytes`` says odd ones.
+
+    ``say 100 \x07`` says that 100 times.
+    """
     first, *rest = command.argv if command.shell is None else command.argv[2].split()
     if first == "sleep":
         return ExecResult(0, duration_s=float(rest[0]))
@@ -30,6 +40,8 @@ def answer(command: Command) -> ExecResult:
         runs = int(command.files.get("/runs", b"0")) + 1
         command.files["/runs"] = b"%d" % runs
         return ExecResult(0, b"%d" % runs, duration_s=float(rest[0]) if rest else 0.0)
+    if first == "say":
+        return ExecResult(0, rest[1].encode() * int(rest[0]))
     if first == "bytes":
         return ExecResult(3, b"text \xe2\x98\x83", b"\xff\x00", truncated_bytes=0, is_out_of_memory=True)
     return ExecResult(0, " ".join((first, *rest)).encode(errors="surrogateescape") + command.stdin)

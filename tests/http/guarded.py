@@ -11,15 +11,21 @@ from typing import Any, TypeAlias
 
 import anyio
 import httpx
+from websockets.asyncio.client import ClientConnection, connect
 
 from envkit import clock
 from envkit.http.app import create_app
+from envkit.http.asgi import Receive, Scope, Send
 from envkit.http.guard import Guard
 from envkit.http.server import serve
 from envkit.http.tokens import TokenStore
+from envkit.types import Task
 from tests.http.boxes import scripted
 from tests.http.pools import SmallPool
 from tests.http.worlds import slots
+
+COUNT = {"env_id": "Count-v0", "seed": 7}
+LONG = Task("Count-v0", 1, {"end": 10_000})
 
 
 @dataclass
@@ -75,3 +81,26 @@ def on_stage(main: OnStage, folder: Path, **settings: Any) -> None:
                 await main(stage)
 
     clock.run(run)
+
+
+class Stream:
+    """An application that streams without end, until its client goes."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while True:
+                await send({"type": "http.response.body", "body": bytes(1 << 14), "more_body": True})
+        except OSError as error:
+            raise RuntimeError("gone") from error  # as frameworks do
+
+    async def drain(self, timeout_s: float) -> None:
+        pass
+
+
+async def open_socket(stage: Stage, headers: dict[str, str]) -> ClientConnection:
+    """Open a socket as a page or program that sends such headers."""
+    host = headers.get("Host", stage.address.removeprefix("http://"))
+    more = {name: value for name, value in headers.items() if name != "Host"}
+    port = int(stage.address.rpartition(":")[2])
+    return await connect(f"ws://{host}/v1/ws", host="127.0.0.1", port=port, additional_headers=more, proxy=None)

@@ -169,7 +169,9 @@ def test_a_folder_that_is_gone_costs_lines_and_nothing_else(tmp_path: Path, capl
     async def main() -> int:
         with AccessLog.to(folder / "access.log") as log:
             log.write(**LINE)
-            await anyio.sleep(2 * DELAY_S)
+            with anyio.fail_after(20):
+                while not (folder / "access.log").read_text():  # noqa: ASYNC110
+                    await anyio.sleep(DELAY_S)
             shutil.rmtree(folder)
             for _ in range(3):
                 log.write(**LINE)

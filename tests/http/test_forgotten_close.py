@@ -26,7 +26,7 @@ def test_a_program_ends_with_its_own_exit_code(then: str) -> None:
         command = [sys.executable, "-c", PROGRAM.format(then=then), ""]
         async with slots() as host, serving(host) as address:
             command[-1] = address
-            run = partial(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
+            run = partial(subprocess.run, command, capture_output=True, text=True, timeout=120, check=False)
             done = await anyio.to_thread.run_sync(run)
         return done.returncode, done.stderr
 

@@ -275,12 +275,12 @@ def test_sessions_and_their_running_steps_outlive_the_socket() -> None:
 
 def test_an_open_socket_keeps_its_sessions_and_a_closed_one_does_not() -> None:
     async def run() -> None:
-        async with slots() as host, serving(host, ttl_s=0.2) as address:
+        async with slots() as host, serving(host, ttl_s=0.5) as address:
             url = address.replace("http", "ws") + "/v1/ws"
             async with connect(url, proxy=None) as watcher:
                 async with connect(url, proxy=None) as socket:
                     await ask(socket, frame(1, "create", session_id="a", **COUNT))
-                    await anyio.sleep(0.5)
+                    await anyio.sleep(1.5)
                     (answer,) = await ask(watcher, frame(1, "session", session_id="a"))
                     assert answer["result"]["state"] == "ready"
                 with anyio.fail_after(5):
@@ -292,7 +292,7 @@ def test_an_open_socket_keeps_its_sessions_and_a_closed_one_does_not() -> None:
 
 def test_a_client_that_never_reads_is_not_read_from_and_can_leave() -> None:
     async def run() -> None:
-        async with slots() as host, serving(host, ttl_s=0.2) as address:
+        async with slots() as host, serving(host, ttl_s=0.5) as address:
             url = address.replace("http", "ws") + "/v1/ws"
             async with connect(url, proxy=None) as watcher:
                 deaf = await connect(url, proxy=None, max_queue=1)

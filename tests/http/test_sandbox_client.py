@@ -351,9 +351,10 @@ def test_the_sandboxes_of_an_open_socket_are_kept_and_those_of_no_socket_are_not
         async with client.lease(SPEC) as box:
             pool.asked.clear()
             await anyio.sleep(2.3)
-            assert pool.asked == [box.id] * 2
+            assert pool.asked in ([box.id] * 2, [box.id] * 3)  # the third where all stood still for a while
+        kept = len(pool.asked)
         await anyio.sleep(1.1)
-        assert pool.asked == [box.id] * 2
+        assert len(pool.asked) == kept
 
     by_client(main)
 

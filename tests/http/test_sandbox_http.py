@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
 
 import anyio
 import httpx
 import pytest
 
 from envkit import clock
-from envkit.sandbox.fake import FakeBackend
 from envkit.sandbox.local import LocalBackend
-from tests.http.boxes import over_http, scripted
+from tests.http.boxes import A, over_http, run
 from tests.http.pools import SmallPool
 from tests.http.stage import over_http as without_pool
-
-A = "/v1/sandboxes/a"
-
-
-def run(*argv: object, **more: Any) -> dict[str, Any]:
-    return {"argv": argv, "timeout_s": 5, **more}
 
 
 def test_a_sandbox_is_made_used_looked_at_and_ended() -> None:
@@ -50,16 +42,6 @@ def test_a_sandbox_is_made_used_looked_at_and_ended() -> None:
     over_http(main)
 
 
-def test_what_can_never_be_granted_is_422_and_no_reason_to_ask_again() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
-        made = await client.put(A, json={"memory_mib": 64})
-        assert (made.status_code, made.json()["type"], made.json()["retry"]) == (422, "sandbox_refused", False)
-        assert "Retry-After" not in made.headers
-        assert made.json()["detail"].endswith("memory_mib=64 is refused: memory is not bounded here")
-
-    over_http(main, FakeBackend(capabilities={"memory": False}))
-
-
 def test_what_is_utf8_is_said_as_text_and_all_else_as_base64() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put(A, json={})
@@ -68,88 +50,6 @@ def test_what_is_utf8_is_said_as_text_and_all_else_as_base64() -> None:
         assert (done["is_out_of_memory"], done["timed_out"]) == (True, False)
         odd = await client.post(f"{A}/exec", json=run("echo", {"base64": "/w=="}))
         assert odd.json()["stdout"] == {"base64": "ZWNobyD/"}
-
-    over_http(main)
-
-
-def test_a_start_that_takes_its_time_is_202_until_it_is_there() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
-        first = await client.put(A, json={})
-        assert (first.status_code, first.headers["retry-after"]) == (202, "1")
-        assert first.json() == {"sandbox_id": "a", "state": "starting"}
-        statuses: list[int] = []
-        while not statuses or statuses[-1] == 202:
-            statuses.append((await client.put(A, json={})).status_code)
-        assert statuses[-1] == 200
-        assert (await client.post(f"{A}/exec", json=run("echo"))).status_code == 200
-
-    over_http(main, scripted(start_s=0.5), slow_reset_s=0.2)
-
-
-def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
-        assert (await client.put(A, json={})).status_code == 202
-        await anyio.sleep(0.3)
-        failed = await client.put(A, json={})
-        assert (failed.status_code, failed.json()["fields"]["cause"]) == (503, "no image")
-        assert (await client.get(A)).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
-        assert (await client.put(A, json={})).status_code == 202  # it is tried again
-        await anyio.sleep(0.3)
-        assert (await client.put(A, json={})).json()["fields"]["sandbox_id"] == "fake-1"
-
-    over_http(main, scripted(start_s=0.2, start_failure="no image"), slow_reset_s=0.05)
-
-
-def test_a_network_of_what_is_no_host_is_the_callers_mistake_and_starts_nothing() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
-        for host in ("http://example.org", "not a host", "*"):
-            refused = await client.put(A, json={"network": ["example.org", host]})
-            assert (refused.status_code, refused.json()["type"]) == (422, "bad_option")
-            assert refused.json()["detail"].startswith(f"network: {host!r} is no name of a host, such as example.org")
-        assert (await client.get("/v1/sandboxes")).json()["sandboxes"] == []
-        assert (await client.put(A, json={"network": ["example.org", "*.example.org"]})).status_code == 200
-
-    over_http(main)
-
-
-def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
-        assert (await client.put(A, json={})).status_code == 202
-        assert (await client.delete(A)).status_code == 200
-        assert (await client.get(A)).json()["state"] == "stopped"
-
-    over_http(main, scripted(start_s=30), slow_reset_s=0.05)
-
-
-def test_a_name_is_free_once_its_sandbox_was_deleted() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
-        key = {"Idempotency-Key": "k"}
-        boxes = []
-        for wish in ({}, {}, {"memory_mib": 64}):
-            made = await client.put(A, json=wish)
-            assert (made.status_code, made.json()["state"]) == (200, "leased")
-            boxes.append(made.json()["box_id"])
-            assert (await client.post(f"{A}/exec", json=run("count"), headers=key)).json()["stdout"] == "1"
-            await client.delete(A)
-            assert (await client.get(A)).json()["state"] == "stopped"
-        assert boxes == ["fake-0", "fake-1", "fake-2"]
-
-    over_http(main)
-
-
-def test_a_name_whose_sandbox_was_lost_gives_no_empty_one_until_it_is_deleted() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
-        await client.put(A, json={})
-        pool.lose("a", "killed by signal 9")
-        for _ in range(2):
-            refused = await client.put(A, json={})
-            assert (refused.status_code, refused.json()["type"]) == (409, "sandbox_conflict")
-            assert refused.json()["detail"] == (
-                "sandbox a is over: killed by signal 9; DELETE it to free its name, or choose another"
-            )
-        assert (await client.delete(A)).status_code == 200
-        assert (await client.get(A)).json()["state"] == "lost"
-        assert (await client.put(A, json={})).json()["box_id"] == "fake-1"
 
     over_http(main)
 
@@ -309,14 +209,14 @@ def test_many_programs_go_in_one_request_and_their_outcomes_come_in_order() -> N
             await client.put(f"/v1/sandboxes/{id}", json={})
         began = clock.now()
         asked = [
-            {**run("sleep", "0.3"), "sandbox_id": "a"},
+            {**run("sleep", "3"), "sandbox_id": "a"},
             {**run("echo", "x"), "sandbox_id": "nobody"},
             {"sandbox_id": "b"},
             {**run("echo", "two"), "sandbox_id": "b", "key": "k"},
-            {**run("sleep", "0.3"), "sandbox_id": "b"},
+            {**run("sleep", "3"), "sandbox_id": "b"},
         ]
         got = (await client.post("/v1/sandboxes:exec", json=asked)).json()
-        assert clock.now() - began < 0.55
+        assert clock.now() - began < 6
         assert [one.get("error", {}).get("type", "") for one in got] == ["", "sandbox_not_found", "bad_request", "", ""]
         assert got[3]["result"]["stdout"] == "echo two"
         assert (await client.post("/v1/sandboxes:exec", json={})).status_code == 400

@@ -38,7 +38,7 @@ where = {"uds": sys.argv[1]} if "/" in sys.argv[1] else {"port": int(sys.argv[1]
 clock.run(partial(serve_envs, **where, on_ready=lambda address: print("ready", address, flush=True)), fast=True)
 """
 INSIDE = [sys.executable, "-W", "error", "-m", "envkit.wiring.inside"]
-PATIENCE_S = 30
+PATIENCE_S = 120
 LAKE = Task("FrozenLake-v0", 3, {"size": 4})
 
 

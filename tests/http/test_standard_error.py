@@ -41,7 +41,9 @@ def test_a_process_that_logs_to_nobody_goes_on_and_ends() -> None:
         finally:
             running.kill()
     assert last == b"a last word"
-    assert lines[:3] == [b"warning 0", b"warning 1", b"warning 2"]
+    # How many were dropped may be said anywhere between them.
+    kept = [line for line in lines if line.startswith(b"warning ")]
+    assert kept[:3] == [b"warning 0", b"warning 1", b"warning 2"]
     assert len(lines) < 10_000
 
 

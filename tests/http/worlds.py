@@ -41,7 +41,7 @@ class Count(gymnasium.Env[str, str]):
         self.steps += 1
         reward = {"nan": math.nan, "infinity": -math.inf}.get(action, 0.5)
         info: Info = {"odd": cast("Any", object())} if action == "odd" else {"legal_moves": ["on", "back"]}
-        text = "\ud800" if action == "surrogate" else f"{self.steps} {action}"
+        text = {"surrogate": "\ud800", "long": "x" * 500_000}.get(action, f"{self.steps} {action}")
         return text, reward, self.steps == self.end, False, info
 
 

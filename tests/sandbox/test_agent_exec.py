@@ -82,16 +82,16 @@ def test_nul_in_an_argument_is_refused(box: Client) -> None:
 
 
 def test_a_timeout_ends_the_program_and_keeps_what_it_wrote(box: Client) -> None:
-    answer = box.sh("echo before; trap '' TERM INT HUP; sleep 600; sleep 600", timeout_s=0.2)
+    answer = box.sh("echo before; trap '' TERM INT HUP; sleep 600; sleep 600", timeout_s=2)
     assert (answer["code"], answer["timed_out"], answer.out) == (None, True, b"before\n")
-    assert 0.2 <= answer["duration_s"] < 5
+    assert 2 <= answer["duration_s"] < 12
 
 
 def test_nobody_outlives_a_timeout(box: Client, marker: str, sleepers: Callable[[], int]) -> None:
     script = f"""setsid sleep {marker} & (setsid sh -c 'trap "" TERM; (sleep {marker} &) ; sleep {marker}' &)
     while [ $(grep -zlx {marker} /proc/[0-9]*/cmdline 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.01; done
     echo all; sleep 600"""
-    answer = box.sh(script, timeout_s=1)
+    answer = box.sh(script, timeout_s=5)
     assert (answer.out, answer["timed_out"]) == (b"all\n", True)
     assert sleepers() == 0
 
@@ -112,7 +112,7 @@ def go_on():
 threading.Thread(target=go_on).start()
 ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # ends the thread that calls it
 """
-    answer = box.exec(sys.executable, "-c", script, timeout_s=0.7)
+    answer = box.exec(sys.executable, "-c", script, timeout_s=3)
     assert (answer["code"], answer["timed_out"]) == (None, True)
     written = (tmp_path / "alive").stat().st_size
     assert written > 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +323,27 @@ def test_sockets_are_those_of_the_folder_or_reached_through_the_agent(tmp_path: 
         await other.box.stop()
 
     run(main, virtual=False)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_connection_that_opens_as_its_box_ends_leaves_no_socket_open(turns: int) -> None:
+    async def main() -> None:
+        case = await Case().started()
+
+        async def connect() -> None:
+            with suppress(SandboxLostError):
+                (await case.box.connect("env.sock")).close()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connect)
+            await case.peer.heard()
+            case.peer.say({"id": 2, "of": "open"})
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            await case.box.stop()
+        gc.collect()  # what is still open, and nobody's, warns now
+
+    run(main)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,12 @@ def test_a_cause_that_is_not_found_does_not_hold_anybody_up() -> None:
         assert await other.box.wait() == "it has ended"
         await other.box.stop()
         assert other.done == ["asked", "killed", "forgotten"]
+        faulty = await Case().started()
+        faulty.cause = KeyError("State")
+        faulty.peer.say_bytes(b"")
+        assert await faulty.box.wait() == "it has ended, and why was not found out: KeyError('State')"
+        await faulty.box.stop()
+        assert faulty.done == ["asked", "killed", "forgotten"]
 
     run(main)
 
@@ -139,6 +145,10 @@ def test_a_kill_that_fails_or_hangs_is_told_to_who_stops() -> None:
             with pytest.raises(SandboxError, match="case-1 could not be ended: the daemon does not answer"):
                 await case.box.stop()
         assert case.done == ["killed", "forgotten"]
+        faulty = await Case().started()
+        faulty.kill = KeyError("Id")
+        with pytest.raises(SandboxError, match="case-1 could not be ended: 'Id'"):
+            await faulty.box.stop()
         other = await Case().started()
         other.kill_s = 1000
         with pytest.raises(SandboxError, match="case-1 could not be ended within 15 s"):

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 
+import anyio
 import pytest
+from anyio.abc import SocketStream
 
 from envkit import clock
+from envkit.sandbox import daemon_client
 from envkit.sandbox.daemon import Daemon, DaemonError
 
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+KILLED = b'{"Action": "die", "Actor": {"Attributes": {"exitCode": "137"}}}\n'
+MEMORY = b'{"Action": "oom", "Actor": {"Attributes": {}}}\n'
 VOLUME = "4f8b03f272d80c00b6b9591a83b88f83864141279a3c6ea59be03f1f2a9f6374"
 
 
@@ -37,5 +46,82 @@ def test_volumes_that_an_ending_daemon_made_without_labels_are_removed_once() ->
         for _ in range(2):
             await daemon.remove_orphans()
         assert api.volumes == {"somebody-elses"}
+
+    clock.run(main)
+
+
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+@asynccontextmanager
+async def answering(folder: Path, answer: bytes, *, hangs_up: bool) -> AsyncIterator[str]:
+    """Listen as a daemon that gives the same answer to everybody, and then hangs up or says nothing more."""
+    path = str(folder / "docker.sock")
+
+    async def serve(link: SocketStream) -> None:
+        async with link:
+            await link.receive()
+            if answer:
+                await link.send(answer)
+            if not hangs_up:
+                await anyio.sleep_forever()
+
+    async with await anyio.create_unix_listener(path) as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        yield path
+        tasks.cancel_scope.cancel()
+
+
+def daemon_at(path: str, timeout_s: float) -> Daemon:
+    api = importlib.import_module("docker").APIClient(base_url=f"unix://{path}", version="1.43", timeout=timeout_s)
+    daemon_client.close_what_is_refused(api, path)
+    return Daemon(api, api, path, {})
+
+
+def test_a_daemon_that_is_gone_leaves_no_socket_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        daemon = daemon_at(str(tmp_path / "docker.sock"), 20)
+        for _ in range(3):
+            with pytest.raises(DaemonError, match="does not answer: No such file"):
+                await daemon.inspect("box")
+        await daemon.close()
+        gc.collect()  # what is still open, and nobody's, warns now
+
+    clock.run(main)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (chunk(KILLED) + chunk(b""), (False, 137)),
+        (chunk(KILLED + MEMORY) + chunk(b""), (True, 137)),
+        (chunk(MEMORY), (True, None)),
+        (chunk(KILLED), (False, 137)),
+        (chunk(b""), (False, None)),
+    ],
+)
+def test_how_a_container_ended_is_what_its_events_say(
+    said: bytes, found: tuple[bool, int | None], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with answering(tmp_path, HEAD + said, hangs_up=True) as path:
+            daemon = daemon_at(path, 20)
+            assert await daemon.end_since("box", 0) == found
+            await daemon.close()
+        gc.collect()
+
+    clock.run(main)
+
+
+@pytest.mark.parametrize("said", [b"", HEAD, HEAD + chunk(KILLED)])
+def test_a_daemon_that_stands_still_is_not_waited_for_without_end(said: bytes, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with answering(tmp_path, said, hangs_up=False) as path:
+            daemon = daemon_at(path, 0.2)
+            with pytest.raises(DaemonError, match="does not answer: timed out"):
+                await daemon.end_since("box", 0)
+            await daemon.close()
+        gc.collect()
 
     clock.run(main)

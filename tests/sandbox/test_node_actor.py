@@ -18,7 +18,7 @@ from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.ray.actor import Answer, NodeActor, NodeKind, greeting
 from envkit.types import SandboxSpec
-from tests.contract.boxes import KINDS, new_marker, run, sleepers, traces, until
+from tests.contract.boxes import KINDS, SOON_S, new_marker, run, sleepers, traces, until
 
 
 @asynccontextmanager
@@ -99,14 +99,14 @@ def test_a_box_that_nobody_calls_is_ended_and_one_that_has_a_caller_is_not() -> 
     async def main() -> None:
         marker = new_marker()
         async with serving() as (actor, opened):
-            await actor.start(1, SandboxSpec(("sleep", marker)), 1.0, None)
+            await actor.start(1, SandboxSpec(("sleep", marker)), 3.0, None)
             box = await visited(opened, 1)
-            await anyio.sleep(2.5)
+            await anyio.sleep(4)
             assert len(sleepers(marker)) == 1
-            await box.stop()
             began = clock.now()
-            await until(lambda: not sleepers(marker))
-            assert 0.5 < clock.now() - began < 4
+            await box.stop()
+            await until(lambda: not sleepers(marker), 3 + SOON_S)
+            assert clock.now() - began > 2.9
             with anyio.fail_after(5):
                 while "problem" not in await actor.cause(1):
                     pass

@@ -98,6 +98,7 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
         "ray.address=''",
         "envs.image=''",
         "limits.networks=['']",
+        "limits.networks=['http://example.org/']",
         "limits.images=['']",
         "autoscale.command=['']",
         "alerts.webhook=http://example.org:99999/",

@@ -1,0 +1,102 @@
+"""Starts of sandboxes over HTTP: slow ones, failed ones, and whose name is free when."""
+
+from __future__ import annotations
+
+import anyio
+import httpx
+
+from envkit.sandbox.fake import FakeBackend
+from tests.http.boxes import A, over_http, run, scripted
+from tests.http.pools import SmallPool
+
+
+def test_what_can_never_be_granted_is_422_and_no_reason_to_ask_again() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        made = await client.put(A, json={"memory_mib": 64})
+        assert (made.status_code, made.json()["type"], made.json()["retry"]) == (422, "sandbox_refused", False)
+        assert "Retry-After" not in made.headers
+        assert made.json()["detail"].endswith("memory_mib=64 is refused: memory is not bounded here")
+
+    over_http(main, FakeBackend(capabilities={"memory": False}))
+
+
+def test_a_start_that_takes_its_time_is_202_until_it_is_there() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        first = await client.put(A, json={})
+        assert (first.status_code, first.headers["retry-after"]) == (202, "1")
+        assert first.json() == {"sandbox_id": "a", "state": "starting"}
+        statuses: list[int] = []
+        while not statuses or statuses[-1] == 202:
+            statuses.append((await client.put(A, json={})).status_code)
+        assert statuses[-1] == 200
+        assert (await client.post(f"{A}/exec", json=run("echo"))).status_code == 200
+
+    over_http(main, scripted(start_s=0.5), slow_reset_s=0.2)
+
+
+def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        assert (await client.put(A, json={})).status_code == 202
+        await anyio.sleep(1)
+        failed = await client.put(A, json={})
+        assert (failed.status_code, failed.json()["fields"]["cause"]) == (503, "no image")
+        assert (await client.get(A)).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
+        assert (await client.put(A, json={})).status_code == 202  # it is tried again
+        await anyio.sleep(1)
+        assert (await client.put(A, json={})).json()["fields"]["sandbox_id"] == "fake-1"
+
+    over_http(main, scripted(start_s=0.8, start_failure="no image"), slow_reset_s=0.05)
+
+
+def test_a_network_of_what_is_no_host_is_the_callers_mistake_and_starts_nothing() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        for host in ("http://example.org", "not a host", "*"):
+            refused = await client.put(A, json={"network": ["example.org", host]})
+            assert (refused.status_code, refused.json()["type"]) == (422, "bad_option")
+            assert refused.json()["detail"].startswith(f"network: {host!r} is no name of a host, such as example.org")
+        assert (await client.get("/v1/sandboxes")).json()["sandboxes"] == []
+        assert (await client.put(A, json={"network": ["example.org", "*.example.org"]})).status_code == 200
+
+    over_http(main)
+
+
+def test_a_sandbox_that_is_ended_while_it_starts_leaves_nothing() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        assert (await client.put(A, json={})).status_code == 202
+        assert (await client.delete(A)).status_code == 200
+        assert (await client.get(A)).json()["state"] == "stopped"
+
+    over_http(main, scripted(start_s=30), slow_reset_s=0.05)
+
+
+def test_a_name_is_free_once_its_sandbox_was_deleted() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        key = {"Idempotency-Key": "k"}
+        boxes = []
+        for wish in ({}, {}, {"memory_mib": 64}):
+            made = await client.put(A, json=wish)
+            assert (made.status_code, made.json()["state"]) == (200, "leased")
+            boxes.append(made.json()["box_id"])
+            assert (await client.post(f"{A}/exec", json=run("count"), headers=key)).json()["stdout"] == "1"
+            await client.delete(A)
+            assert (await client.get(A)).json()["state"] == "stopped"
+        assert boxes == ["fake-0", "fake-1", "fake-2"]
+
+    over_http(main)
+
+
+def test_a_name_whose_sandbox_was_lost_gives_no_empty_one_until_it_is_deleted() -> None:
+    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+        await client.put(A, json={})
+        pool.lose("a", "killed by signal 9")
+        for _ in range(2):
+            refused = await client.put(A, json={})
+            assert (refused.status_code, refused.json()["type"]) == (409, "sandbox_conflict")
+            assert refused.json()["detail"] == (
+                "sandbox a is over: killed by signal 9; DELETE it to free its name, or choose another"
+            )
+        assert (await client.delete(A)).status_code == 200
+        assert (await client.get(A)).json()["state"] == "lost"
+        assert (await client.put(A, json={})).json()["box_id"] == "fake-1"
+
+    over_http(main)

@@ -1,0 +1,116 @@
+"""The guard, before a real server: how much of everything a tenant may have."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import RateLimitError
+from envkit.http.client import EnvClient
+from envkit.http.rates import Rate
+from tests.http.guarded import COUNT, LONG, Stage, on_stage
+
+
+def test_requests_beyond_the_rate_of_a_tenant_are_told_when_to_come_again(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, same, umbrella = stage.token("acme"), stage.token("acme"), stage.token("umbrella")
+        statuses = [(await stage.ask("GET", "/v1/envs", token)).status_code for token in (acme, same, acme, umbrella)]
+        assert statuses == [200, 200, 200, 200]
+        refused = await stage.ask("GET", "/v1/envs", same)
+        assert (refused.status_code, refused.json()["type"], refused.json()["retry"]) == (429, "rate_limit", True)
+        assert 9 <= int(refused.headers["retry-after"]) <= 10
+        assert (await stage.ask("GET", "/v1/health")).status_code == 200
+
+    on_stage(main, tmp_path, rate=Rate(per_s=0.1, burst=3))
+
+
+def test_a_batch_counts_as_many_calls_as_it_has_steps(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token()
+        await stage.ask("PUT", "/v1/sessions/a", token, json=COUNT)
+        batch = [{"session_id": "a", "turn": 0, "action": "x"}] * 8
+        assert (await stage.ask("POST", "/v1/sessions:step", token, json=batch)).status_code == 200
+        refused = await stage.ask("POST", "/v1/sessions:step", token, json=batch[:2])
+        assert (refused.status_code, int(refused.headers["retry-after"]) > 5) == (429, True)
+
+    on_stage(main, tmp_path, rate=Rate(per_s=0.1, burst=10))
+
+
+def test_who_runs_too_many_programs_at_once_is_told_how_long_to_wait(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token(scopes="sandbox")
+        await stage.ask("PUT", "/v1/sandboxes/a", token, json={})
+        programs = [{"sandbox_id": "a", "argv": ["true"], "timeout_s": 5}] * 8
+        assert (await stage.ask("POST", "/v1/sandboxes:exec", token, json=programs)).status_code == 200
+        refused = await stage.ask("POST", "/v1/sandboxes:exec", token, json=programs[:3])
+        assert (refused.status_code, int(refused.headers["retry-after"]) > 5) == (429, True)
+
+    on_stage(main, tmp_path, has_sandboxes=True, rate=Rate(per_s=0.1, burst=10))
+
+
+def test_a_socket_that_sends_too_fast_is_slowed_and_nothing_is_refused(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        async with EnvClient(stage.address, token=stage.token()) as client, client.lease(LONG) as episode:
+            await episode.reset()
+            began = clock.now()
+            for turn in range(40):
+                assert (await episode.step("x")).observation.text == f"{turn + 1} x"
+            assert 0.2 < clock.now() - began < 15
+
+    on_stage(main, tmp_path, rate=Rate(per_s=100, burst=10))
+
+
+def test_a_tenant_may_have_so_many_sockets_and_others_theirs(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme = stage.token("acme")
+        async with EnvClient(stage.address, token=acme), EnvClient(stage.address, token=acme):
+            with pytest.raises(RateLimitError, match="2 sockets are open"):
+                async with EnvClient(stage.address, token=acme):
+                    pass
+            async with EnvClient(stage.address, token=stage.token("umbrella")):
+                pass
+        while True:  # that they are closed is seen a moment later
+            with suppress(RateLimitError):
+                async with EnvClient(stage.address, token=acme):
+                    return
+
+    on_stage(main, tmp_path, max_sockets=2)
+
+
+def test_a_tenant_has_no_more_requests_under_way_than_it_may(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, slow = stage.token(), {"env_id": "Sleeper-v0", "seed": 1}
+        for name in ("a", "b"):
+            await stage.ask("PUT", f"/v1/sessions/{name}", acme, json=slow)
+        async with anyio.create_task_group() as tasks:
+
+            async def step(name: str) -> None:
+                path = f"/v1/sessions/{name}/step"
+                answer = await stage.ask("POST", path, acme, json={"turn": 0, "action": "sleep 2"})
+                assert answer.status_code == 200
+
+            for name in ("a", "b"):
+                tasks.start_soon(step, name)
+            states: list[str] = []
+            while states != ["stepping"] * 2:
+                seen = (await stage.ask("GET", "/v1/sessions", stage.token("ops", "admin"))).json()["sessions"]
+                states = [one["state"] for one in seen]
+            refused = await stage.ask("GET", "/v1/envs", acme)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert (await stage.ask("GET", "/v1/envs", stage.token("umbrella"))).status_code == 200
+        assert (await stage.ask("GET", "/v1/envs", acme)).status_code == 200
+
+    on_stage(main, tmp_path, max_requests=2)
+
+
+def test_a_list_of_nothing_is_a_call_like_any_other(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token()
+        statuses = [(await stage.ask("POST", "/v1/sessions:step", token, json=[])).status_code for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+
+    on_stage(main, tmp_path, rate=Rate(per_s=0.1, burst=3))

@@ -1,0 +1,161 @@
+"""Tenants behind the guard: each has names of its own, and an administrator those of all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+from websockets.asyncio.client import connect
+
+from envkit.http.client import EnvClient
+from tests.http.guarded import COUNT, LONG, Stage, on_stage
+
+
+def test_tenants_play_sessions_of_the_same_name_and_never_meet(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, umbrella = stage.token("acme"), stage.token("umbrella")
+        for token, seed in ((acme, 1), (umbrella, 2)):
+            made = await stage.ask("PUT", "/v1/sessions/a", token, json={**COUNT, "seed": seed})
+            assert made.json()["observation"] == f"seed {seed}"
+        step = await stage.ask("POST", "/v1/sessions/a/step", acme, json={"turn": 0, "action": "x"})
+        assert step.json()["turn"] == 1
+        batch = [{"session_id": "a", "turn": 0, "action": "x"}]
+        assert (await stage.ask("POST", "/v1/sessions:step", umbrella, json=batch)).json()[0]["result"]["turn"] == 1
+        await stage.ask("PUT", "/v1/sessions/only-acmes", acme, json=COUNT)
+        for id in ("only-acmes", "acme:only-acmes", "acme:a"):
+            for verb, rest in (("GET", ""), ("POST", "/step")):
+                answer = await stage.ask(verb, f"/v1/sessions/{id}{rest}", umbrella, json={"turn": 0, "action": "x"})
+                assert (answer.status_code, answer.json()["type"]) == (404, "session_not_found")
+            await stage.ask("DELETE", f"/v1/sessions/{id}", umbrella)
+        seen = [(await stage.ask("GET", "/v1/sessions", token)).json()["sessions"] for token in (acme, umbrella)]
+        assert [[one["session_id"] for one in sessions] for sessions in seen] == [["a", "only-acmes"], ["a"]]
+        assert [one["turn"] for one in seen[0]] == [1, 0]
+
+    on_stage(main, tmp_path)
+
+
+def test_an_administrator_sees_ends_and_plays_the_sessions_of_all(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, admin = stage.token("acme"), stage.token("ops", "admin")
+        await stage.ask("PUT", "/v1/sessions/a", acme, json=COUNT)
+        await stage.ask("PUT", "/v1/sessions/a", admin, json=COUNT)
+        sessions = (await stage.ask("GET", "/v1/sessions", admin)).json()["sessions"]
+        assert [one["session_id"] for one in sessions] == ["acme:a", "a"]
+        step = await stage.ask("POST", "/v1/sessions/acme:a/step", admin, json={"turn": 0, "action": "x"})
+        assert step.json()["turn"] == 1
+        assert (await stage.ask("GET", "/v1/sessions/a", acme)).json()["turn"] == 1
+        await stage.ask("DELETE", "/v1/sessions/acme:a", admin)
+        assert (await stage.ask("GET", "/v1/sessions/a", acme)).status_code == 404
+        assert (await stage.ask("GET", "/v1/sessions/a", admin)).status_code == 200
+
+    on_stage(main, tmp_path)
+
+
+def test_errors_call_things_as_their_caller_does(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token("acme", "play,sandbox")
+        wrong = [
+            await stage.ask("GET", "/v1/sessions/x", token),
+            await stage.ask("POST", "/v1/sessions/x/step", token, json={"turn": 0, "action": "x"}),
+            await stage.ask("GET", "/v1/sandboxes/x", token),
+            await stage.ask("POST", "/v1/sandboxes/x/exec", token, json={"argv": ["true"], "timeout_s": 1}),
+        ]
+        await stage.ask("PUT", "/v1/sessions/a", token, json=COUNT)
+        await stage.ask("PUT", "/v1/sandboxes/a", token, json={})
+        run = {"argv": ["true"], "timeout_s": 1, "sandbox_id": "a"}
+        wrong += [
+            await stage.ask("PUT", "/v1/sessions/a", token, json={**COUNT, "seed": 8}),
+            await stage.ask("PUT", "/v1/sandboxes/a", token, json={"memory_mib": 1}),
+            await stage.ask("GET", "/v1/sandboxes/a/files?path=/none", token),
+        ]
+        assert wrong[-1].json()["detail"] == "a: /none: there is no such file"
+        await stage.ask("DELETE", "/v1/sandboxes/a", token)
+        wrong.append(await stage.ask("POST", "/v1/sandboxes/a/exec", token, json=run | {"sandbox_id": "a"}))
+        wrong.append(await stage.ask("POST", "/v1/sandboxes:exec", token, json=[run]))
+        for answer in wrong:
+            assert "acme:" not in answer.text
+            assert "fake-" not in answer.text
+        assert wrong[-1].json()[0]["error"]["fields"]["sandbox_id"] == "a"
+
+    on_stage(main, tmp_path, has_sandboxes=True)
+
+
+def test_sandboxes_that_were_made_without_tokens_are_an_administrators(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        await stage.ask("PUT", "/v1/sandboxes/x", json={})
+        admin = stage.token("ops", "admin")
+        await anyio.sleep(0.1)
+        await stage.ask("PUT", "/v1/sandboxes/x", admin, json={})
+        seen = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
+        assert [one["sandbox_id"] for one in seen] == [":x", "x"]
+        run = {"argv": ["echo"], "timeout_s": 1}
+        assert (await stage.ask("POST", "/v1/sandboxes/:x/exec", admin, json=run)).json()["exit_code"] == 0
+        assert (await stage.ask("DELETE", "/v1/sandboxes/:x", admin)).json() == {"done": True}
+        seen = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
+        assert [(one["sandbox_id"], one["state"]) for one in seen] == [(":x", "stopped"), ("x", "leased")]
+        async with stage.http.stream("GET", "/v1/events", headers={"Authorization": f"Bearer {admin}"}) as events:
+            async for line in events.aiter_lines():
+                if line.startswith("data:"):
+                    assert json.loads(line[5:])["sandbox_id"] == ":x"
+                    break
+
+    on_stage(main, tmp_path, has_tokens=False, has_sandboxes=True)
+
+
+def test_errors_of_a_tenants_session_know_its_turn_and_world(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        token = stage.token()
+        await stage.ask("PUT", "/v1/sessions/a", token, json=COUNT)
+        await stage.ask("POST", "/v1/sessions/a/step", token, json={"turn": 0, "action": "x"})
+        late = await stage.ask("POST", "/v1/sessions/a/step", token, json={"turn": 5, "action": "x"})
+        assert (late.status_code, late.json()["turn"]) == (409, 1)
+        odd = await stage.ask("POST", "/v1/sessions/a/step", token, json={"turn": 1, "action": "odd"})
+        assert odd.json()["fields"]["env_id"] == "Count-v0"
+
+    on_stage(main, tmp_path)
+
+
+def test_clients_play_over_sockets_as_their_tenants_and_keep_their_sessions_alive(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        async with (
+            EnvClient(stage.address, token=stage.token("acme")) as acme,
+            EnvClient(stage.address, token=stage.token("umbrella")) as umbrella,
+            acme.lease(LONG) as first,
+            umbrella.lease(LONG) as second,
+        ):
+            await first.reset()
+            await second.reset()
+            await anyio.sleep(1.5)  # three times what a session lives that nobody uses
+            assert (await first.step("x")).observation.text == "1 x"
+            assert (await second.step("y")).observation.text == "1 y"
+            admin = stage.token("ops", "admin")
+            sessions = (await stage.ask("GET", "/v1/sessions", admin)).json()["sessions"]
+            assert [one["session_id"].partition(":")[0] for one in sessions] == ["acme", "umbrella"]
+
+    on_stage(main, tmp_path, ttl_s=0.5)
+
+
+def test_an_administrator_looks_at_and_ends_the_sessions_of_others_over_a_socket(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, admin = stage.token("acme"), stage.token("ops", "admin")
+
+        async def said(token: str, method: str, session_id: str) -> dict[str, Any]:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with connect(f"{stage.address.replace('http', 'ws')}/v1/ws", additional_headers=headers) as socket:
+                params = {"session_id": session_id}
+                await socket.send(json.dumps({"id": 1, "method": method, "params": params}))
+                answer: dict[str, Any] = json.loads(await socket.recv())
+                return answer
+
+        await stage.ask("PUT", "/v1/sessions/a", acme, json=COUNT)
+        assert (await said(admin, "session", "acme:a"))["result"]["session_id"] == "acme:a"
+        assert (await said(admin, "session", "acme:a b"))["error"]["type"] == "bad_request"
+        assert (await said(acme, "session", "acme:a"))["error"]["type"] == "session_not_found"
+        assert "result" in await said(stage.token("umbrella"), "delete", "acme:a")
+        assert (await stage.ask("GET", "/v1/sessions/a", acme)).status_code == 200
+        assert "result" in await said(admin, "delete", "acme:a")
+        assert (await stage.ask("GET", "/v1/sessions/a", acme)).status_code == 404
+
+    on_stage(main, tmp_path)
