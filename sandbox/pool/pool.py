@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -88,6 +88,7 @@ class Pool:
             ledger_id=None if ledger is None else ledger.id,
         )
         self._making: dict[str, anyio.Event] = {}
+        self._is_open = False
         for node in nodes:
             self.add_node(node)
 
@@ -204,7 +205,7 @@ class Pool:
         self._journal.alert(kind, None, text)
 
     def add_node(self, node: Node) -> None:
-        """Use a further node from now on.
+        """Use a further node from now on. What runs there for our ledger, and we do not know, is ended.
 
         Raises:
             ValueError: There is one of this name.
@@ -212,6 +213,8 @@ class Pool:
         if node.name in self._roster.nodes:
             raise ValueError(f"there is a node {node.name!r} already")
         self._roster.nodes[node.name] = node
+        if self._is_open:
+            self._clear(node)
         self._roster.serve()
 
     def remove_node(self, name: str, cause: str) -> None:
@@ -259,10 +262,15 @@ class Pool:
                 why = why_impossible(self._roster.nodes.values(), Demand.of(shelf.stock.spec))
                 if why is not None:
                     self._journal.events.emit("stock", f"stock of {shelf.stock.name} cannot be kept: {why}")
+            nodes = dict(self._roster.nodes)
             if self._ledger is not None and self._journal.saver is not None:
-                await self._take_back(self._ledger)
+                await self._take_back(self._ledger, nodes)
                 self._tasks.start_soon(self._journal.saver.run)
             self._tasks.start_soon(self._sweep)
+            self._is_open = True
+            for node in self._roster.nodes.values():
+                if node is not nodes.get(node.name):  # it came meanwhile
+                    self._clear(node)
             self._roster.open(self._tasks)
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
@@ -272,6 +280,7 @@ class Pool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         self._roster.close()
         for member in list(self._roster.members.values()):
             member.end(CLOSED)
@@ -311,18 +320,37 @@ class Pool:
                     member.end("time-to-live passed")
             self._journal.forget()
 
-    async def _take_back(self, ledger: Ledger) -> None:
-        """Come back to what another process left running."""
+    def _clear(self, node: Node) -> None:
+        """Have ended what a node that joins still runs for our ledger: from before it was lost, or our server was."""
+        if self._ledger is not None:
+            self._tasks.start_soon(recovery.end_others, self._ledger.id, {node.name: node}, self._known)
+
+    async def _known(self) -> Collection[str]:
+        """Return the ids of all boxes on the nodes that there are, also of those that are being started now.
+
+        On a node that is gone nobody ends its boxes: those that are still there are nobody's.
+        """
+        for member in list(self._roster.members.values()):
+            await member.settled.wait()
+        ours = (one for one in self._roster.members.values() if self._roster.nodes.get(one.node.name) is one.node)
+        return {member.sandbox.id for member in ours if member.sandbox is not None}
+
+    async def _take_back(self, ledger: Ledger, nodes: Mapping[str, Node]) -> None:
+        """Come back to what another process left running on the `nodes`."""
         views = ledger.load()
-        found = await recovery.attached(views, self._roster.nodes)
+        found = await recovery.attached(views, nodes)
         kept = {view.box_id for view in views if view.id in found}
-        await recovery.end_others(ledger.id, self._roster.nodes, kept)
+
+        async def known() -> Collection[str]:
+            return kept
+
+        await recovery.end_others(ledger.id, nodes, known)
         for view in views:
             if (own := _OWN_NAME.fullmatch(view.id)) is not None:
                 self._roster.last_number = max(self._roster.last_number, int(own[1]))
             if is_over(view.state):
                 continue
-            if view.id in found:
+            if view.id in found and self._roster.nodes.get(view.node) is nodes[view.node]:  # not lost meanwhile
                 self._roster.come_back(
                     self._tasks,
                     view,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import anyio
@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 
 GONE = "gone while the server was down"
 _ATTACH_S = 15.0
+_LOOK_S = 15.0
 _END_S = 15.0
 
 
@@ -76,30 +77,41 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
     return found
 
 
-async def end_others(ledger: str, nodes: Mapping[str, Node], kept: Collection[str]) -> None:
-    """End what was started for a ledger and is not `kept`, such as what had no id yet when its server was killed.
+async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[], Awaitable[Collection[str]]]) -> None:
+    """End what was started for a ledger and nobody knows, such as what had no id yet when its server was killed, and
+    what was on a node that was lost.
 
-    All at once, and within 15 s; what does not end until then ends itself when it has been lonely for long enough.
+    What does not end within 15 s ends itself when it has been lonely for long enough.
+
+    Args:
+        ledger: Its id.
+        nodes: Where to look.
+        known: Returns the ids of what is not to be ended, wherever that is, since two nodes may be one machine. It is
+            asked once it is known what there is, for each node anew, and may wait for the ids of what is being started.
     """
 
     async def end(node: Node, backend: Attaches, box_id: str) -> None:
         try:
             await backend.remove(box_id)
         except (EnvkitError, OSError) as error:
-            _log.warning("sandbox %s of an earlier server may be left behind on %s: %s", box_id, node.name, error)
+            _log.warning("sandbox %s of an earlier time may be left behind on %s: %s", box_id, node.name, error)
 
     async def end_on(node: Node, backend: Attaches) -> None:
         try:
-            staying = await backend.staying(ledger)
-        except (EnvkitError, OSError) as error:
-            _log.warning("sandboxes of an earlier server may be left behind on %s: %s", node.name, error)
+            with anyio.fail_after(_LOOK_S):
+                staying = await backend.staying(ledger)
+        except (EnvkitError, OSError) as error:  # a TimeoutError is one, too
+            why = str(error) or f"no answer within {_LOOK_S:g} s"
+            _log.warning("sandboxes of an earlier time may be left behind on %s: %s", node.name, why)
             return
-        for box_id in staying:
-            if box_id not in kept:  # by its id alone: two nodes may be one machine
-                tasks.start_soon(end, node, backend, box_id)
+        kept = await known() if staying else ()
+        with anyio.move_on_after(_END_S):
+            async with anyio.create_task_group() as ending:
+                for box_id in staying:
+                    if box_id not in kept:
+                        ending.start_soon(end, node, backend, box_id)
 
-    with anyio.move_on_after(_END_S):
-        async with anyio.create_task_group() as tasks:
-            for node in nodes.values():
-                if isinstance(node.backend, Attaches):
-                    tasks.start_soon(end_on, node, node.backend)
+    async with anyio.create_task_group() as tasks:
+        for node in nodes.values():
+            if isinstance(node.backend, Attaches):
+                tasks.start_soon(end_on, node, node.backend)

@@ -6,6 +6,7 @@ Ray itself is imported in a child process alone (`envkit.sandbox.ray.driver`), w
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import re
@@ -22,12 +23,15 @@ import anyio
 from envkit.errors import SandboxError, UsageError, from_problem
 from envkit.sandbox.ray import driver
 from envkit.sandbox.ray.actor import Answer, NodeKind
-from envkit.sandbox.ray.driver import LENGTH, Outcome, packed
+from envkit.sandbox.ray.driver import HELLO, LENGTH, TRIED, Outcome, packed
 
 Reply: TypeAlias = asyncio.Future[tuple[Outcome, Any]]
 """What became of a call, and its value or why there is none."""
 
+_log = logging.getLogger(__name__)
+
 _CONNECT_S = 60.0
+_PATIENCE_S = 5.0
 _SILENT_S = 4.0
 _LEAVE_S = 5.0
 _LAST_WORDS_S = 0.5
@@ -88,15 +92,13 @@ class Cluster:
             _Link, *words, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
         )
         try:
-            with anyio.move_on_after(_CONNECT_S):
-                outcome, value = await self._link.hello
-                if outcome == "done":
-                    return self
-                raise UsageError(f"connecting to {self._address!r}: {value}" if outcome == "unreached" else str(value))
-            raise UsageError(f"the Ray cluster at {self._address!r} did not let us in within {_CONNECT_S:g} s")
+            await self._connected()
         except BaseException:
+            if not self._link.hello.done():  # it may hang in Ray
+                self._transport.kill()
             await self._leave()
             raise
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -152,6 +154,31 @@ class Cluster:
     def sent(self, what: str, *arguments: object) -> Reply:
         """Have the child do something, and return what will be known of it; failures are no exceptions there."""
         return self._link.send(next(self._numbers), what, arguments)
+
+    async def _connected(self) -> None:
+        """Return once the child is connected, and tell people if that takes long.
+
+        Raises:
+            UsageError: There is no such cluster, or it does not let us in.
+        """
+        hello = self._link.hello
+        await asyncio.wait([hello], timeout=_PATIENCE_S)
+        if not hello.done():
+            _log.warning("waiting for the Ray cluster at %s", self._place)
+            await asyncio.wait([hello], timeout=_CONNECT_S - _PATIENCE_S)
+        if not hello.done():
+            raise UsageError(f"the Ray cluster at {self._place} did not let us in within {_CONNECT_S:g} s")
+        outcome, value = hello.result()
+        if outcome == "unreached":
+            raise UsageError(f"connecting to the Ray cluster at {self._place}: {value}")
+        if outcome != "done":
+            raise UsageError(str(value))
+
+    @property
+    def _place(self) -> str:
+        """Where the cluster should be, and who says so if that is known."""
+        tried = self._link.tried
+        return str(tried.result()[1]) if tried.done() and tried.result()[0] == "done" else repr(self._address)
 
     async def _leave(self) -> None:
         self._link.finish()
@@ -213,6 +240,7 @@ class _Link(asyncio.SubprocessProtocol):
 
     Attributes:
         hello: Whether the child is connected.
+        tried: Where it looks for the cluster.
         ended: Set once the child has.
     """
 
@@ -222,7 +250,7 @@ class _Link(asyncio.SubprocessProtocol):
         self._read = bytearray()
         self._said = b""
         self._cause = ""
-        self.hello = self._expected(0)
+        self.hello, self.tried = self._expected(HELLO), self._expected(TRIED)
 
     def send(self, number: int, what: str, arguments: Sequence[object]) -> Reply:
         """Say something to the child, unless it has ended."""

@@ -5,8 +5,9 @@ head was silent for a minute, when another head has taken its place, when connec
 wants signals for itself, spins while the head is away, and has calls that never return.
 
 Its argument is the cluster's address. Messages go both ways, each a length and a pickled tuple: calls on the standard
-input, ``(number, what, arguments)``, answers on the standard output, ``(number, outcome, value)``, in any order. The
-first answer has the number 0 and says whether we are connected. The end of the input is its own end.
+input, ``(number, what, arguments)``, answers on the standard output, ``(number, outcome, value)``, in any order. Before
+these it says where it looks for the cluster (`TRIED`), and whether we are connected (`HELLO`). The end of the input is
+its own end.
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ import logging
 import os
 import pickle
 import resource
-import socket
 import struct
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 import anyio
 
 from envkit.errors import UsageError
+from envkit.sandbox.ray import head
 from envkit.sandbox.ray.actor import Answer, NodeActor, NodeKind
 
 LENGTH = struct.Struct(">Q")
+HELLO = 0
+TRIED = -1
+"""Numbers of what is said unasked: whether we are connected, and before that, to what we are about to be."""
 
 Outcome: TypeAlias = Literal["done", "failed", "unreached", "refused"]
-"""What became of a call. All but the first come with a line that says why; ``refused`` is for number 0 alone."""
+"""What became of a call. All but the first come with a line that says why; ``refused`` is for `HELLO` alone."""
 
 _CALLS_AT_ONCE = 10_000
 _THREADS = 64
-_REACH_S = 5.0
 _LINE_CHARACTERS = 300
 _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
 """Else boxes that are to stay would end with the actor that started them."""
@@ -55,9 +57,9 @@ def main(address: str) -> None:
     os.dup2(2, 1)  # Ray prints
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
-        ray = _connected(address)
+        ray = _connected(address, lambda place: _write(answers, packed((TRIED, "done", place))))
     except UsageError as error:
-        os.write(answers, packed((0, "refused", str(error))))
+        _write(answers, packed((HELLO, "refused", str(error))))
         return
     asyncio.run(_Driver(ray, answers).run())
 
@@ -84,7 +86,7 @@ class _Driver:
         loop.set_default_executor(ThreadPoolExecutor(_THREADS))
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        self._answer(0, "done", None)
+        self._answer(HELLO, "done", None)
         async with anyio.create_task_group() as tasks:
             while True:
                 try:
@@ -106,9 +108,7 @@ class _Driver:
             self._answer(number, "failed", _line(error))
 
     def _answer(self, number: int, outcome: Outcome, value: object) -> None:
-        data = memoryview(packed((number, outcome, value)))
-        while data:
-            data = data[os.write(self._answers, data) :]
+        _write(self._answers, packed((number, outcome, value)))
 
     async def _nodes(self) -> list[tuple[str, str, str, dict[str, float]]]:
         """Return of each node that Ray believes to be alive its id, name, address and resources.
@@ -160,38 +160,36 @@ class _Driver:
             await asyncio.to_thread(self._ray.kill, await making)
 
 
-def _connected(address: str) -> Any:
-    """Return Ray, connected to the cluster at `address`.
+def _connected(address: str, tell: Callable[[str], None]) -> Any:
+    """Return Ray, connected to the cluster at `address`; `tell` is told where that is once it is known.
 
     Raises:
         UsageError: Ray is not installed, or there is no such cluster; says what to do.
     """
-    if address.startswith("ray://"):
-        raise UsageError(f"{address}: Ray's client is not enough; run this on a machine of the cluster, with 'auto'")
     if importlib.util.find_spec("ray") is None:
         raise UsageError("the package ray is not installed (pip install 'envkit[ray]')")
-    place = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    place, advice = f"{address!r} (ray start --head)", ""
     try:
-        if place != "auto":  # Ray itself would take minutes to find that nobody is there
-            _reach(place)
+        found = head.find(address)
+        place, advice = str(found), f"; {head.WHAT_TO_DO}"
+        tell(place)
+        head.require(found)  # Ray itself would take minutes to find that nobody is there
         ray: Any = importlib.import_module("ray")
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=found.address, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError as error:
         raise UsageError(f"the package ray cannot be used: {_line(error)}") from None
     except (OSError, RuntimeError, ValueError) as error:
         if "Version mismatch" in str(error):
             says = _line(error).removeprefix("Version mismatch: ")
-            raise UsageError(f"the cluster at {place!r} has another version of Ray or Python: {says}") from None
-        raise UsageError(f"there is no Ray cluster at {place!r} (ray start --head): {_line(error)}") from None
+            raise UsageError(f"the cluster at {place} has another version of Ray or Python: {says}") from None
+        raise UsageError(f"there is no Ray cluster at {place}: {_line(error)}{advice}") from None
     return ray
 
 
-def _reach(place: str) -> None:
-    host, _, port = place.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"{place!r} is not the address of a Ray cluster, such as '10.0.0.1:6379'")
-    with suppress(OverflowError):
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+def _write(answers: int, message: bytes) -> None:
+    data = memoryview(message)
+    while data:
+        data = data[os.write(answers, data) :]
 
 
 def _line(error: BaseException) -> str:

@@ -151,6 +151,85 @@ def test_what_was_started_and_not_written_down_yet_is_ended_before_anything_else
     run(main)
 
 
+class Slow(FakeBackend):
+    """One that answers only some time after it has done what it was asked for."""
+
+    async def start(self, spec: SandboxSpec) -> FakeBox:
+        box = await super().start(spec)
+        await anyio.sleep(3)
+        return box
+
+    async def attach(self, box_id: str) -> FakeBox:
+        box = await super().attach(box_id)
+        await anyio.sleep(3)
+        return box
+
+
+def test_a_node_that_joins_is_cleared_of_what_the_pool_does_not_know_and_of_nothing_else() -> None:
+    async def main() -> None:
+        machine, book = Slow(kind=Lasting), Book()
+        async with machine, Pool([Node("here", machine)], ledger=book) as pool:
+            await pool.create("a", SPEC)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(pool.create, "b", SPEC)
+                await anyio.sleep(1)
+                for ledger in (book.id, "another", ""):
+                    await FakeBackend.start(machine, SandboxSpec(stay=True, ledger=ledger))
+                pool.add_node(Node("sibling", machine))
+                await anyio.sleep(1)
+                assert pool.view("b").state is STARTING
+            await anyio.sleep(4)
+            assert [box.is_gone for box in machine.boxes] == [False, False, True, False, False]
+            assert (await pool.get("b").probe(5), pool.view("a").state) == (0.0, LEASED)
+
+    run(main)
+
+
+def test_what_ran_on_a_node_that_was_lost_is_ended_when_its_machine_is_back() -> None:
+    async def main() -> None:
+        backend, book = lasting(), Book()
+        async with opened(backend, book) as pool:
+            await pool.create("a", SPEC)
+            (box,) = backend.boxes
+            assert isinstance(box, Lasting)
+            box.is_alone = True
+            pool.remove_node("here", "it is lost")
+            await anyio.sleep(1)
+            assert not box.is_gone
+            pool.add_node(Node("here again", backend))
+            await anyio.sleep(1)
+            assert box.is_gone
+
+    run(main)
+
+
+def test_nodes_that_come_and_go_while_a_server_takes_back_what_was_left_are_cleared_and_lost() -> None:
+    async def main() -> None:
+        here, gone, late, book = Slow(kind=Lasting), Slow(kind=Lasting), lasting(), Book()
+        lent = (Phase(STARTING, 1.0, ""), Phase(LEASED, 2.0, ""))
+        for node, backend, count in (("here", here, 3), ("gone", gone, 3), ("late", late, 1)):
+            async with backend:
+                for _ in range(count):  # the last one is known
+                    box = await FakeBackend.start(backend, SandboxSpec(stay=True, ledger=book.id))
+            book.pages[node] = SandboxView(node, box.id, node, "", SPEC, lent)
+        async with here, gone, late, anyio.create_task_group() as tasks:
+            pool = Pool([Node("here", here), Node("gone", gone)], ledger=book)
+
+            async def change() -> None:
+                await anyio.sleep(1)
+                pool.remove_node("gone", "it is lost")
+                pool.add_node(Node("late", late))
+
+            tasks.start_soon(change)
+            async with pool:
+                assert [pool.view(node).state for node in ("here", "gone", "late")] == [LEASED, LOST, LOST]
+                await anyio.sleep(1)
+                assert [box.is_gone for box in here.boxes] == [True, True, False]
+                assert [box.is_gone for box in late.boxes] == [True]
+
+    run(main)
+
+
 def test_what_was_being_started_or_held_by_a_block_is_stopped() -> None:
     async def main() -> None:
         backend, book = lasting(), Book()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -19,6 +22,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from envkit import clock
 from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxRefusedError, UsageError
 from envkit.protocols import Sandbox
+from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Node
 from envkit.sandbox.ray.backend import RayNodeBackend
@@ -27,6 +31,7 @@ from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec
 from tests.contract.boxes import SOON_S, agent_above, new_marker, parent, run, sleepers, until
 from tests.sandbox.clusters import Cluster, running
+from tests.sandbox.pools import Book
 
 pytestmark = [pytest.mark.ray, pytest.mark.bwrap]
 
@@ -74,8 +79,10 @@ def cluster() -> Iterator[Cluster]:
 
 @asynccontextmanager
 async def opened(cluster: Cluster) -> AsyncIterator[tuple[Pool, RayNodes]]:
-    """A pool over the cluster; afterwards no actor is left, and Ray was never in our own process."""
-    pool = Pool()
+    """A pool over the cluster, as of a server; afterwards no actor is left, and Ray was never in our own process."""
+    book = Book()
+    book.id = secrets.token_hex(8)
+    pool = Pool(ledger=book)
     async with RayNodes(pool.add_node, pool.remove_node, address=cluster.address, lonely_s=LONELY_S) as nodes, pool:
         assert len(cluster.actors()) >= 2
         yield pool, nodes
@@ -163,17 +170,18 @@ def test_what_listens_in_a_box_on_another_node_is_reached(fleet: Fleet) -> None:
     fleet.run(main)
 
 
-def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_new_ones(
+def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_new_ones_and_loses_old_ones(
     cluster: Cluster, fleet: Fleet
 ) -> None:
-    doomed, spared = new_marker(), new_marker()
+    doomed, spared, others = new_marker(), new_marker(), new_marker()
     pool = fleet.pool
 
-    async def main() -> None:
-        await pool.create("doomed", SandboxSpec(("sleep", doomed)))
+    async def main(local: LocalBackend) -> None:
+        await pool.create("doomed", SandboxSpec(("sleep", doomed), lonely_s=60))
         await pool.create("spared", SandboxSpec(("sleep", spared)))
         node = pool.view("doomed").node
         assert pool.view("spared").node != node
+        other = await local.start(SandboxSpec(("sleep", others), stay=True, lonely_s=60, ledger="of-another-server"))
 
         async def kill() -> None:
             await clock.to_thread(cluster.kill, node[-8:])
@@ -186,7 +194,7 @@ def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_ne
         assert clock.now() - began < 5 + SOON_S
         assert lost.value.cause == f"node {node} of the Ray cluster is lost"
         assert (await pool.get("spared").exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
-        await until(lambda: sleepers(doomed) == [])
+        assert len(sleepers(doomed)) == 1  # it would wait for another server, and all nodes are on this machine
         added = await clock.to_thread(cluster.add)
         new = ""
         with anyio.fail_after(30):
@@ -195,11 +203,17 @@ def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_ne
                     async with pool.lease(SandboxSpec()) as box:
                         new = pool.view(box.id).node
                 await anyio.sleep(0.2)
-        assert len(sleepers(spared)) == 1
+        await until(lambda: sleepers(doomed) == [])
+        assert len(sleepers(spared)) == len(sleepers(others)) == 1
+        await other.stop()
         await pool.stop("spared")
         assert sleepers(spared) == []
 
-    fleet.run(main)
+    async def beside() -> None:
+        async with LocalBackend() as local:
+            await main(local)
+
+    fleet.run(beside)
 
 
 def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: Cluster) -> None:
@@ -209,6 +223,7 @@ def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: 
         async with found(cluster) as backends:
             name, backend = min(backends.items())
             box = await backend.start(SandboxSpec(("sleep", marker)))
+            await until(lambda: sleepers(marker) != [])
             actor = parent(parent(agent_above(sleepers(marker)[0])))
             assert actor in cluster.actors()
             os.kill(actor, signal.SIGSTOP)
@@ -332,9 +347,9 @@ def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
 @pytest.mark.parametrize(
     ("address", "hint"),
     [
-        ("127.0.0.1:1", "there is no Ray cluster at '127.0.0.1:1' .ray start --head.: .*refused"),
-        ("ray://127.0.0.1:1", "run this on a machine"),
-        ("here", "'here' is not the address of a Ray cluster, such as"),
+        ("127.0.0.1:1", "there is no Ray cluster at '127.0.0.1:1' .as given by ray.address.: .*refused; start one"),
+        ("ray://127.0.0.1:1", "'ray://127.0.0.1:1' .as given by ray.address.: Ray's client is not enough; run this on"),
+        ("here", "'here' .as given by ray.address. is not the address of a Ray cluster, such as"),
     ],
 )
 def test_where_there_is_no_cluster_it_is_said_what_to_do(address: str, hint: str) -> None:
@@ -344,3 +359,66 @@ def test_where_there_is_no_cluster_it_is_said_what_to_do(address: str, hint: str
                 pass
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("says", "what"), [(b"HTTP/1.1 400 Bad Request\r\n", "it says b'HTTP/1.1 '"), (b"", "it closes the connection")]
+)
+def test_where_something_else_listens_it_is_said_what_that_says(
+    monkeypatch: pytest.MonkeyPatch, says: bytes, what: str
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        writer.close()
+        await writer.wait_closed()
+
+    async def main() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1") as server:
+            place = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+            monkeypatch.setenv("RAY_ADDRESS", place)
+            with pytest.raises(UsageError) as error:
+                async with Connection("auto"):
+                    pass
+        found = f"what listens at {place!r} (as given by $RAY_ADDRESS) does not answer as the head of a Ray cluster"
+        assert str(error.value).startswith(f"{found}: {what}; start one")
+
+    run(main)
+
+
+def test_who_waits_for_a_head_is_told_and_gives_up_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def connect(place: str) -> None:
+        async with Connection(place):
+            pass
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            place = "127.0.0.1:{1}".format(*silent.getsockname())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(connect, place)
+                said = f"waiting for the Ray cluster at {place!r} (as given by ray.address)"
+                await until(lambda: said in caplog.text, 30)
+                began = clock.now()
+                tasks.cancel_scope.cancel()
+            assert clock.now() - began < 4
+
+    run(main)
+
+
+def test_a_server_says_at_once_that_the_cluster_is_gone_which_the_machine_used_last(tmp_path: Path) -> None:
+    left = tmp_path / "ray" / "ray_current_cluster"
+    left.parent.mkdir()
+    left.write_text("127.0.0.1:1\n")
+    alone = ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc"]  # among no other heads
+    words = ["-m", "envkit", "serve", "--backend", "ray", "--port", "0", "--state", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    found = subprocess.run(
+        [*alone, sys.executable, *words],
+        env={**environment, "RAY_TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert f"there is no Ray cluster at '127.0.0.1:1' (as given by {left}, for the last cluster" in found.stderr
+    assert "Connection refused; start one (ray start --head), or name another one" in found.stderr
