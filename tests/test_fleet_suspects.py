@@ -13,6 +13,7 @@ from msgspec import Raw
 from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.fleet import FleetHost
+from envkit.fleet.turns import TURN_S
 from envkit.protocols import LastingEpisode
 from envkit.types import Reset, Step, Task
 from tests.echoes import Box, Echo, fleet_of
@@ -75,6 +76,20 @@ class MinedBox(Box):
         await super().health()
 
     pulse = health
+
+
+class SlowBox(MinedBox):
+    """A box in which the deadly step does its deed at once, while the others take 4 s."""
+
+    @asynccontextmanager
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+        yield (Mine if task.seed == DEADLY else Slow)(self, task)
+
+
+class Slow(Mine):
+    async def step(self, action: str) -> Step:
+        await anyio.sleep(4)
+        return await super().step(action)
 
 
 def mined(count: int, *, deadly: str = "boom", step_s: float = 0.0, is_silenced: bool = False) -> list[MinedBox]:
@@ -197,28 +212,36 @@ def test_boxes_lost_in_different_steps_are_nobodys_fault() -> None:
     run(main)
 
 
-def test_a_slow_step_keeps_the_others_for_a_second_and_who_goes_on_beside_it_is_not_blamed() -> None:
+def test_slow_steps_keep_the_others_for_a_while_and_nobody_is_blamed_when_some_go_on_beside() -> None:
     async def main() -> None:
-        first, second, third = mined(3, step_s=3)
-        async with fleet_of(first, second, third, slots_per_box=4) as host:
+        boxes = mined(3, step_s=TURN_S + 5)
+        async with fleet_of(*boxes, slots_per_box=4) as host:
 
             async def interfere() -> None:
                 await anyio.sleep(1)
-                first.die(KILLED)
-                # All are there again after 0.1 s; one has its turn, and the others are beside it from 1.1 s on.
-                await anyio.sleep(3)
-                second.die(KILLED)
+                boxes[0].die(KILLED)
+                await anyio.sleep(TURN_S + 2)  # one has its turn, and the others are beside it
+                boxes[1].die(KILLED)
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(interfere)
                 ends = await ends_of(host, "one", seeds=range(4))
-            said = list(ends.values())
-            assert said.count(TWICE) == 1
-            assert sorted(text for text in said if text != TWICE) == sorted(
-                f"{seed} one" for seed, text in ends.items() if text != TWICE
-            )
-            assert (host.lost, host.episodes.void) == (2, 1)
-            assert 8 < clock.now() < 9  # 4 s until the second loss, then one step of three beside each other after 1 s
+            assert ends == {seed: f"{seed} one" for seed in range(4)}
+            assert (host.lost, host.episodes.void) == (2, 0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("culprit", range(8))
+def test_among_slow_steps_nobody_but_the_one_that_kills_is_blamed(culprit: int) -> None:
+    async def main() -> None:
+        seeds = range(DEADLY - culprit, DEADLY - culprit + 8)
+        async with fleet_of(*(SlowBox(f"box-{n}") for n in range(4)), slots_per_box=8) as host:
+            ends = await ends_of(host, "boom", seeds=seeds)
+            assert ends.pop(DEADLY) == TWICE
+            assert TWICE not in ends.values()
+            assert host.lost in (2, 3)
+            assert set(ends.values()) == {f"{seed} boom" for seed in ends}
 
     run(main)
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
-import anyio
 from msgspec import Raw
 from msgspec.structs import replace
 
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.fleet.box import FellSilentError, LostDuringCallError
+from envkit.fleet.turns import Turns
 from envkit.protocols import AskingEpisode, LastingEpisode
 from envkit.types import JSON, Observation, Reset, Step
 
@@ -31,9 +31,6 @@ REBUILDS = 3
 
 _SILENCES = 1
 """How often of these its box may have fallen silent during a call of this very episode, which may be why it did."""
-
-_TURN_S = 1.0
-"""Seconds that a call waits for those before it, each of which may be why a box was lost."""
 
 
 class EpisodeState(StrEnum):
@@ -68,13 +65,13 @@ class FleetEpisode:
 
     A call during which its box was lost may be why it was, as may every other one that was under way there. They are
     made again one after the other, and one during which the next box is lost too makes its episode void. Who has waited
-    a second for the others goes on beside them, and is not blamed for what happens then.
+    for long goes on beside the others, and nobody is blamed for what happens then.
 
     Args:
         seat: Gives it a place, and another one after a loss.
         rebuilds: How often it may be rebuilt; 0 for a world that cannot be.
         tally: Where rebuilt and void episodes are counted.
-        turns: Held by the one that makes such a call; None where each episode has a box of its own.
+        turns: Give those calls their turn; None where each episode has a box of its own.
         goes_on: Whether its place is one that another server gave it.
 
     Attributes:
@@ -82,7 +79,7 @@ class FleetEpisode:
     """
 
     def __init__(
-        self, seat: Seat, *, rebuilds: int, tally: EpisodeTally, turns: anyio.Lock | None = None, goes_on: bool = False
+        self, seat: Seat, *, rebuilds: int, tally: EpisodeTally, turns: Turns | None = None, goes_on: bool = False
     ) -> None:
         self.state = EpisodeState.PLAYING
         self._seat = seat
@@ -117,6 +114,8 @@ class FleetEpisode:
             try:
                 reset = await self._in_turn("reset", episode.reset)
             except SandboxLostError as loss:
+                if self._goes_on and self._start is None:  # nobody knows how far it had come
+                    self._rebuilds_left = 0
                 await self._rebuild(loss)
             else:
                 if episode.turn:  # it goes on where another server left it, and only that one knew what was played
@@ -205,29 +204,20 @@ class FleetEpisode:
             except LostDuringCallError:
                 self._is_suspect = True
                 raise
-        async with self._turn() as has_turn:
-            try:
-                return await call()
-            except LostDuringCallError as loss:
-                cause = loss.cause
-                if has_turn:
-                    self._rebuilds_left = 0
-                    cause = f"{cause}; the box before was lost during the same {name} too"
-                raise SandboxLostError(loss.sandbox_id, cause) from None
+        if self._turns is None:
+            return await self._again(name, call, lambda: True)
+        async with self._turns.turn() as is_alone:
+            return await self._again(name, call, is_alone)
 
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[bool]:
-        """Wait for the turn of this episode, if not for long; say whether it has come."""
-        has_turn = self._turns is None
-        if self._turns is not None:
-            with anyio.move_on_after(_TURN_S):
-                await self._turns.acquire()
-                has_turn = True
+    async def _again(self, name: str, call: Callable[[], Awaitable[T]], is_alone: Callable[[], bool]) -> T:
         try:
-            yield has_turn
-        finally:
-            if self._turns is not None and has_turn:
-                self._turns.release()
+            return await call()
+        except LostDuringCallError as loss:
+            cause = loss.cause
+            if is_alone():
+                self._rebuilds_left = 0
+                cause = f"{cause}; the box before was lost during the same {name} too"
+            raise SandboxLostError(loss.sandbox_id, cause) from None
 
     async def _rebuild(self, loss: SandboxLostError) -> None:
         """Bring the episode to where it was, in other boxes, until one of them lasts.

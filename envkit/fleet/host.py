@@ -20,6 +20,7 @@ from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxLostE
 from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.seats import SeatRecord, Seats
+from envkit.fleet.turns import Turns
 from envkit.fleet.watch import Probing, watch_server
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import SandboxState, Task
@@ -115,7 +116,7 @@ class FleetHost:
         self.failed_starts = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
-        self._turns = anyio.Lock() if slots_per_box > 1 else None
+        self._turns = Turns() if slots_per_box > 1 else None
 
     @property
     def capacity(self) -> int:

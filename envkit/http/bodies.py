@@ -2,10 +2,10 @@
 each.
 
 Whoever comes when there is no room waits for a moment, and is then told to come again. A body takes all the room that
-it announces at once, so that none holds some while it waits for more. An answer takes what it is expected to become
-before what it tells of is begun, since that may not be safe to repeat; what it then is, it has in any case. Small ones
-are not counted, since that would cost the quick requests, which have those, more than it is worth: there are no more of
-them than connections.
+it announces at once. An answer then takes what it is expected to become, before what it tells of is begun, since that
+may not be safe to repeat; what it then is, it has in any case. Bodies that keep each other's answers from having room
+are told to come again, as everybody is who waits. Small ones are not counted, since that would cost the quick requests,
+which have those, more than it is worth: there are no more of them than connections.
 
 Those that want much have half of the room, so that they never keep those out who want little.
 """
@@ -318,3 +318,8 @@ class Backlog:
     def is_too_much(self) -> bool:
         """Whether sockets hold too much, this one among them."""
         return self.count > 0 and self._bodies.sockets.is_too_much(self._tenant)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other socket holds anything that is counted."""
+        return self.count == self._bodies.sockets.all

@@ -11,8 +11,9 @@ little are not read on.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -145,7 +146,8 @@ class Sockets:
                         if link is not None and len(data) > UNCOUNTED_BYTES:
                             link.taken()
                         count = await self._take(calls, caller, data, outbox, used, begin_sandbox)
-                        await outbox.wait_for_room()
+                        if outbox.is_behind:
+                            await inbox.rest_until(outbox.wait_for_room)
                         if wait_s := caller.charge(max(1, count)):
                             await inbox.rest(wait_s)
                     tasks.cancel_scope.cancel()
@@ -155,7 +157,7 @@ class Sockets:
     async def answered(self) -> None:
         """Wait until no open socket is owed an answer."""
         while owed := [outbox for outbox in self._open if outbox.owed]:
-            await owed[0].wait_for_room(0)
+            await owed[0].wait_until_answered()
 
     async def _take(
         self,
@@ -285,6 +287,18 @@ class _Inbox:
                 self._room -= _size(message)
             await anyio.sleep_forever()
 
+    async def rest_until(self, is_time: Callable[[], Awaitable[None]]) -> None:
+        """Take nothing until it is time; ends early as `rest`."""
+        async with anyio.create_task_group() as tasks:
+
+            async def wake() -> None:
+                await is_time()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(wake)
+            await self.rest(math.inf)
+            tasks.cancel_scope.cancel()
+
 
 def _size(message: Message) -> int:
     return _MESSAGE_BYTES + len(message.get("bytes") or message.get("text") or b"")
@@ -338,9 +352,19 @@ class _Outbox:
     def _count(self) -> None:
         self._backlog.hold(self._asked_bytes + self._unread_bytes)
 
-    async def wait_for_room(self, most: int = MAX_OWED) -> None:
-        """Wait until at most `most` answers are owed, and there are no more bytes than may be."""
-        while self.owed > most or self._unread_bytes > MAX_UNREAD_BYTES or self._backlog.is_too_much:
+    @property
+    def is_behind(self) -> bool:
+        """Whether more answers are owed, or there are more bytes, than may be."""
+        return self.owed > MAX_OWED or self._unread_bytes > MAX_UNREAD_BYTES or self._backlog.is_too_much
+
+    async def wait_for_room(self) -> None:
+        """Wait until it is not behind."""
+        while self.is_behind:
+            await self._wait()
+
+    async def wait_until_answered(self) -> None:
+        """Wait until no answer is owed."""
+        while self.owed:
             await self._wait()
 
     async def wait_for_reader(self) -> None:

@@ -100,10 +100,11 @@ class Line:
         while True:
             try:
                 return await ask()
-            except (CapacityError, RateLimitError):
-                if clock.now() > until:
+            except (CapacityError, RateLimitError) as error:
+                wait_s = error.wait_s if isinstance(error, RateLimitError) else 0.0
+                if clock.now() + wait_s > until:
                     raise
-                await anyio.sleep(self._rng.uniform(0.5, 1.0))  # not all clients in step
+                await anyio.sleep(max(wait_s, self._rng.uniform(0.5, 1.0)))  # not all clients in step
 
     async def stop(self, id: str) -> None:
         """End a sandbox and wait until nothing is left of it; safe to repeat, not cancelled, bounded (75 s)."""

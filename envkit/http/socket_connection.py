@@ -9,6 +9,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, cast
 
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
@@ -73,14 +74,14 @@ class SocketConnection(WebSocketsSansIOProtocol):
             if "bodies" not in state:  # nobody has looked yet who it is
                 return
             self._backlog = cast("Bodies", state["bodies"]).backlog(state["caller"])
-        if self.queue.empty():
-            self._queued_bytes = 0
         self._backlog.hold(self._unread() + self._queued_bytes)
 
     def _read_or_not(self, now: float) -> None:
         """Read no more of a message while sockets hold too much; close where that does not end."""
-        assert self._backlog is not None
-        if not (self._backlog.is_too_much and self._unread() > UNCOUNTED_BYTES):
+        backlog = self._backlog
+        assert backlog is not None
+        # One that is alone may be larger than all may be together, or it could never come.
+        if not backlog.is_too_much or backlog.is_alone or self._unread() <= UNCOUNTED_BYTES:
             if self._held_since is not None:
                 self._held_since = None
                 if not self.read_paused:
@@ -99,6 +100,13 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self._count()
             if self._backlog is not None and not self.transport.is_closing():
                 self._read_or_not(clock.now())
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()
+        if self._queued_bytes and self.queue.empty():  # before that nothing more is read
+            self._queued_bytes = 0
+            self._count()
+        return message
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -25,6 +25,7 @@ from tests.http.worlds import slots
 MIB = 1 << 20
 TASK = b'"env_id":"Count-v0","seed":1,"options":{"end":100000}'
 CREATE = b'{"id":0,"method":"create","params":{"session_id":"%b",' + TASK + b"}}"
+EXEC = b'"sandbox_id":"a","argv":["sleep","%d"],"timeout_s":3600,"max_output_bytes":9,"stdin":"' + b"A" * 600_000 + b'"'
 STEP = b'{"id":%d,"method":"step","params":{"session_id":"%b","turn":%d,"action":"%b"}}'
 
 
@@ -119,8 +120,6 @@ def test_what_little_asks_for_much_of_is_not_all_held(asked: bytes) -> None:
 
 
 def test_what_frames_ask_for_counts_until_it_is_answered() -> None:
-    body = b'"sandbox_id":"a","argv":["sleep","20"],"timeout_s":60,"max_output_bytes":9,"stdin":"%b"' % (b"A" * 600_000)
-
     async def main(stage: Stage) -> None:
         async with await stage.opened() as link:
             await link.send(frame(b'{"id":0,"method":"sandbox.create","params":{"sandbox_id":"a"}}'))
@@ -128,7 +127,7 @@ def test_what_frames_ask_for_counts_until_it_is_answered() -> None:
             sent = 0
             with anyio.move_on_after(5):
                 while True:
-                    await link.send(frame(b'{"id":1,"method":"sandbox.exec","params":{%b}}' % body))
+                    await link.send(frame(b'{"id":1,"method":"sandbox.exec","params":{%b}}' % (EXEC % 20)))
                     sent += 1
             assert 8 * MIB < stage.bodies.sockets.all < 11 * MIB
             assert sent < 40
@@ -161,6 +160,52 @@ def test_a_message_that_is_not_complete_counts_and_is_ended_where_there_is_no_ro
                 said += await first.receive()
             await anyio.sleep(2 * connections.LOOK_S)
             assert stage.bodies.sockets.all == 0
+
+    on_stage(main, 16 * MIB)
+
+
+def test_a_message_that_is_alone_may_be_larger_than_all_may_be_together() -> None:
+    async def main(stage: Stage) -> None:
+        async with await stage.opened() as link:
+            large = frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 6 * MIB))
+            await link.send(large[:-10])
+            await anyio.sleep(HOLD_S + 3 * connections.LOOK_S)
+            await link.send(large[-10:])
+            said = b""
+            while b"too_large" not in said:
+                said += await link.receive()
+
+    on_stage(main, 4 * MIB)
+
+
+def test_what_came_in_one_message_after_another_is_not_counted_once_it_was_taken() -> None:
+    async def main(stage: Stage) -> None:
+        async with await stage.opened() as link:
+            large = frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 200_000))
+            for part in (large[:150_000], large[150_000:]):  # it is counted from now on
+                await link.send(part)
+                await anyio.sleep(0.1)
+            await link.receive()
+            for _ in range(100):
+                await link.send(frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 50_000)))
+                await link.receive()
+                assert stage.bodies.sockets.all < MIB
+
+    on_stage(main, 16 * MIB)
+
+
+def test_who_leaves_while_sockets_hold_too_much_is_heard_and_what_it_began_is_ended() -> None:
+    async def main(stage: Stage) -> None:
+        link = await stage.opened()
+        await link.send(frame(b'{"id":0,"method":"sandbox.create","params":{"sandbox_id":"a"}}'))
+        assert b'"result"' in await link.receive()
+        with anyio.move_on_after(5):
+            while True:
+                await link.send(frame(b'{"id":1,"method":"sandbox.exec","params":{%b}}' % (EXEC % 3000)))
+        assert stage.bodies.sockets.all > 8 * MIB
+        await link.aclose()
+        await anyio.sleep(60)
+        assert stage.bodies.sockets.all == 0
 
     on_stage(main, 16 * MIB)
 
