@@ -13,6 +13,8 @@ from msgspec import Raw
 from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.fleet import FleetHost
+from envkit.fleet.box import LostDuringCallError
+from envkit.fleet.episode import EpisodeTally, FleetEpisode, Lease
 from envkit.fleet.turns import TURN_S
 from envkit.protocols import LastingEpisode
 from envkit.types import Reset, Step, Task
@@ -275,6 +277,29 @@ def test_one_that_is_cancelled_while_it_has_its_turn_or_waits_for_it_keeps_nobod
                     await anyio.sleep(0.02)
             assert played == {number: pytest.approx(at, abs=0.1) for number, at in ends.items()}
             assert host.lost == 3
+
+    run(main)
+
+
+def test_an_episode_from_before_a_restart_is_void_when_its_box_is_lost_before_it_was_heard_of_again() -> None:
+    class Doomed(Mine):
+        async def reset(self) -> Reset:
+            raise LostDuringCallError("a", KILLED)
+
+    @asynccontextmanager
+    async def lease() -> AsyncIterator[LastingEpisode]:
+        yield Doomed(MinedBox("a"), Task("Echo-v0", 1))
+
+    @asynccontextmanager
+    async def seat() -> AsyncIterator[Lease]:
+        yield lease()
+
+    async def main() -> None:
+        tally = EpisodeTally()
+        async with FleetEpisode(seat, rebuilds=3, tally=tally, goes_on=True) as episode:
+            with pytest.raises(SandboxLostError, match=f"a lost: {KILLED}$"):
+                await episode.reset()
+        assert (tally.rebuilt, tally.void) == (0, 1)
 
     run(main)
 
