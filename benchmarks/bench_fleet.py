@@ -31,9 +31,9 @@ CLAIMS = (
     Claim(BY_CLIENTS, "envkit", peers=_ASYNC),
     Claim(BY_CLIENTS, "envkit, lists of frames", at_least=20, peers=_OPENENV),
     Claim(BY_CLIENTS, "envkit, lists of frames", peers=_ASYNC),
-    Claim(BY_LEAN, "envkit, lists of frames", peers=_OPENENV),
+    Claim(BY_LEAN, "envkit, lists of frames", at_least=20, peers=_OPENENV),
     Claim(BY_LEAN, "envkit, lists of frames", peers=_ASYNC),
-    Claim(BY_LEAN, "envkit", peers=_OPENENV),
+    Claim(BY_LEAN, "envkit", at_least=4, peers=_OPENENV),
     Claim(BY_LEAN, "envkit", peers=_ASYNC),
     Claim(BY_POST, "envkit", at_least=1, peers=["Starlette"]),
 )
