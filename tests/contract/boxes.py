@@ -28,7 +28,7 @@ from tests.sandbox.containers import image
 
 Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend | RemoteBackend
 
-SOON_S = 10.0
+SOON_S = 5.0
 """What takes a moment takes no longer on a machine where others work too."""
 
 _BOOT = b"take(0,int(take(0,9)))"
@@ -85,7 +85,7 @@ def run(main: Callable[[], Awaitable[object]], timeout_s: float = 90) -> None:
     clock.run(bounded)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = SOON_S) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
     with anyio.fail_after(timeout_s):
         while not condition():  # noqa: ASYNC110 - it is about other processes, which tell nobody
             await anyio.sleep(0.01)

@@ -251,7 +251,7 @@ def test_an_agent_that_is_killed_ends_its_box_at_once_and_says_how(kind: Kind, m
     async def main() -> None:
         async with sleeping(kind, marker) as (box, agent):
             os.kill(agent, signal.SIGKILL)
-            with anyio.fail_after(SOON_S):
+            with anyio.fail_after(3):
                 assert await box.wait() == "killed by signal 9 (SIGKILL)"
             with pytest.raises(SandboxLostError, match=f"{box.id} lost: killed by signal 9"):
                 await box.exec(["true"], timeout_s=5)
@@ -279,9 +279,9 @@ def test_an_agent_that_hangs_is_seen_by_probing_and_its_box_can_be_stopped(kind:
             began = clock.now()
             with pytest.raises(DeadlineError, match=r"did not answer within 0.2 s"):
                 await box.probe(0.2)
-            assert clock.now() - began < 5
+            assert clock.now() - began < 2
             await box.stop()
-            assert clock.now() - began < 20
+            assert clock.now() - began < 8
             assert sleepers(marker) == []
 
     run(main)
@@ -295,7 +295,7 @@ def test_a_call_to_an_agent_that_hangs_fails_ten_seconds_late_and_ends_the_box(k
             began = clock.now()
             with pytest.raises(SandboxLostError, match="lost: it does not answer"):
                 await box.exec(["true"], timeout_s=0.5)
-            assert 10.5 <= clock.now() - began < 10.5 + SOON_S
+            assert 10.5 <= clock.now() - began < 14
             await until(lambda: not sleepers(marker))
 
     run(main)

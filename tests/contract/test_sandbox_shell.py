@@ -128,7 +128,7 @@ def test_a_slow_command_is_ended_and_the_shell_stays_where_it_can(kind: Kind, ma
             await shell.run("X=1; cd /usr", timeout_s=20)
             began = clock.now()
             late = await shell.run(f"echo begun; trap '' TERM; setsid sleep {marker} & sleep {marker}", timeout_s=2)
-            assert clock.now() - began < 2 + SOON_S
+            assert clock.now() - began < 5
             assert (late.exit_code, late.timed_out, late.stdout, late.is_shell_lost) == (None, True, "begun\n", False)
             assert sleepers(marker) == []
             assert (await shell.run("echo $X; pwd", timeout_s=20)).stdout == "1\n/usr\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
@@ -168,7 +169,7 @@ def test_an_episode_whose_box_is_killed_goes_on_in_a_spare_in_time_and_as_if_not
         metrics = await gateway.metrics()
         assert metrics["envkit_env_boxes_lost_total"] == metrics["envkit_episodes_rebuilt_total"] == KILLS
         assert metrics["envkit_episodes_void_total"] == 0
-        assert min(seconds) < BUSY * REPLACED_S[kind]
+        assert statistics.median(seconds) < BUSY * REPLACED_S[kind]
 
     with serving(kind, tmp_path, *ONE_BOX) as gateway:
         run(lambda: main(gateway), 60)
@@ -359,9 +360,9 @@ def test_of_a_thousand_episodes_of_which_each_twentieth_has_its_box_killed_each_
         assert metrics["envkit_env_boxes_lost_total"] == kills
         assert metrics["envkit_sessions_created_total"] == EPISODES
         assert metrics["envkit_episodes_void_total"] == sum(counted[outcome] for outcome in {VOID, *VOID_OF_TWO})
-        # An answer speaks of one rebuild, also when it has taken more, and a kill meets all who are in the box.
+        # An answer speaks of one rebuild, also when it has taken more; whoever finished unharmed has had none.
         rebuilt = metrics["envkit_episodes_rebuilt_total"]
-        assert campaign.rebuilds <= rebuilt <= campaign.rebuilds + kills * PLAYERS
+        assert campaign.rebuilds <= rebuilt <= REBUILDS * (EPISODES - counted["finished"])
         assert await gateway.end() == 0
         assert gateway.left() == NOTHING
 

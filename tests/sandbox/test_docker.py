@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -147,16 +146,12 @@ def test_a_command_that_ends_takes_its_box_with_it_and_leaves_the_cause(command:
 def test_a_container_that_somebody_ends_is_seen_within_two_seconds(deed: tuple[str, ...], cause: str) -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            seconds = [math.inf]
-            while min(seconds) > 2 and len(seconds) < 4:  # others who use the machine may delay one or the other
-                box = await started(backend, SandboxSpec(image=image()))
-                await clock.to_thread(docker, *deed, *containers_of(box.id))
-                began = clock.now()
+            box = await started(backend, SandboxSpec(image=image()))
+            await clock.to_thread(docker, *deed, *containers_of(box.id))
+            with anyio.fail_after(2):
                 assert await box.wait() == cause
-                seconds.append(clock.now() - began)
-                with pytest.raises(SandboxLostError, match=f"{box.id} lost: {cause[:6]}"):
-                    await box.exec(["true"], timeout_s=5)
-            assert min(seconds) <= 2
+            with pytest.raises(SandboxLostError, match=f"{box.id} lost: {cause[:6]}"):
+                await box.exec(["true"], timeout_s=5)
 
     run(main)
 

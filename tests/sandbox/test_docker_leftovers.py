@@ -86,7 +86,7 @@ def test_a_request_that_never_came_is_not_waited_for_long() -> None:
 
     async def main() -> None:
         daemon = await Daemon.connect()
-        with anyio.fail_after(10):
+        with anyio.fail_after(3):
             await leftovers.reap(daemon)
         assert not note.exists()
         await daemon.close()

@@ -18,7 +18,7 @@ from envkit.sandbox.channel import Channel, SocketStream
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.ray.actor import Answer, NodeActor, NodeKind, greeting
 from envkit.types import SandboxSpec
-from tests.contract.boxes import KINDS, SOON_S, new_marker, run, sleepers, traces, until
+from tests.contract.boxes import KINDS, new_marker, run, sleepers, traces, until
 
 
 @asynccontextmanager
@@ -105,7 +105,7 @@ def test_a_box_that_nobody_calls_is_ended_and_one_that_has_a_caller_is_not() -> 
             assert len(sleepers(marker)) == 1
             began = clock.now()
             await box.stop()
-            await until(lambda: not sleepers(marker), 3 + SOON_S)
+            await until(lambda: not sleepers(marker), 6.5)
             assert clock.now() - began > 2.9
             with anyio.fail_after(5):
                 while "problem" not in await actor.cause(1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -73,15 +74,6 @@ class Victim:
         os.kill(self.first_pid, signal.SIGSTOP)
 
 
-async def soonest_end(within_s: float, kind: Kind, harm: Callable[[Victim], Awaitable[None]]) -> tuple[float, str]:
-    """As `end`, of the first of three boxes that keeps the time: others who use the machine may delay one."""
-    for _ in range(3):
-        seconds, cause = await end(kind, harm)
-        if seconds < within_s:
-            break
-    return seconds, cause
-
-
 async def end(kind: Kind, harm: Callable[[Victim], Awaitable[None]]) -> tuple[float, str]:
     """Do harm to a box in use; return after how many seconds its user was told, and the cause."""
     done_at = 0.0
@@ -111,7 +103,7 @@ async def end(kind: Kind, harm: Callable[[Victim], Awaitable[None]]) -> tuple[fl
 
 def test_a_box_that_is_killed_is_lost_at_once(kind: Kind) -> None:
     async def main() -> None:
-        seconds, cause = await soonest_end(2, kind, Victim.kill)
+        seconds, cause = await end(kind, Victim.kill)
         assert cause == "killed by signal 9 (SIGKILL)"
         assert seconds < 2
 
@@ -120,7 +112,7 @@ def test_a_box_that_is_killed_is_lost_at_once(kind: Kind) -> None:
 
 def test_a_box_that_is_ended_from_outside_is_lost_at_once(kind: Kind) -> None:
     async def main() -> None:
-        seconds, cause = await soonest_end(2, kind, Victim.kill_by_name)
+        seconds, cause = await end(kind, Victim.kill_by_name)
         assert cause == f"killed by signal {'9 (SIGKILL)' if kind.has_images else '15 (SIGTERM)'}"
         assert seconds < 2
 
@@ -129,7 +121,7 @@ def test_a_box_that_is_ended_from_outside_is_lost_at_once(kind: Kind) -> None:
 
 def test_a_box_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> None:
     async def main() -> None:
-        seconds, cause = await soonest_end(5, kind, Victim.pause)
+        seconds, cause = await end(kind, Victim.pause)
         assert cause == "paused, silent for 4 s"
         assert seconds < 5
 
@@ -138,7 +130,7 @@ def test_a_box_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> None:
 
 def test_a_box_whose_agent_hangs_is_lost_within_five_seconds(kind: Kind) -> None:
     async def main() -> None:
-        seconds, cause = await soonest_end(5, kind, Victim.stop)
+        seconds, cause = await end(kind, Victim.stop)
         assert cause == ("silent for 4 s" if kind.has_images else "paused, silent for 4 s")
         assert seconds < 5
 
@@ -178,7 +170,7 @@ def test_warm_boxes_are_lent_within_twenty_milliseconds_and_nothing_is_left_afte
                     seconds.append(clock.now() - began)
                     assert await box.read("booted") == b"yes"
             assert len(booted) >= 11
-        assert min(seconds) < 0.02  # the others may have waited for whoever else uses the machine
+        assert statistics.median(seconds) < 0.02
 
     run(main)
     assert traces() == before
@@ -189,14 +181,10 @@ def test_a_spare_that_is_killed_is_replaced_within_three_seconds(kind: Kind) -> 
         spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
         async with opened(kind, [Stock(spec, 1)]) as pool:
             await until(lambda: pool.counts().spares == 1 and bool(sleepers(marker)))
-            seconds: list[float] = []
-            while len(seconds) < 3 and min(seconds, default=3) >= 3:  # others may delay one or the other
-                began = clock.now()
-                os.kill(agent_above(sleepers(marker)[0]), signal.SIGKILL)
-                await until(lambda: pool.counts().losses == {"killed": len(seconds) + 1} and pool.counts().spares == 1)
-                seconds.append(clock.now() - began)
-                await until(lambda: bool(sleepers(marker)))
-            assert min(seconds) < 3
+            began = clock.now()
+            os.kill(agent_above(sleepers(marker)[0]), signal.SIGKILL)
+            await until(lambda: pool.counts().losses == {"killed": 1} and pool.counts().spares == 1)
+            assert clock.now() - began < 3
 
     run(main)
 
