@@ -1,0 +1,78 @@
+"""Evidence: figures that take too long for a test, kept as ``docs/evidence/NAME.json`` with what they were measured on.
+
+A program of this folder measures in parts and stores each as soon as it is done, so that an interrupted run goes on
+where it was. Parts that were measured on another commit are dropped at the start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "evidence"
+
+
+class Evidence:
+    """One file of evidence.
+
+    Args:
+        name: Of the file, without ``.json``.
+        stale_after: Files and folders of the repository; a later change of one makes the figures stale.
+        folder: Where the file is.
+        fresh: Whether to measure again what is there already.
+    """
+
+    def __init__(self, name: str, *, stale_after: Sequence[str], folder: Path = FOLDER, fresh: bool = False) -> None:
+        self._file = folder / f"{name}.json"
+        commit = _git("rev-parse", "HEAD")
+        old = {} if fresh or not self._file.exists() else json.loads(self._file.read_text())
+        self._parts: dict[str, Any] = old["parts"] if old.get("commit") == commit else {}
+        self._facts = {
+            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "commit": commit,
+            "has_uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+            "machine": _machine(),
+            "stale_after": list(stale_after),
+        }
+
+    def part(self, name: str, measure: Callable[[], Any]) -> Any:
+        """Return the figures of one part: those that are stored, or else what `measure` returns, which is stored.
+
+        Args:
+            name: Of the part.
+            measure: Returns figures that JSON can hold. They are kept with the date and the load average before.
+        """
+        if name not in self._parts:
+            load = os.getloadavg()[0]
+            date = datetime.now(UTC).isoformat(timespec="seconds")
+            self._parts[name] = {"date": date, "load_before": round(load, 2), "figures": measure()}
+            self._write()
+        return self._parts[name]["figures"]
+
+    def _write(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps({**self._facts, "parts": self._parts}, indent=1) + "\n")
+        new.replace(self._file)
+
+
+def _machine() -> dict[str, Any]:
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory_gib),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
