@@ -63,14 +63,20 @@ class Look:
     stays: bool = False
 
 
-def why_unavailable() -> str | None:
-    """Return why there can be no bubblewrap boxes on this machine, in one line; None when there can. Blocks for ms."""
+def why_unavailable(user_namespace: int | None = None) -> str | None:
+    """Return why there can be no bubblewrap boxes on this machine, in one line; None when there can. Blocks for ms.
+
+    Args:
+        user_namespace: File descriptor of the user namespace that they would be in; None for what `options` chooses.
+    """
     if sys.platform != "linux":
         return "bubblewrap exists only on Linux"
     program = shutil.which("bwrap")
     if program is None:
         return "bubblewrap is not installed (apt install bubblewrap)"
     look = [*_namespaces(Look(Path("/"), 1)), *_host_system(), *_kernel(), "--size", "4096", "--tmpfs", "/tmp"]
+    if user_namespace is not None:
+        look += ["--userns", str(user_namespace)]
     try:
         done = subprocess.run(
             [program, *look, "--", "/bin/sh", "-c", "exit 0"],
@@ -79,6 +85,7 @@ def why_unavailable() -> str | None:
             capture_output=True,
             timeout=_PROBE_TIMEOUT_S,
             check=False,
+            pass_fds=() if user_namespace is None else (user_namespace,),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not run: {error}"

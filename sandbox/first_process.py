@@ -9,6 +9,8 @@ from pathlib import Path
 
 import anyio
 
+from envkit.sandbox import uids
+
 
 class FirstProcess:
     """Process 1 of a box, held by descriptors, since its number may come to mean another process.
@@ -39,12 +41,13 @@ class FirstProcess:
         return Path(f"/proc/self/fd/{handle}")
 
     def give(self, place: str, uid: int) -> None:
-        """Make user and group `uid` the owners of the folder `place` of the box.
+        """Make user and group `uid`, as numbered inside, the owners of the folder `place` of the box.
 
         Raises:
             OSError: The process is gone, or there is no such folder.
         """
-        os.chown(self.folder(place), uid, uid)
+        owner = uids.host_id(self.pid, uid)
+        os.chown(self.folder(place), owner, owner)
 
     @property
     def is_stopped(self) -> bool:

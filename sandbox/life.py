@@ -18,6 +18,7 @@ from envkit.sandbox import cgroups, folders
 from envkit.sandbox.bubblewrap import Look, options
 from envkit.sandbox.child import Child, cause_of, signal_in
 from envkit.sandbox.first_process import FirstProcess
+from envkit.sandbox.uids import UidRange, UidRanges
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
@@ -36,6 +37,8 @@ class Life:
         group: Control group of all that runs in it.
         told: Pipe on which bubblewrap says what the first process is.
         first: The first process, where that is known.
+        score_line: Socket whose other end the first process has, for the means to change its own OOM score.
+        uids: The range of uids that it has for itself, and where that goes once it has ended.
 
     Attributes:
         group: The group.
@@ -50,6 +53,8 @@ class Life:
         told: int | None = None,
         first: FirstProcess | None = None,
         folder: Path | None = None,
+        score_line: socket.socket | None = None,
+        uids: tuple[UidRange, UidRanges] | None = None,
     ) -> None:
         self._child = child
         self.group = group
@@ -58,6 +63,8 @@ class Life:
         self._said = b""
         self._first = first
         self._oom_kills = 0
+        self._score_line = score_line
+        self._uids = uids
 
     def first(self) -> FirstProcess | None:
         """The box's first process; None until bubblewrap has said which it is, or when that has ended."""
@@ -129,7 +136,10 @@ class Life:
                 with anyio.move_on_after(_GRACE_S):
                     await self._wait()
             self._oom_kills = max(self._oom_kills, self.group.oom_kills())
-            await empty(self.group)
+            if await empty(self.group) and self._uids is not None:
+                uids, ranges = self._uids
+                self._uids = None
+                ranges.put_back(uids)
             self.let_go()
             if self.folder is not None:
                 await clock.to_thread(folders.remove, self.folder)
@@ -141,6 +151,11 @@ class Life:
         if self._told is not None:
             os.close(self._told)
             self._told = None
+        if self._score_line is not None:
+            self._score_line.close()
+        if self._uids is not None:
+            self._uids[0].close()
+            self._uids = None
 
     async def _wait(self) -> None:
         if self._child is not None:
@@ -153,14 +168,27 @@ class Life:
             self.group.join(pid)
             with suppress(OSError):
                 Path(f"/proc/{pid}/oom_score_adj").write_text(str(_VICTIM))
+        if self._score_line is not None:
+            self._lend_score(pids[-1], self._score_line)
+
+    def _lend_score(self, pid: int, line: socket.socket) -> None:
+        """Give the first process its own ``oom_score_adj``, open for writing, since it sees /proc read-only."""
+        with line, suppress(OSError):
+            score = os.open(f"/proc/{pid}/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                socket.send_fds(line, [b"s"], [score])
+            finally:
+                os.close(score)
 
 
-async def empty(group: cgroups.Group) -> None:
-    """Kill who is in a group, and remove it when they are gone, for which they have 2 s."""
+async def empty(group: cgroups.Group) -> bool:
+    """Kill who is in a group, and remove it when they are gone, for which they have 2 s; return whether they are."""
     with anyio.move_on_after(_EMPTY_S):
         while not group.remove():
             group.kill()
             await anyio.sleep(0.005)
+        return True
+    return False
 
 
 def launch(
@@ -171,6 +199,7 @@ def launch(
     filter_program: bytes | None,
     group: cgroups.Group,
     bounds: cgroups.Bounds,
+    uids: tuple[UidRange, UidRanges] | None = None,
 ) -> Life:
     """Make a control group and start bubblewrap, which reads its options where no other user can.
 
@@ -181,6 +210,7 @@ def launch(
         filter_program: The filter of system calls.
         group: The group that is made.
         bounds: The group's.
+        uids: Range of uids that it has for itself, and where that goes in the end; None is in our user namespace.
 
     Raises:
         OSError: There is no bubblewrap, or the kernel refuses the group.
@@ -192,19 +222,26 @@ def launch(
     argv = ["bwrap", "--args", str(arguments), "--info-fd", str(tells)]
     if filter_program is not None:
         argv += ["--seccomp", str(filtering)]
+    score_line, its_end = socket.socketpair()
+    handles = [arguments, tells, filtering, its_end.fileno()]
+    if uids is not None:
+        argv += ["--userns", str(uids[0].namespace)]
+        handles += [uids[0].namespace, uids[0].lock.fileno()]
+    argv += ["--", *command, str(its_end.fileno())]
     try:
         group.make(bounds)
         # Bubblewrap's environment would be readable inside.
-        handles = (arguments, tells, filtering)
-        child = Child([*argv, "--", *command], env={}, stream=stream, name=group.name, pass_fds=handles)
+        child = Child(argv, env={}, stream=stream, name=group.name, pass_fds=handles)
     except BaseException:
         os.close(told)
+        score_line.close()
         group.remove()
         raise
     finally:
+        its_end.close()
         for handle in (tells, arguments, filtering):
             os.close(handle)
-    return Life(child, group, told=told)
+    return Life(child, group, told=told, score_line=score_line, uids=uids)
 
 
 def _file_of(content: bytes) -> int:

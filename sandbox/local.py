@@ -40,6 +40,7 @@ from envkit.sandbox import (
     seccomp,
     snapshots,
     stays,
+    uids,
     unborn,
 )
 from envkit.sandbox.box import Box
@@ -84,6 +85,7 @@ class LocalBackend:
         self._opening = b""
         self._snapshots_taken = 0
         self._is_leaving = False
+        self._ranges: uids.UidRanges | None = None
 
     def capabilities(self) -> Mapping[str, bool]:
         """Say what is enforced; without root or control groups of ours, less than all."""
@@ -177,6 +179,10 @@ class LocalBackend:
         if python is None:
             raise SandboxRefusedError(box_id, "there is no Python 3 in it, which our agent needs")
         began = clock.now()
+        try:
+            own = None if self._ranges is None else (await clock.to_thread(self._ranges.take), self._ranges)
+        except OSError as error:
+            raise SandboxStartError(box_id, f"no uids of its own: {error}") from None
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -187,10 +193,13 @@ class LocalBackend:
                 filter_program=self._filter,
                 group=cgroups.Group(self._places, f"{self._boxes.folder.name}-{box_id}"),
                 bounds=self._bounds(spec),
+                uids=own,
             )
         except OSError as error:
             ours.close()
             theirs.close()
+            if own is not None:
+                own[0].close()
             raise SandboxStartError(box_id, f"no bubblewrap in a control group: {error}") from None
         try:
             if spec.stay:
@@ -254,7 +263,7 @@ class LocalBackend:
             let_go=held.let_go,
             sockets=sockets,
             snapshot=partial(self._keep, box_id, channel, snapshots.Extent(disk_mib, _files_uid())),
-            gives_up=("network",) if spec.network == "open" else (),
+            gives_up=self._gives_up(spec),
             look=held.look,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
@@ -266,6 +275,12 @@ class LocalBackend:
             held.let_go()
         else:
             await held.kill()
+
+    def _gives_up(self, spec: SandboxSpec) -> tuple[str, ...]:
+        lost = ["network"] if spec.network == "open" else []
+        if os.geteuid() == 0 and self._ranges is None:
+            lost.append("uid_range")
+        return tuple(lost)
 
     async def _keep(self, box_id: str, channel: Channel, extent: snapshots.Extent) -> str:
         self._snapshots_taken += 1
@@ -325,13 +340,19 @@ class LocalBackend:
             await life.empty(group)
         if sys.platform == "linux":
             unborn.reap()
+        if await clock.to_thread(uids.why_unavailable) is None:
+            self._ranges = uids.UidRanges()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_leaving = True
-        await self._boxes.close()
+        try:
+            await self._boxes.close()
+        finally:
+            if self._ranges is not None:
+                self._ranges.close()
 
 
 def _staying(box_id: str, places: cgroups.Places) -> tuple[Life, FirstProcess]:

@@ -99,7 +99,9 @@ def settle(user: kernel.User, parent: int, *kept: int, hidden: bool = False) -> 
     """
     os.setpgid(0, 0)  # whoever kills the agent's group leaves us the time to end those below us
     kernel.close_others(*kept)
-    kernel.be_killed_first()
+    if user.yields:
+        kernel.be_killed_first()
+    kernel.limit_resources()
     user.become(hidden)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import struct
 import sys
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, socket
 
 try:
     import resource
@@ -35,6 +36,10 @@ _HIDDEN_UID = 1002
 """A user that nobody in a box is."""
 _BOUNDS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/pids/pids")
 """How the names of the files begin that say how many processes there may be and are: of version 2, of version 1."""
+_SCORE = "/proc/self/oom_score_adj"
+_FIRST_TO_DIE = b"1000"
+_PENDING_SIGNALS = 4096
+_QUEUE_BYTES = 400 << 10
 
 
 class User:
@@ -126,21 +131,62 @@ def die_with_parent(number: int) -> None:
     _prctl(_library(), _PR_SET_PDEATHSIG, number)
 
 
+class Score:
+    """How soon the kernel ends this process when memory runs out. Children begin with what it is when they are forked.
+
+    Where /proc is read-only, the host has sent the file open, by the socket whose number is our first argument.
+    """
+
+    def __init__(self) -> None:
+        self._lent: int | None = None
+        if len(sys.argv) > 1:
+            line = socket(fileno=int(sys.argv[1]))
+            attached = line.recvmsg(1, CMSG_SPACE(4), MSG_CMSG_CLOEXEC)[1]
+            line.close()
+            self._lent = struct.unpack("i", attached[0][2])[0] if attached else None
+
+    def fork_first_to_die(self) -> int:
+        """Fork; the child is ended before us where we may change our score. Raises as `os.fork`."""
+        try:
+            fd = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC) if self._lent is None else os.dup(self._lent)
+        except OSError:
+            return os.fork()
+        try:
+            before = os.pread(fd, 16, 0)
+            os.pwrite(fd, _FIRST_TO_DIE, 0)
+            try:
+                return os.fork()
+            finally:
+                os.pwrite(fd, before, 0)  # in the child too: it is our file, not the child's
+        finally:
+            os.close(fd)
+
+
+def limit_resources() -> None:
+    """Leave no core file, and no more than half of what the kernel lets a sandbox's users queue to one of them."""
+    if resource is None:
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for name, most in (("RLIMIT_SIGPENDING", _PENDING_SIGNALS), ("RLIMIT_MSGQUEUE", _QUEUE_BYTES)):
+        if hasattr(resource, name):
+            hard = resource.getrlimit(getattr(resource, name))[1]
+            bound = most if hard == resource.RLIM_INFINITY else min(most, hard // 2)
+            resource.setrlimit(getattr(resource, name), (bound, bound))
+
+
 def be_killed_first() -> None:
-    """Be chosen before the agent when memory runs out, and leave no core file."""
+    """Be chosen before the agent when memory runs out, where the agent could not see to that when it forked us."""
     is_seen = os.geteuid() != 0 and _prctl(_library(), _PR_SET_DUMPABLE, 1)  # of who is hidden, this file is root's
     try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(_SCORE, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(fd, b"1000")
+            os.write(fd, _FIRST_TO_DIE)
         finally:
             os.close(fd)
     except OSError:
         pass
     if is_seen:
         hide_memory()
-    if resource is not None:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def waiting_bytes(fd: int) -> int:

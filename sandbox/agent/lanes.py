@@ -168,6 +168,7 @@ class Lanes:
         self._trims = False
         self._looks = False
         self._bound = kernel.process_bound()
+        self._score = kernel.Score()
 
     def take(self, user: kernel.User) -> Lane:
         """Return a lane with that user's rights, which is then the caller's.
@@ -225,7 +226,7 @@ class Lanes:
         if not yields:
             self._keep_room()
         try:
-            pid = os.fork()
+            pid = self._score.fork_first_to_die() if yields else os.fork()
         except BlockingIOError:
             if yields or not self._make_room():
                 raise
