@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -13,14 +14,17 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.sandbox import container, folders, leftovers
+from envkit.sandbox import container, folders, leftovers, oom_score
 from envkit.sandbox.daemon import Daemon, DaemonError
-from envkit.sandbox.interior import DOOR, DOOR_SOCKET
+from envkit.sandbox.first_process import FirstProcess
+from envkit.sandbox.interior import DOOR, DOOR_SOCKET, SOCKETS
 from envkit.sandbox.stream import AttachStream
-from envkit.types import JSON
+from envkit.types import JSON, SandboxSpec
 
 _CAUSE_S = 2.0
 _LINE_CHARACTERS = 300
+_TTY_GROUP = "5"
+"""The group that Docker gives terminals to."""
 NO_WAY_BACK = "only root on the daemon's machine can come back to a box that stays"
 
 
@@ -77,6 +81,36 @@ class AttachedContainer:
         """Return where on this host its volumes are, by their names inside; none where we cannot see that."""
         return await volumes(self._daemon, self.id)
 
+    async def restrict(self, volumes: Mapping[str, Path], spec: SandboxSpec) -> None:
+        """Do from this host, where that is possible, what the daemon has no options for.
+
+        Args:
+            volumes: What `volumes` returned.
+            spec: What the container was made from.
+        """
+        if (first := await self._first_process(volumes)) is not None:
+            with closing(first):
+                with suppress(OSError):
+                    first.bound_terminals({"gid": _TTY_GROUP})
+                if lends_score(self._daemon, spec):
+                    with suppress(OSError):
+                        await clock.to_thread(oom_score.lend, first)
+
+    async def _first_process(self, volumes: Mapping[str, Path]) -> FirstProcess | None:
+        """Return its process 1 on this host, known by what is mounted there; None where we cannot see it."""
+        if SOCKETS not in volumes:
+            return None
+        found = await self._daemon.inspect(self.id) or {"State": {"Pid": 0}}
+        try:
+            first = FirstProcess(int(found["State"]["Pid"]))
+        except OSError:
+            return None
+        with suppress(OSError):
+            if os.path.samefile(first.folder(SOCKETS), volumes[SOCKETS]):  # noqa: ASYNC240
+                return first
+        first.close()
+        return None
+
     async def written(self) -> Written | None:
         """Return what it writes to the disk of this host; None where we cannot see that."""
         if not self._daemon.is_near or os.geteuid() != 0:
@@ -124,6 +158,11 @@ class AttachedContainer:
         if found is None and self._removes_itself and code is not None:
             return container.cause({"ExitCode": code}, last_line)
         return why
+
+
+def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
+    """Whether only process 1 is to change OOM scores, which needs us to be root on the daemon's machine."""
+    return daemon.is_near and os.geteuid() == 0 and spec.profile == "strict" and spec.runtime is None
 
 
 async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:

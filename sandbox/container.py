@@ -32,12 +32,18 @@ _DISK_MIB = 256
 _SYSTEM_DISK_MIB = 4096
 _SHM_MIB = 16
 _LARGEST_GRADER_HOME_MIB = 64
+_PENDING_SIGNALS = 4096
+_QUEUE_BYTES = 400 << 10
 _OPEN_FILES = 4096
 """As many as a daemon can grant that was itself given few."""
 _ULIMITS: Sequence[JSON] = (
     {"Name": "core", "Soft": 0, "Hard": 0},
     {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
+    {"Name": "sigpending", "Soft": _PENDING_SIGNALS, "Hard": _PENDING_SIGNALS},
+    {"Name": "msgqueue", "Soft": _QUEUE_BYTES, "Hard": _QUEUE_BYTES},
 )
+_READ_ONLY_PATHS = ("/proc", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+"""Docker's own, and the whole of /proc."""
 _DOOR_OPTIONS = "size=64k,nr_inodes=16,mode=0700,nosuid,nodev"
 _SOCKETS_OPTIONS = "size=1m,nr_inodes=1024,mode=0755,nosuid,nodev"
 _STRICT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
@@ -94,6 +100,7 @@ def options(
     system_calls: str | None = None,
     bounds_disk: bool = False,
     has_agent: bool = True,
+    shows_proc_read_only: bool = False,
 ) -> dict[str, JSON]:
     """Return what makes the container of a box whose process 1 is `argv`, reached by its standard streams.
 
@@ -105,6 +112,7 @@ def options(
         system_calls: Filter of what its programs may ask of the kernel; None leaves that to the daemon.
         bounds_disk: Whether the daemon can bound the root file system's size.
         has_agent: Whether process 1 looks after the others, and needs capabilities for it.
+        shows_proc_read_only: Whether nobody inside may write to /proc, such as to an ``oom_score_adj``.
     """
     bounds = Bounds.of(spec)
     host = {
@@ -115,6 +123,8 @@ def options(
         host["Runtime"] = spec.runtime
     if system_calls is not None:
         host["SecurityOpt"] = ["no-new-privileges", f"seccomp={system_calls}"]
+    if shows_proc_read_only:
+        host["ReadonlyPaths"] = list(_READ_ONLY_PATHS)
     if not has_agent:
         host |= {"Init": True, "CapAdd": []}
     return {

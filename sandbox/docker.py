@@ -277,6 +277,7 @@ class DockerBackend:
         held = await self._run(plan, agent.command(python), self._opening)
         try:
             volumes, written = await held.volumes(), await self._written(held, spec)
+            await held.restrict(volumes, spec)
             if spec.stay and DOOR not in volumes:
                 raise SandboxRefusedError(plan.box_id, attached.NO_WAY_BACK)
             if spec.profile == "system" and spec.disk_mib is not None and not (written or self._bounds_disk):
@@ -330,7 +331,9 @@ class DockerBackend:
             else:
                 self._bounds_disk = True
                 return held
-        return await attached.run(self._daemon, options(has_agent=argv is not LIFE_LINE), opening)
+        has_agent = argv is not LIFE_LINE
+        own = has_agent and attached.lends_score(self._daemon, spec)
+        return await attached.run(self._daemon, options(has_agent=has_agent, shows_proc_read_only=own), opening)
 
     async def _written(self, held: AttachedContainer, spec: SandboxSpec) -> Written | None:
         """Return what a box writes to the daemon's disk."""

@@ -1,15 +1,19 @@
-"""A hold on the first process of a bubblewrap box, seen from the host: end it and everything is ended."""
+"""A hold on the first process of a box, seen from the host of its kernel: end it and everything is ended."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 
-from envkit.sandbox import uids
+from envkit.sandbox import remount, uids
+
+_TERMINALS = 64
+"""How many a sandbox may have at once; the kernel has 3,072 for all of them together."""
 
 
 class FirstProcess:
@@ -37,8 +41,12 @@ class FirstProcess:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(f"/proc/{self.pid}/root{place}", flags)
         self._handles.append(handle)
-        signal.pidfd_send_signal(self._handles[0], 0)  # now the number was its own when the folder was opened
+        self.require_life()  # now the number was its own when the folder was opened
         return Path(f"/proc/self/fd/{handle}")
+
+    def require_life(self) -> None:
+        """Raise `ProcessLookupError` if it is gone."""
+        signal.pidfd_send_signal(self._handles[0], 0)
 
     def give(self, place: str, uid: int) -> None:
         """Make user and group `uid`, as numbered inside, the owners of the folder `place` of the box.
@@ -48,6 +56,18 @@ class FirstProcess:
         """
         owner = uids.host_id(self.pid, uid)
         os.chown(self.folder(place), owner, owner)
+
+    def bound_terminals(self, more: Mapping[str, str] | None = None) -> None:
+        """Let the box have 64 terminals at once.
+
+        Args:
+            more: Further options of its ``/dev/pts``, such as ``{"gid": "5"}``, which would be reset otherwise.
+
+        Raises:
+            OSError: The process is gone, or the kernel is older than 5.2 or refuses; then all boxes share one bound.
+        """
+        options = {"newinstance": "", "max": str(_TERMINALS), "ptmxmode": "0666", "mode": "620", **(more or {})}
+        remount.reconfigure(self.folder("/dev/pts"), options)
 
     @property
     def is_stopped(self) -> bool:

@@ -6,8 +6,10 @@ What a box sees and where it can write is in `envkit.sandbox.bubblewrap`, what i
 loopback. Its first process is our agent; as root, that keeps the capabilities that it needs to start programs as uid
 1000 and graders as uid 1001, which have none. It dies with us, by the kernel's hand and by the end of the channel.
 
-The uids are the host's, since there is no user namespace: a user 1000 of the host has neither files nor processes in
-common with a box, but what the kernel counts by user (inotify watches, pipe memory) is shared with that user.
+As root, each box has host uids of its own (`envkit.sandbox.uids`), so it shares nothing that the kernel counts by user.
+Where the machine allows no user namespaces, the uids are the host's, and what the kernel counts for its user 1000
+(inotify instances, queued signals, pipe memory) is shared with that user and between boxes; `gives_up` then names
+``"uid_range"``.
 """
 
 from __future__ import annotations
@@ -249,6 +251,8 @@ class LocalBackend:
             first.give(WORK, AGENT_UID)
             first.give(SOCKETS, AGENT_UID)
             first.give(GRADER_HOME, GRADER_UID)
+            with suppress(OSError):  # if it is gone, the next call to it finds out
+                first.bound_terminals()
         if held.folder is not None:
             stays.remember(held.folder, first.pid, held.group.name, spec.ledger)
         return sockets

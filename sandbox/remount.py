@@ -28,17 +28,18 @@ def reconfigure(mount: Path, options: Mapping[str, str]) -> None:
     Raises:
         OSError: The kernel lacks the call or refuses it, or there is no such mount.
     """
-    picked = _call(_FSPICK, _AT_FDCWD, os.fsencode(mount), _CLOEXEC)
+    picked = call(_FSPICK, _AT_FDCWD, os.fsencode(mount), _CLOEXEC)
     try:
         for name, value in options.items():
             kind = _SET_STRING if value else _SET_FLAG
-            _call(_FSCONFIG, picked, kind, name.encode(), value.encode() if value else None, 0)
-        _call(_FSCONFIG, picked, _RECONFIGURE, None, None, 0)
+            call(_FSCONFIG, picked, kind, name.encode(), value.encode() if value else None, 0)
+        call(_FSCONFIG, picked, _RECONFIGURE, None, None, 0)
     finally:
         os.close(picked)
 
 
-def _call(number: int, *arguments: int | bytes | None) -> int:
+def call(number: int, *arguments: int | bytes | None) -> int:
+    """Make the system call `number` and return its result. Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.syscall(ctypes.c_long(number), *arguments)
     if result < 0:
