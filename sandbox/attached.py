@@ -106,7 +106,7 @@ class AttachedContainer:
         except OSError:
             return None
         with suppress(OSError):
-            if os.path.samefile(first.folder(SOCKETS), volumes[SOCKETS]):  # noqa: ASYNC240
+            if first.folder(SOCKETS).samefile(volumes[SOCKETS]):
                 return first
         first.close()
         return None

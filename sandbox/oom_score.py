@@ -35,8 +35,8 @@ def lend(first: FirstProcess) -> None:
         except OSError as error:
             problems.append(error)
 
-    # A thread that has entered another mount namespace is of no further use.
-    thread = threading.Thread(target=enter_and_mount)
+    # Not one of a pool: a thread that has entered another mount namespace stays there.
+    thread = threading.Thread(target=enter_and_mount)  # noqa: TID251
     thread.start()
     thread.join()
     if problems:

@@ -1,15 +1,15 @@
 """Host uids of its own for each sandbox of bubblewrap, by a user namespace that root makes beforehand.
 
 The kernel counts much of what it bounds (inotify instances, queued signals and timers, memory of pipes and of message
-queues) for a user, and also for the user who made that user's namespace. Each namespace here is made by a uid of its own
-range, so no sandbox takes anything from another one, nor from a real account.
+queues) for a user, and also for the user who made that user's namespace. Each namespace here is made by a uid of its
+own range, so no sandbox takes anything from another one, nor from a real account.
 
 Inside, uid 0 is the host's root, which lets bubblewrap mount what only root can reach; it has no capability outside the
 namespace. Uids 1 to 4094 and 65534 (nobody) are those of the range; further ones do not exist.
 
-Ranges lie between 2,000,683,008 and 2,147,352,575, which systemd, sssd and ``/etc/subuid`` leave alone by default. A range
-belongs to whoever has bound its abstract Unix socket. The first process of a sandbox inherits that socket, so the kernel
-frees the range when the sandbox and its starter are gone, however they ended.
+Ranges lie between 2,000,683,008 and 2,147,352,575, which systemd, sssd and ``/etc/subuid`` leave alone by default. A
+range belongs to whoever has bound its abstract Unix socket. The first process of a sandbox inherits that socket, so the
+kernel frees the range when the sandbox and its starter are gone, however they ended.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ def _new_namespace(base: int) -> int:
     with subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, env=env) as made:
         # Cat answers once it runs in the namespace, and ends when its input does.
         answer: bytes | None = b""
-        assert made.stdin is not None and made.stdout is not None and made.stderr is not None
+        assert made.stdin is not None
+        assert made.stdout is not None
+        assert made.stderr is not None
         try:
             made.stdin.write(b"\n")
             answer = made.stdout.read(1)
