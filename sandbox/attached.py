@@ -19,6 +19,7 @@ from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.interior import DOOR, DOOR_SOCKET, SOCKETS
 from envkit.sandbox.stream import AttachStream
+from envkit.sandbox.uids import COUNTED
 from envkit.types import JSON, SandboxSpec
 
 _CAUSE_S = 2.0
@@ -113,7 +114,7 @@ class AttachedContainer:
 
     async def written(self) -> Written | None:
         """Return what it writes to the disk of this host; None where we cannot see that."""
-        if not self._daemon.is_near or os.geteuid() != 0:
+        if not _is_open(self._daemon):
             return None
         found = await self._daemon.inspect(self.id) or {}
         layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
@@ -162,12 +163,22 @@ class AttachedContainer:
 
 def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
     """Whether only process 1 is to change OOM scores, which needs us to be root on the daemon's machine."""
-    return daemon.is_near and os.geteuid() == 0 and spec.profile == "strict" and spec.runtime is None
+    return _is_open(daemon) and spec.profile == "strict" and spec.runtime is None
+
+
+def shared(daemon: Daemon) -> tuple[str, ...]:
+    """Name what a daemon's boxes take from one another, and from the programs of its users 1000 and 1001."""
+    return COUNTED if _is_open(daemon) else (*COUNTED, "terminals")
+
+
+def _is_open(daemon: Daemon) -> bool:
+    """Whether we are root on what is probably the daemon's machine."""
+    return daemon.is_near and os.geteuid() == 0
 
 
 async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
     """Return where on this host a container's volumes are, by their names inside; none where we cannot see that."""
-    if not daemon.is_near or os.geteuid() != 0:
+    if not _is_open(daemon):
         return {}
     found = await daemon.inspect(container_id) or {}
     return {

@@ -100,7 +100,7 @@ def options(
     system_calls: str | None = None,
     bounds_disk: bool = False,
     has_agent: bool = True,
-    shows_proc_read_only: bool = False,
+    agent_sets_scores: bool = False,
 ) -> dict[str, JSON]:
     """Return what makes the container of a box whose process 1 is `argv`, reached by its standard streams.
 
@@ -112,7 +112,7 @@ def options(
         system_calls: Filter of what its programs may ask of the kernel; None leaves that to the daemon.
         bounds_disk: Whether the daemon can bound the root file system's size.
         has_agent: Whether process 1 looks after the others, and needs capabilities for it.
-        shows_proc_read_only: Whether nobody inside may write to /proc, such as to an ``oom_score_adj``.
+        agent_sets_scores: Whether that process, and nobody else inside, will be able to write to /proc.
     """
     bounds = Bounds.of(spec)
     host = {
@@ -123,10 +123,10 @@ def options(
         host["Runtime"] = spec.runtime
     if system_calls is not None:
         host["SecurityOpt"] = ["no-new-privileges", f"seccomp={system_calls}"]
-    if shows_proc_read_only:
-        host["ReadonlyPaths"] = list(_READ_ONLY_PATHS)
     if not has_agent:
         host |= {"Init": True, "CapAdd": []}
+    elif agent_sets_scores:
+        host["ReadonlyPaths"] = list(_READ_ONLY_PATHS)
     return {
         "Image": image.id,
         "Entrypoint": list(argv),

@@ -331,9 +331,9 @@ class DockerBackend:
             else:
                 self._bounds_disk = True
                 return held
-        has_agent = argv is not LIFE_LINE
-        own = has_agent and attached.lends_score(self._daemon, spec)
-        return await attached.run(self._daemon, options(has_agent=has_agent, shows_proc_read_only=own), opening)
+        own = attached.lends_score(self._daemon, spec)
+        made = options(has_agent=argv is not LIFE_LINE, agent_sets_scores=own)
+        return await attached.run(self._daemon, made, opening)
 
     async def _written(self, held: AttachedContainer, spec: SandboxSpec) -> Written | None:
         """Return what a box writes to the daemon's disk."""

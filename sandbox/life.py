@@ -18,7 +18,7 @@ from envkit.sandbox import cgroups, folders
 from envkit.sandbox.bubblewrap import Look, options
 from envkit.sandbox.child import Child, cause_of, signal_in
 from envkit.sandbox.first_process import FirstProcess
-from envkit.sandbox.uids import UidRange, UidRanges
+from envkit.sandbox.uids import UidRange
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
@@ -38,7 +38,7 @@ class Life:
         told: Pipe on which bubblewrap says what the first process is.
         first: The first process, where that is known.
         score_line: Socket whose other end the first process has, for the means to change its own OOM score.
-        uids: The range of uids that it has for itself, and where that goes once it has ended.
+        uids: The range of uids that it has for itself.
 
     Attributes:
         group: The group.
@@ -54,7 +54,7 @@ class Life:
         first: FirstProcess | None = None,
         folder: Path | None = None,
         score_line: socket.socket | None = None,
-        uids: tuple[UidRange, UidRanges] | None = None,
+        uids: UidRange | None = None,
     ) -> None:
         self._child = child
         self.group = group
@@ -137,9 +137,8 @@ class Life:
                     await self._wait()
             self._oom_kills = max(self._oom_kills, self.group.oom_kills())
             if await empty(self.group) and self._uids is not None:
-                uids, ranges = self._uids
+                self._uids.put_back()
                 self._uids = None
-                ranges.put_back(uids)
             self.let_go()
             if self.folder is not None:
                 await clock.to_thread(folders.remove, self.folder)
@@ -154,7 +153,7 @@ class Life:
         if self._score_line is not None:
             self._score_line.close()
         if self._uids is not None:
-            self._uids[0].close()
+            self._uids.close()
             self._uids = None
 
     async def _wait(self) -> None:
@@ -199,7 +198,7 @@ def launch(
     filter_program: bytes | None,
     group: cgroups.Group,
     bounds: cgroups.Bounds,
-    uids: tuple[UidRange, UidRanges] | None = None,
+    uids: UidRange | None = None,
 ) -> Life:
     """Make a control group and start bubblewrap, which reads its options where no other user can.
 
@@ -210,10 +209,10 @@ def launch(
         filter_program: The filter of system calls.
         group: The group that is made.
         bounds: The group's.
-        uids: Range of uids that it has for itself, and where that goes in the end; None is in our user namespace.
+        uids: Range of uids that it has for itself; None is in our user namespace.
 
     Raises:
-        OSError: There is no bubblewrap, or the kernel refuses the group.
+        OSError: There is no bubblewrap, or the kernel refuses the group; `uids` are given back.
     """
     seen = replace(look, views=(*look.views, *group.views()))
     told, tells = os.pipe()
@@ -225,8 +224,8 @@ def launch(
     score_line, its_end = socket.socketpair()
     handles = [arguments, tells, filtering, its_end.fileno()]
     if uids is not None:
-        argv += ["--userns", str(uids[0].namespace)]
-        handles += [uids[0].namespace, uids[0].lock.fileno()]
+        argv += ["--userns", str(uids.namespace)]
+        handles += [uids.namespace, uids.lock.fileno()]
     argv += ["--", *command, str(its_end.fileno())]
     try:
         group.make(bounds)
@@ -236,6 +235,8 @@ def launch(
         os.close(told)
         score_line.close()
         group.remove()
+        if uids is not None:
+            uids.close()
         raise
     finally:
         its_end.close()

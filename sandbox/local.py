@@ -87,7 +87,7 @@ class LocalBackend:
         self._opening = b""
         self._snapshots_taken = 0
         self._is_leaving = False
-        self._ranges: uids.UidRanges | None = None
+        self._ranges = uids.UidRanges()
 
     def capabilities(self) -> Mapping[str, bool]:
         """Say what is enforced; without root or control groups of ours, less than all."""
@@ -99,6 +99,12 @@ class LocalBackend:
             "uid": os.geteuid() == 0,
             "seccomp": self._filter is not None,
         }
+
+    def shared(self) -> tuple[str, ...]:
+        """Name what boxes take from one another, and from programs of the host's users 1000 and 1001 or of our own."""
+        if self._ranges.why_none is None:
+            return ()
+        return uids.COUNTED if os.geteuid() == 0 else (*uids.COUNTED, "terminals")
 
     def disks(self) -> Mapping[str, tuple[int, int]]:
         """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
@@ -182,7 +188,7 @@ class LocalBackend:
             raise SandboxRefusedError(box_id, "there is no Python 3 in it, which our agent needs")
         began = clock.now()
         try:
-            own = None if self._ranges is None else (await clock.to_thread(self._ranges.take), self._ranges)
+            own = await clock.to_thread(self._ranges.take)
         except OSError as error:
             raise SandboxStartError(box_id, f"no uids of its own: {error}") from None
         ours, theirs = socket.socketpair()
@@ -200,8 +206,6 @@ class LocalBackend:
         except OSError as error:
             ours.close()
             theirs.close()
-            if own is not None:
-                own[0].close()
             raise SandboxStartError(box_id, f"no bubblewrap in a control group: {error}") from None
         try:
             if spec.stay:
@@ -261,13 +265,14 @@ class LocalBackend:
         self, box_id: str, stream: socket.socket, held: Life, sockets: Path, spec: SandboxSpec, disk_mib: int
     ) -> Box:
         channel = Channel(SocketStream(stream))
+        lost = {"network": spec.network == "open", "uid_range": os.geteuid() == 0 and self._ranges.why_none is not None}
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, spec.stay),
             let_go=held.let_go,
             sockets=sockets,
             snapshot=partial(self._keep, box_id, channel, snapshots.Extent(disk_mib, _files_uid())),
-            gives_up=self._gives_up(spec),
+            gives_up=tuple(name for name, is_lost in lost.items() if is_lost),
             look=held.look,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
@@ -279,12 +284,6 @@ class LocalBackend:
             held.let_go()
         else:
             await held.kill()
-
-    def _gives_up(self, spec: SandboxSpec) -> tuple[str, ...]:
-        lost = ["network"] if spec.network == "open" else []
-        if os.geteuid() == 0 and self._ranges is None:
-            lost.append("uid_range")
-        return tuple(lost)
 
     async def _keep(self, box_id: str, channel: Channel, extent: snapshots.Extent) -> str:
         self._snapshots_taken += 1
@@ -344,8 +343,7 @@ class LocalBackend:
             await life.empty(group)
         if sys.platform == "linux":
             unborn.reap()
-        if await clock.to_thread(uids.why_unavailable) is None:
-            self._ranges = uids.UidRanges()
+        await clock.to_thread(self._ranges.open)
         return self
 
     async def __aexit__(
@@ -355,8 +353,7 @@ class LocalBackend:
         try:
             await self._boxes.close()
         finally:
-            if self._ranges is not None:
-                self._ranges.close()
+            self._ranges.close()
 
 
 def _staying(box_id: str, places: cgroups.Places) -> tuple[Life, FirstProcess]:

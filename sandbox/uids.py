@@ -28,6 +28,8 @@ from envkit.sandbox import bubblewrap
 FIRST = 2_000_683_008
 SIZE = 4096
 COUNT = 35_808
+COUNTED = ("inotify instances", "queued signals and timers", "pipe memory", "POSIX message queues")
+"""What sandboxes take from one another where they have no uids of their own."""
 _NOBODY = 65_534
 
 
@@ -49,6 +51,17 @@ class UidRange:
     def __init__(self, base: int, lock: socket.socket) -> None:
         self.lock = lock
         self.namespace = _new_namespace(base)
+        self._ranges: UidRanges | None = None
+
+    def lend(self, ranges: UidRanges) -> UidRange:
+        """Return itself, to be kept in `ranges` after use."""
+        self._ranges = ranges
+        return self
+
+    def put_back(self) -> None:
+        """Keep it for the next sandbox, once nothing is left of the one that had it."""
+        if self._ranges is None or not self._ranges.keep(self):
+            self.close()
 
     def close(self) -> None:
         """Give it back, unless a sandbox still runs in it."""
@@ -57,33 +70,42 @@ class UidRange:
 
 
 class UidRanges:
-    """The ranges of one backend. Those of sandboxes that have ended are used again, since making one takes 3 ms."""
+    """The ranges of one backend. Those of sandboxes that have ended are used again, since making one takes 3 ms.
+
+    Attributes:
+        why_none: Why there are none, in one line; None where there are.
+    """
 
     def __init__(self) -> None:
+        self.why_none: str | None = "the backend is not open"
         self._free: list[UidRange] = []
-        self._is_closed = False
 
-    def take(self) -> UidRange:
-        """Return a range that no running sandbox of this machine has. Blocks for milliseconds.
+    def open(self) -> None:
+        """Find out whether there are any. Blocks for milliseconds."""
+        self.why_none = why_unavailable()
+
+    def take(self) -> UidRange | None:
+        """Return a range that no running sandbox of this machine has; None where there are none. Blocks for ms.
 
         Raises:
-            OSError: There is none, or the kernel refuses the namespace.
+            OSError: All are in use, or the kernel refuses the namespace.
         """
+        if self.why_none is not None:
+            return None
         try:
             return self._free.pop()
         except IndexError:
-            return _new_range()
+            return _new_range().lend(self)
 
-    def put_back(self, found: UidRange) -> None:
-        """Keep a range, whose sandbox has ended, for the next one."""
-        if self._is_closed:
-            found.close()
-        else:
+    def keep(self, found: UidRange) -> bool:
+        """Take in a range that is not used; say whether that is of use."""
+        if self.why_none is None:
             self._free.append(found)
+        return self.why_none is None
 
     def close(self) -> None:
         """Give all ranges back that are not in use, and those in use when they are put back."""
-        self._is_closed = True
+        self.why_none = "the backend is closed"
         while self._free:
             self._free.pop().close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +38,23 @@ def test_the_doctor_tells_programs_what_each_kind_of_box_enforces_and_takes() ->
     assert local["capabilities"]["isolation"]
     assert not any(process["capabilities"].values())
     assert 0 < local["exec_ms"] < local["start_ms"]
+    assert bool(local["shared"]) is not found["machine"]["own uids"].startswith("yes")
     assert found["machine"]["bubblewrap"].startswith("bubblewrap ")
     assert {"docker daemon", "user namespaces", "seccomp filters", "control groups", "gpu"} < set(found["machine"])
+
+
+@pytest.mark.bwrap
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give sandboxes uids of their own")
+def test_the_doctor_names_what_sandboxes_share_where_they_have_no_uids_of_their_own(tmp_path: Path) -> None:
+    bubblewrap = shutil.which("bwrap")
+    assert bubblewrap is not None
+    (tmp_path / "bwrap").symlink_to(bubblewrap)
+    _, said, _ = envkit("doctor", PATH=str(tmp_path), DOCKER_HOST=f"unix://{tmp_path}/none", COLUMNS="200")
+    assert (
+        "local: sandboxes share, and can take from one another: inotify instances, queued signals and timers, "
+        "pipe memory, POSIX message queues\n"
+    ) in said
+    assert "no user namespace for each sandbox: [Errno 2] No such file or directory: 'setpriv'" in said
 
 
 def test_the_doctor_says_what_to_type_for_what_is_missing(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ def _print(found: Found) -> None:
     for backend in found.backends:
         if backend.problem is not None:
             console.print(f"\n{backend.name}: {backend.problem}", markup=False, soft_wrap=True)
+        if backend.shared:
+            console.print(
+                f"\n{backend.name}: sandboxes share, and can take from one another: {', '.join(backend.shared)}",
+                markup=False,
+                soft_wrap=True,
+            )
         for remedy in backend.remedies:
             console.print(f"  {backend.name}: {remedy}", markup=False, soft_wrap=True)
     rest = Table(box=None, show_header=False, pad_edge=False)

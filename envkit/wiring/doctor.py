@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import anyio
 
 from envkit import __version__, clock
 from envkit.errors import EnvkitError
-from envkit.sandbox import docker, local
+from envkit.sandbox import attached, docker, local, uids
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
@@ -50,6 +50,7 @@ class BackendFound:
         start_ms: Median of five starts, until a program can be run.
         exec_ms: Median of five runs of ``true``.
         remedies: What to type for what is missing.
+        shared: What the kernel counts for all sandboxes of this kind together, so that one can take it from the others.
     """
 
     name: str
@@ -58,6 +59,7 @@ class BackendFound:
     start_ms: float | None = None
     exec_ms: float | None = None
     remedies: Sequence[str] = ()
+    shared: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,10 @@ async def examine(image: str | None, say: Callable[[str], None]) -> Found:
     say("plain processes")
     backends.append(await _measure("process", ProcessBackend(), None))
     say("the machine")
-    return Found(backends, await clock.to_thread(_machine, await _docker_version()))
+    version, shared = await _docker_daemon()
+    if backends[1].problem is None:
+        backends[1] = replace(backends[1], shared=shared)
+    return Found(backends, await clock.to_thread(_machine, version))
 
 
 async def _local() -> BackendFound:
@@ -123,13 +128,14 @@ async def _docker(image: str | None) -> BackendFound:
     return found
 
 
-async def _docker_version() -> str:
+async def _docker_daemon() -> tuple[str, Sequence[str]]:
+    """Return its version, and what its sandboxes share."""
     try:
         daemon = await Daemon.connect()
     except DaemonError:
-        return "no"
+        return "no", ()
     try:
-        return str(daemon.info.get("ServerVersion", "unknown"))
+        return str(daemon.info.get("ServerVersion", "unknown")), attached.shared(daemon)
     finally:
         await daemon.close()
 
@@ -137,11 +143,13 @@ async def _docker_version() -> str:
 async def _measure(name: str, backend: Backend, image: str | None) -> BackendFound:
     starts, execs = [], []
     capabilities: Mapping[str, bool] = {}
+    shared: Sequence[str] = ()
     problem = None
     try:
         with anyio.fail_after(_PROBE_S):
             async with backend:
                 capabilities = backend.capabilities()
+                shared = backend.shared() if isinstance(backend, LocalBackend) else ()
                 for _ in range(_ROUNDS):
                     began = clock.now()
                     box = await backend.start(SandboxSpec(image=image))
@@ -163,7 +171,7 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
         return BackendFound(name, problem, capabilities)
     remedies = [_INSTALL["groups"]] if name == "local" and not capabilities["memory"] else []
     start_ms, exec_ms = (round(1000 * statistics.median(times), 1) for times in (starts, execs))
-    return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies)
+    return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies, shared)
 
 
 def _machine(docker_version: str) -> dict[str, str]:
@@ -181,6 +189,7 @@ def _machine(docker_version: str) -> dict[str, str]:
         "docker daemon": docker_version,
         "control groups": _groups(),
         "user namespaces": _said("unshare", "--user", "echo", "yes"),
+        "own uids": uids.why_unavailable() or "yes, for each local sandbox",
         "seccomp filters": "yes" if Path("/proc/sys/kernel/seccomp/actions_avail").exists() else "no",
         "runsc": "yes" if shutil.which("runsc") else "no (only for runtime: runsc)",
         "gpu": _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"),
