@@ -32,15 +32,11 @@ _DISK_MIB = 256
 _SYSTEM_DISK_MIB = 4096
 _SHM_MIB = 16
 _LARGEST_GRADER_HOME_MIB = 64
-_PENDING_SIGNALS = 4096
-_QUEUE_BYTES = 400 << 10
 _OPEN_FILES = 4096
 """As many as a daemon can grant that was itself given few."""
 _ULIMITS: Sequence[JSON] = (
     {"Name": "core", "Soft": 0, "Hard": 0},
     {"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES},
-    {"Name": "sigpending", "Soft": _PENDING_SIGNALS, "Hard": _PENDING_SIGNALS},
-    {"Name": "msgqueue", "Soft": _QUEUE_BYTES, "Hard": _QUEUE_BYTES},
 )
 _READ_ONLY_PATHS = ("/proc", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 """Docker's own, and the whole of /proc."""
