@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
+
+from envkit.sandbox.remount import reconfigure
 
 
 class FirstProcess:
@@ -32,11 +35,20 @@ class FirstProcess:
         Raises:
             OSError: The process is gone, or there is no such folder.
         """
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(f"/proc/{self.pid}/root{place}", flags)
-        self._handles.append(handle)
-        signal.pidfd_send_signal(self._handles[0], 0)  # now the number was its own when the folder was opened
-        return Path(f"/proc/self/fd/{handle}")
+        self._handles.append(self._open(place))
+        return Path(f"/proc/self/fd/{self._handles[-1]}")
+
+    def remount(self, place: str, options: Mapping[str, str]) -> None:
+        """Give the file system that the box has mounted at `place` other options, as `remount.reconfigure`.
+
+        Raises:
+            OSError: The process is gone, there is no such mount, or the kernel refuses.
+        """
+        handle = self._open(place)
+        try:
+            reconfigure(Path(f"/proc/self/fd/{handle}"), options)
+        finally:
+            os.close(handle)
 
     def give(self, place: str, uid: int) -> None:
         """Make user and group `uid` the owners of the folder `place` of the box.
@@ -45,6 +57,16 @@ class FirstProcess:
             OSError: The process is gone, or there is no such folder.
         """
         os.chown(self.folder(place), uid, uid)
+
+    def _open(self, place: str) -> int:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(f"/proc/{self.pid}/root{place}", flags)
+        try:
+            signal.pidfd_send_signal(self._handles[0], 0)  # now the number was its own when the folder was opened
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
 
     @property
     def is_stopped(self) -> bool:

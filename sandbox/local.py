@@ -50,7 +50,6 @@ from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.interior import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from envkit.sandbox.life import Life
-from envkit.sandbox.remount import reconfigure
 from envkit.sandbox.views import fault_of_views
 from envkit.types import GRADER_HOME, SandboxSpec
 
@@ -366,7 +365,7 @@ def _bounds_inodes(held: Life, disk_mib: int) -> bool:
         return False
     try:
         for place, size_mib in bubblewrap.places_mib(disk_mib).items():
-            reconfigure(first.folder(place), {"nr_inodes": str(interior.most_inodes(size_mib))})
+            first.remount(place, {"nr_inodes": str(interior.most_inodes(size_mib))})
     except OSError:
         return False
     return True

@@ -96,7 +96,7 @@ class _Folders:
 def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], closed: int | None) -> None:
     device = os.fstat(top).st_dev
     folders = _Folders(top)
-    modes = {} if closed is None else {(): closed}
+    modes: dict[tuple[bytes, ...], int] = {} if closed is None else {(): closed}
     waiting: list[tuple[bytes, ...]] = [()]
     at: tuple[bytes, ...] = ()
     try:

@@ -37,7 +37,7 @@ def test_a_folder_and_a_file_are_seen_where_they_were_asked_for_and_cannot_be_ch
             assert seen.stdout == "floor 1\nfloor 1\n"
             for change in ("echo x > /data/levels/one", "echo x > /opt/first", "touch /data/levels/two"):
                 for user in ("agent", "root") if kind.name == "local" else ("agent",):
-                    done = await box.exec(["sh", "-c", change], timeout_s=20, user=user)  # type: ignore[arg-type]
+                    done = await box.exec(["sh", "-c", change], timeout_s=20, user=user)
                     assert "Read-only file system" in done.stderr
 
     run(main)
