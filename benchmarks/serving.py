@@ -137,9 +137,10 @@ def _answers(url: str) -> bool:
 
 def _with_worlds(folder: Path) -> dict[str, str]:
     """Install `served.py` in a folder, and return the variables with which a program finds it there."""
-    metadata = folder / "served-1.0.dist-info"
-    metadata.mkdir()
     folder.chmod(0o755)  # for the users of boxes
+    folder /= "site-packages"  # all that boxes see of the path
+    metadata = folder / "served-1.0.dist-info"
+    metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: served\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[envkit.envs]\nserved = served:bring\n")
     (folder / "served.py").write_text(Path(_HERE, "served.py").read_text())

@@ -162,7 +162,7 @@ class Box:
             argv: Program and arguments.
             timeout_s: Seconds until it is stopped.
             env: Variables beside those of the spec.
-            cwd: Folder to start in; None for the box's own.
+            cwd: Folder to start in; None as for `exec`.
             user: Who runs it.
             terminal: Rows and columns of the terminal that it is to have; None for pipes.
 

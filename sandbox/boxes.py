@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +14,13 @@ from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxError, SandboxRefusedError, SandboxStartError
 from envkit.sandbox import folders
 from envkit.sandbox.texts import fault_of_variables, fault_of_words
+from envkit.sandbox.views import fault_of_views
 from envkit.types import SandboxSpec
 
 _OWN_ENDS = ("exited with code", "killed by signal", "out of memory")
 """How causes begin that say how a box ended, and not that nobody knows, or that whoever has it does not answer."""
+_LEAST_CPUS, _MOST_CPUS = 0.01, 1 << 20
+"""The kernel's smallest quota is 1 ms of 100."""
 
 
 class Stoppable(Protocol):
@@ -112,13 +116,19 @@ def not_ready(box_id: str, cause: str) -> SandboxStartError:
     return (SandboxEndedError if cause.startswith(_OWN_ENDS) else SandboxStartError)(box_id, cause)
 
 
-def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> None:
+def machine_memory_mib() -> int:
+    """Return how much memory this machine has, MiB."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+
+
+def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool], *, memory_mib: int | None = None) -> None:
     """Refuse what cannot be held.
 
     Args:
         box_id: Who asks.
         spec: What it asks for.
         capabilities: What is enforced, see `envkit.protocols.SandboxBackend.capabilities`.
+        memory_mib: How much memory the machine has, in which lies what is written too; None where that is not known.
 
     Raises:
         SandboxRefusedError: The spec asks for more than that, and says what.
@@ -132,6 +142,8 @@ def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> 
         raise SandboxRefusedError(box_id, f"command={spec.command!r} is refused: {fault}", everywhere=True)
     if (fault := fault_of_variables(spec.env)) is not None:
         raise SandboxRefusedError(box_id, f"env is refused: {fault}", everywhere=True)
+    if (fault := fault_of_views(spec.views)) is not None:
+        raise SandboxRefusedError(box_id, f"views is refused: {fault}")
     if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
         raise SandboxRefusedError(box_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}")
     asked = {
@@ -146,6 +158,14 @@ def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool]) -> 
             raise SandboxRefusedError(box_id, f"{field}={value} is refused: it must be more than 0", everywhere=True)
         if value is not None and not capabilities[name]:
             raise SandboxRefusedError(box_id, f"{field}={value} is refused: {name} is not bounded here")
+    if spec.cpus is not None and not _LEAST_CPUS <= spec.cpus <= _MOST_CPUS:
+        cause = f"cpus={spec.cpus} is refused: it must lie in [{_LEAST_CPUS}, {_MOST_CPUS}]"
+        raise SandboxRefusedError(box_id, cause, everywhere=True)
+    in_memory = {"memory_mib": spec.memory_mib, "disk_mib": None if profile == "system" else spec.disk_mib}
+    for field, asked_mib in in_memory.items():
+        if memory_mib is not None and asked_mib is not None and asked_mib > memory_mib:
+            cause = f"{field}={asked_mib} is refused: the machine has {memory_mib} MiB of memory"
+            raise SandboxRefusedError(box_id, cause + ", in which files lie" * (field == "disk_mib"))
 
 
 async def _stop(box: Stoppable, failures: list[SandboxError]) -> None:

@@ -31,7 +31,7 @@ _PROBE_TIMEOUT_S = 10.0
 _PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
 _LARGEST_SHM_MIB = 64
 _LARGEST_GRADER_HOME_MIB = 64
-_SOCKETS_BYTES = 1 << 20
+_SOCKETS_MIB = 1
 _DOOR_BYTES = 1 << 16
 _ETC = ("ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "ssl/openssl.cnf")
 _ETC_FOLDERS = ("alternatives", "ssl/certs")
@@ -140,6 +140,17 @@ def write_etc(folder: Path) -> None:
             shutil.copyfile(Path("/etc", name), folder / name)
 
 
+def places_mib(disk_mib: int) -> dict[str, int]:
+    """Return the places that programs can write to, and their sizes in MiB."""
+    return {
+        "/dev/shm": min(disk_mib, _LARGEST_SHM_MIB),
+        "/tmp": disk_mib,
+        WORK: disk_mib,
+        SOCKETS: _SOCKETS_MIB,
+        GRADER_HOME: min(disk_mib, _LARGEST_GRADER_HOME_MIB),
+    }
+
+
 def options(look: Look) -> list[str]:
     """Return bubblewrap's options for a box; the program follows them."""
     parts = [*_namespaces(look)]
@@ -154,12 +165,12 @@ def options(look: Look) -> list[str]:
     if look.is_online:
         parts += ["--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf"]
     parts += _kernel()
-    shm_mib = min(look.disk_mib, _LARGEST_SHM_MIB)
-    parts += [*_memory_folder("/dev/shm", shm_mib << 20), "--remount-ro", "/dev"]
-    parts += _memory_folder("/tmp", look.disk_mib << 20)
-    for place, size in ((WORK, look.disk_mib << 20), (SOCKETS, _SOCKETS_BYTES)):
-        parts += _memory_folder(place, size, mode="0755")  # to be given to the agent's user
-    parts += _memory_folder(GRADER_HOME, min(look.disk_mib, _LARGEST_GRADER_HOME_MIB) << 20, mode="0700")
+    sizes = places_mib(look.disk_mib)
+    parts += [*_memory_folder("/dev/shm", sizes["/dev/shm"] << 20), "--remount-ro", "/dev"]
+    parts += _memory_folder("/tmp", sizes["/tmp"] << 20)
+    for place in (WORK, SOCKETS):
+        parts += _memory_folder(place, sizes[place] << 20, mode="0755")  # to be given to the agent's user
+    parts += _memory_folder(GRADER_HOME, sizes[GRADER_HOME] << 20, mode="0700")
     if look.stays:
         parts += _memory_folder(DOOR, _DOOR_BYTES, mode="0700")
     # After /tmp, since they may lie below it. Folders that bubblewrap makes by itself on the way are for root only.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from envkit.sandbox import allowlist
 from envkit.sandbox.child import cause_of
-from envkit.sandbox.interior import AGENT_UID, DOOR, GRADER_UID, PATH, SOCKETS, WORK
+from envkit.sandbox.interior import AGENT_UID, DOOR, GRADER_UID, PATH, SOCKETS, WORK, most_inodes
 from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 DISK_LABEL = "envkit.disk-mib"
@@ -30,7 +30,6 @@ _MEMORY_MIB = 1024
 _PIDS = 256
 _DISK_MIB = 256
 _SYSTEM_DISK_MIB = 4096
-_SHM_MIB = 16
 _LARGEST_GRADER_HOME_MIB = 64
 _OPEN_FILES = 4096
 """As many as a daemon can grant that was itself given few."""
@@ -41,6 +40,7 @@ _ULIMITS: Sequence[JSON] = (
 _READ_ONLY_PATHS = ("/proc", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 """Docker's own, and the whole of /proc."""
 _DOOR_OPTIONS = "size=64k,nr_inodes=16,mode=0700,nosuid,nodev"
+_SHM_OPTIONS = f"size=16m,nr_inodes={most_inodes(16)},mode=1777,noexec,nosuid,nodev"
 _SOCKETS_OPTIONS = "size=1m,nr_inodes=1024,mode=0755,nosuid,nodev"
 _STRICT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
 _SYSTEM_CAPABILITIES = (
@@ -196,7 +196,6 @@ def _host(spec: SandboxSpec, bounds: Bounds, labels: Mapping[str, str]) -> dict[
         "Memory": bounds.memory_mib << 20,
         "MemorySwap": bounds.memory_mib << 20,
         "IpcMode": "private",
-        "ShmSize": _SHM_MIB << 20,
         "CgroupnsMode": "private",
         "Init": False,
         # Who outlives us has nobody to remove it; of the others we want to know how they ended.
@@ -208,6 +207,7 @@ def _host(spec: SandboxSpec, bounds: Bounds, labels: Mapping[str, str]) -> dict[
         "Mounts": [
             _volume(SOCKETS, _sockets_options(spec), labels),
             *([_volume(DOOR, _DOOR_OPTIONS, labels)] if spec.stay else ()),
+            *(_view(source, place) for source, place in spec.views),
         ],
     }
     if bounds.cpus is not None:
@@ -224,13 +224,19 @@ def _volume(target: str, tmpfs_options: str, labels: Mapping[str, str]) -> dict[
     return {"Type": "volume", "Target": target, "VolumeOptions": kept}
 
 
+def _view(source: str, target: str) -> dict[str, JSON]:
+    # What is mounted below it would be writable before Docker 25, and so is left out.
+    alone: dict[str, JSON] = {"NonRecursive": True}
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": alone}
+
+
 def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:
-    size = f"size={bounds.disk_mib}m,exec,nosuid,nodev"
+    size = _tmpfs(bounds.disk_mib)
     # What an image declares as a volume would be a folder on the daemon's disk.
     places: dict[str, JSON] = dict.fromkeys(image.volumes, f"{size},mode=1777")
     places["/tmp"] = f"{size},mode=1777"
     places[WORK] = f"{size},mode=0755,uid={AGENT_UID},gid={AGENT_UID}"
-    places[GRADER_HOME] = _grader_home(bounds, GRADER_UID)
+    places |= {GRADER_HOME: _grader_home(bounds, GRADER_UID), "/dev/shm": _SHM_OPTIONS}
     return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": places}
 
 
@@ -239,7 +245,7 @@ def _system(bounds: Bounds, bounds_disk: bool) -> dict[str, JSON]:
     host: dict[str, JSON] = {
         "CapAdd": list(_SYSTEM_CAPABILITIES),
         "ReadonlyRootfs": False,
-        "Tmpfs": {GRADER_HOME: _grader_home(bounds, 0)},
+        "Tmpfs": {GRADER_HOME: _grader_home(bounds, 0), "/dev/shm": _SHM_OPTIONS},
         "Ulimits": [*_ULIMITS, {"Name": "fsize", "Soft": most, "Hard": most}],
     }
     if bounds_disk:
@@ -249,7 +255,11 @@ def _system(bounds: Bounds, bounds_disk: bool) -> dict[str, JSON]:
 
 def _grader_home(bounds: Bounds, uid: int) -> str:
     size_mib = min(bounds.disk_mib, _LARGEST_GRADER_HOME_MIB)
-    return f"size={size_mib}m,exec,nosuid,nodev,mode=0700,uid={uid},gid={uid}"
+    return f"{_tmpfs(size_mib)},mode=0700,uid={uid},gid={uid}"
+
+
+def _tmpfs(size_mib: int) -> str:
+    return f"size={size_mib}m,nr_inodes={most_inodes(size_mib)},exec,nosuid,nodev"
 
 
 def _sockets_options(spec: SandboxSpec) -> str:

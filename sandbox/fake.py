@@ -224,7 +224,7 @@ class FakeBox:
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
         """Have the script answer; see `envkit.protocols.Sandbox.exec`."""
-        command = Command(tuple(argv), dict(env or {}), cwd or WORK, stdin, user, None, self.files)
+        command = Command(tuple(argv), dict(env or {}), cwd or _start_folder(user), stdin, user, None, self.files)
         return await self.run(command, timeout_s, max_output_bytes)
 
     async def run(self, command: Command, timeout_s: float, max_output_bytes: int) -> ExecResult:
@@ -349,12 +349,17 @@ class FakeShell:
         self._turn = anyio.Lock()
 
     async def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
-        asked = Command(("sh", "-c", command), {}, WORK, b"", self._user, self._name, self._box.files)
+        folder = _start_folder(self._user)
+        asked = Command(("sh", "-c", command), {}, folder, b"", self._user, self._name, self._box.files)
         async with self._turn:
             return await self._box.run(asked, timeout_s, max_output_bytes)
 
     async def close(self) -> None:
         await anyio.lowlevel.checkpoint()
+
+
+def _start_folder(user: SandboxUser) -> str:
+    return GRADER_HOME if user == "grader" else WORK
 
 
 def _full(path: str) -> str:

@@ -123,7 +123,8 @@ class FallbackBox:
         uid = self._uid(user)
         if any("\0" in part for part in (*argv, *(env or {}).values())):
             raise ValueError("a program's arguments and environment cannot hold NUL")
-        wrapped = ["/bin/sh", "-c", _RUN, "sh", "077" if user == "grader" else "022", cwd or WORK, *argv]
+        umask, folder = ("077", GRADER_HOME) if user == "grader" else ("022", WORK)
+        wrapped = ["/bin/sh", "-c", _RUN, "sh", umask, cwd or folder, *argv]
         async with self._turns[uid]:
             is_over = False
             try:

@@ -17,6 +17,13 @@ AGENT_UID = 1000
 GRADER_UID = 1001
 
 
+def most_inodes(size_mib: int) -> int:
+    """Return how many files, folders and links a place in memory of this size may hold: one for each 4 KiB of it, and
+    at least 16,384.
+    """
+    return max(size_mib << 8, 1 << 14)
+
+
 def config(
     spec: SandboxSpec, env: Mapping[str, str], command: Sequence[str], *, has_users: bool, is_root: bool = True
 ) -> dict[str, JSON]:

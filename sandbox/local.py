@@ -46,13 +46,14 @@ from envkit.sandbox import (
     unborn,
 )
 from envkit.sandbox.box import Box
-from envkit.sandbox.boxes import Boxes, refuse
+from envkit.sandbox.boxes import Boxes, machine_memory_mib, refuse
 from envkit.sandbox.bubblewrap import why_unavailable
 from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
 from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.interior import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from envkit.sandbox.life import Life
+from envkit.sandbox.views import fault_of_views
 from envkit.types import GRADER_HOME, SandboxSpec
 
 __all__ = ["LocalBackend", "why_unavailable"]
@@ -177,12 +178,14 @@ class LocalBackend:
         await held.kill()
 
     async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
-        refuse(box_id, spec, self.capabilities())
+        refuse(box_id, spec, self.capabilities(), memory_mib=machine_memory_mib())
         if (why := bubblewrap.why_refused(spec)) is not None:
             raise SandboxRefusedError(box_id, why)
         if (why := self._hindrance()) is not None:
             raise SandboxStartError(box_id, why)
         look = self._look(spec)
+        if (fault := fault_of_views(spec.views, shown=look.readable)) is not None:
+            raise SandboxRefusedError(box_id, f"views is refused: {fault}")
         python = bubblewrap.python_in(look)
         if python is None:
             raise SandboxRefusedError(box_id, "there is no Python 3 in it, which our agent needs")
@@ -216,7 +219,11 @@ class LocalBackend:
                 await self._send_agent(ours)
             if limit.cancelled_caught:
                 raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
-            box = self._box(box_id, ours, held, self._furnished(held, spec), spec, look.disk_mib)
+            sockets, holds_inodes = self._furnished(held, spec), _bounds_inodes(held, look.disk_mib)
+            if spec.untrusted and not holds_inodes:
+                raise SandboxRefusedError(box_id, "untrusted programs are refused: not enforced here: inodes")
+            box = self._box(box_id, ours, held, sockets, spec, look.disk_mib)
+            box.gives_up = (*box.gives_up, *(() if holds_inodes else ("inodes",)))
         except OSError as error:
             ours.close()
             cause = await held.cause()
@@ -306,6 +313,7 @@ class LocalBackend:
             disk_mib=self._disk_mib(spec),
             image=image,
             readable=shown,
+            views=[(Path(source), place) for source, place in spec.views],
             is_online=spec.network == "open",
             stays=spec.stay,
         )
@@ -370,6 +378,19 @@ def _staying(box_id: str, places: cgroups.Places) -> tuple[Life, FirstProcess]:
     except OSError:
         raise SandboxError(f"box {box_id!r} has just ended") from None
     return Life(None, cgroups.Group(places, stay.group), first=first, folder=stay.folder), first
+
+
+def _bounds_inodes(held: Life, disk_mib: int) -> bool:
+    """Bound how many files programs can make, and say whether that worked; bubblewrap has no option for it."""
+    first = held.first()
+    if first is None:
+        return False
+    try:
+        for place, size_mib in bubblewrap.places_mib(disk_mib).items():
+            first.remount(place, {"nr_inodes": str(interior.most_inodes(size_mib))})
+    except OSError:
+        return False
+    return True
 
 
 def _files_uid() -> int | None:

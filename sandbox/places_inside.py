@@ -3,7 +3,7 @@
 They travel as a stream of records, one for each name, a folder before what is in it. Of a file only what is written
 is in it: holes stay holes, and so take nothing of the host's disk. A second name of a file is that again. Devices,
 sockets and pipes are left out, and so are what other file systems show, what another user keeps closed and what
-vanishes meanwhile.
+vanishes meanwhile. What its own user has closed (mode 0) is opened while it is read; its record has the mode as it was.
 
     record      kind (one byte: d, f, l, h, e), mode, mtime in ns, size, length of the name; the name, as from the root
     f           then pieces, each offset, length and content; one of length 0 is the last
@@ -48,20 +48,26 @@ def pack(places: list[bytes], write: Callable[[bytes], object]) -> None:
         OSError: Something cannot be read.
     """
     first_names: dict[tuple[int, int], bytes] = {}
+    closed: dict[bytes, int] = {}
     for place in places:
         device = os.lstat(place).st_dev
         waiting = [(os.path.dirname(place), [os.path.basename(place)])]
         while waiting:
             folder, names = waiting[-1]
-            if not names:
-                waiting.pop()
-                continue
-            path = os.path.join(folder, names.pop())
             try:
+                if not names:
+                    waiting.pop()
+                    if folder in closed:
+                        os.chmod(folder, closed.pop(folder))
+                    continue
+                path = os.path.join(folder, names.pop())
                 about = os.lstat(path)
                 if about.st_dev != device or _is_closed(path, about):
                     continue
                 if stat.S_ISDIR(about.st_mode):
+                    if about.st_uid == os.geteuid() and about.st_mode & 0o500 != 0o500:
+                        closed[path] = stat.S_IMODE(about.st_mode)
+                        os.chmod(path, closed[path] | 0o500)
                     inner = sorted(os.listdir(path), reverse=True)
                     write(_record(b"d", about, path))
                     waiting.append((path, inner))
@@ -76,7 +82,7 @@ def pack(places: list[bytes], write: Callable[[bytes], object]) -> None:
                     _pack_file(path, write)
                     if about.st_nlink > 1:
                         first_names[about.st_dev, about.st_ino] = path
-            except FileNotFoundError:
+            except (FileNotFoundError, PermissionError):  # the latter: in another user's folder
                 pass
     write(_RECORD.pack(b"e", 0, 0, 0, 0))
 
@@ -93,8 +99,15 @@ def _is_closed(path: bytes, about: os.stat_result) -> bool:
 
 
 def _pack_file(path: bytes, write: Callable[[bytes], object]) -> None:
+    about = os.lstat(path)
+    mode = stat.S_IMODE(about.st_mode)
+    is_closed = about.st_uid == os.geteuid() and not mode & 0o400
+    if is_closed:
+        os.chmod(path, mode | 0o400)
     fd = os.open(path, _TO_READ)
     try:
+        if is_closed:
+            os.fchmod(fd, mode)
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(errno.EINVAL, "no plain file", path)

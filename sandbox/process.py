@@ -56,7 +56,8 @@ class ProcessBackend:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Bounds and hostile programs are refused."""
         box_id = self._boxes.new_id()
         refuse(box_id, spec, self.capabilities())
-        for field, value in (("image", spec.image), ("runtime", spec.runtime), ("stay", spec.stay or None)):
+        asked = {"image": spec.image, "runtime": spec.runtime, "stay": spec.stay or None, "views": spec.views or None}
+        for field, value in asked.items():
             if value is not None:
                 raise SandboxRefusedError(box_id, f"{field}={value} is refused: a plain process has no such thing")
         folder = self._boxes.new_folder(box_id)
@@ -77,7 +78,7 @@ class ProcessBackend:
         self._boxes.add(box)
         with suppress(ConnectionError):  # then it has ended, which the next line finds out
             await stream.send(self._opening)
-        await box.started(_config(spec, home, sockets), spec.start_timeout_s)
+        await box.started(_config(spec, home, sockets, grader_home), spec.start_timeout_s)
         return box
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> Box:
@@ -102,7 +103,7 @@ class ProcessBackend:
         await self._boxes.close()
 
 
-def _config(spec: SandboxSpec, home: Path, sockets: Path) -> dict[str, JSON]:
+def _config(spec: SandboxSpec, home: Path, sockets: Path, grader_home: Path) -> dict[str, JSON]:
     env = {
         "ENVKIT_SOCKETS": str(sockets),
         "HOME": str(home),
@@ -113,6 +114,7 @@ def _config(spec: SandboxSpec, home: Path, sockets: Path) -> dict[str, JSON]:
     return {
         "agent_uid": None,
         "grader_uid": None,
+        "grader_home": str(grader_home),
         "env": {**env, **spec.env},
         "work": str(home),
         "command": list(spec.command) or None,

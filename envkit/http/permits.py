@@ -1,4 +1,7 @@
-"""What callers may have their sandboxes be; an administrator may have everything, as has everybody without tokens."""
+"""What callers may have their sandboxes be; an administrator may have everything, as has everybody without tokens.
+
+Nobody may have views of the server's own files.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,8 @@ class Permits:
         Raises:
             ForbiddenError: It may not.
         """
+        if spec.views:
+            raise ForbiddenError("views: a server shows sandboxes nothing of its machine; upload the files instead")
         if caller.is_admin:
             return
         if not self.isolates:

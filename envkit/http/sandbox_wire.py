@@ -77,6 +77,7 @@ class SpecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_mib: Count | None = None
     network: Literal["none", "open"] | tuple[str, ...] = "none"
     profile: Literal["strict", "system"] = "strict"
+    views: tuple[tuple[str, str], ...] = ()
     runtime: str | None = None
     untrusted: bool = False
     ttl_s: Positive | None = None

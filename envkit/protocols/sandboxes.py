@@ -73,7 +73,8 @@ class Sandbox(Protocol):
             argv: Program and arguments.
             timeout_s: Seconds until it is stopped.
             env: Variables beside those of the spec.
-            cwd: Folder to start in; None for the box's own.
+            cwd: Folder to start in; None for the workspace, and for a grader `grader_home`, since Python and other
+                programs load modules and settings from where they start.
             stdin: What it reads.
             user: Who runs it; a grader can read what the agent wrote, and the agent nothing of what a grader leaves,
                 unless its mode is changed (umask 077).
@@ -86,7 +87,7 @@ class Sandbox(Protocol):
         ...
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> Shell:
-        """Return the shell `name`, which starts with its first command."""
+        """Return the shell `name`, which starts with its first command, in the folder in which `exec` does."""
         ...
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:

@@ -38,6 +38,8 @@ class SandboxSpec:
         disk_mib: Bound on what may be written, MiB for each writable place.
         network: ``"none"``; ``"open"``; or the names of the hosts that can be reached, all by way of a proxy of ours.
         profile: ``"strict"``, or ``"system"`` for tasks that need root and a writable root file system.
+        views: Files and folders of the host, by absolute path, and where programs see them, read-only, such as
+            ``(("/srv/levels", "/data"),)``. Not for remote sandboxes.
         runtime: Docker's runtime, such as ``"runsc"``; None takes its default.
         untrusted: Whether what runs inside may be hostile; refused where the backend cannot hold it.
         ttl_s: Seconds after which it ends itself, whatever becomes of us; None for never.
@@ -57,6 +59,7 @@ class SandboxSpec:
     disk_mib: int | None = None
     network: str | tuple[str, ...] = "none"
     profile: Literal["strict", "system"] = "strict"
+    views: tuple[tuple[str, str], ...] = ()
     runtime: str | None = None
     untrusted: bool = False
     ttl_s: float | None = None

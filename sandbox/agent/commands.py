@@ -52,7 +52,7 @@ class Exec(Call):
             raise CallError("bad", "arguments that are no list")
         argv = [encoded(part) for part in header["argv"]]
         env = context.environment(user, header.get("env"))
-        folder = encoded(header.get("cwd") or context.work)
+        folder = encoded(header.get("cwd") or context.start_folder(user))
         timeout_s = float(header["timeout_s"])
         size = [int(length) for length in header.get("pty") or ()]
         try:

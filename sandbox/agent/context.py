@@ -26,7 +26,7 @@ class Context:
         loop: What waits.
         lanes: What programs run in.
         users: By the names that a call uses; none before the configuration.
-        work: Folder that things start in.
+        work: Folder that the agent's programs start in, and that paths of files are relative to.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -34,6 +34,7 @@ class Context:
         self.lanes = Lanes(loop)
         self.users: dict[str, kernel.User] = {}
         self.work = "/"
+        self._grader_home = ""
         self._env: dict[bytes, bytes] = {}
         self._kills = gauges.kill_count()
 
@@ -47,6 +48,7 @@ class Context:
         if config.get("root") and is_root:
             self.users["root"] = kernel.User(None)
         self.work = config.get("work") or "/"
+        self._grader_home = config.get("grader_home") or ""
         self._env = _encoded(config.get("env"))
 
     def user(self, name: str) -> kernel.User:
@@ -75,6 +77,10 @@ class Context:
     def environment(self, user: kernel.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
         """Return the variables of the box, those of the user, and `more`."""
         return {**self._env, **user.env, **_encoded(more)}
+
+    def start_folder(self, user: kernel.User) -> str:
+        """Return where programs of `user` start: a grader's in its own home, where the agent leaves no modules."""
+        return self._grader_home if self._grader_home and user is self.users.get("grader") else self.work
 
     def inside(self, path: bytes) -> bytes:
         """Return `path` as seen from the folder that things start in."""

@@ -166,7 +166,7 @@ class Shell:
         order = keeper.order(
             [bash, b"--norc", b"--noprofile", b"-c", _LOOP, b"bash"],
             context.environment(self._user),
-            encoded(context.work),
+            encoded(context.start_folder(self._user)),
             (0, 1, 2, _CODES, _SCRIPTS),
             wants_pid=True,
         )

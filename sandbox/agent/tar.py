@@ -32,20 +32,31 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
 
     The names of a folder's entries are relative to it, and the folder itself is ``.``; a file has its own name. What
     other file systems show inside a folder is left out, and so is what vanishes meanwhile. `path` may be a link; below
-    it none is followed.
+    it none is followed. What our user has closed to itself (mode 0) is opened while it is read; the archive has the
+    modes as they were.
 
     Raises:
         OSError: Something cannot be read.
     """
+    closed = _unlock(path, os.stat(path))
     fd = os.open(path, _TO_READ)
     try:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
-            _pack_tree(fd, path, write)
+            _pack_tree(fd, path, write, closed)
         else:
-            _pack_file(fd, os.path.basename(path), write)
+            _pack_file(fd, os.path.basename(path), write, closed)
     finally:
         os.close(fd)
     write(bytes(2 * _BLOCK))
+
+
+def _unlock(name: bytes, about: os.stat_result, folder: int | None = None) -> int | None:
+    """Let our user read what it has closed to itself; return the mode as it was, or None where all is open already."""
+    mode, needed = stat.S_IMODE(about.st_mode), 0o500 if stat.S_ISDIR(about.st_mode) else 0o400
+    if about.st_uid != os.geteuid() or mode & needed == needed:
+        return None
+    os.chmod(name, mode | needed, dir_fd=folder)
+    return mode
 
 
 class _Folders:
@@ -82,9 +93,10 @@ class _Folders:
         os.close(self.fd)
 
 
-def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
+def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], closed: int | None) -> None:
     device = os.fstat(top).st_dev
     folders = _Folders(top)
+    modes: dict[tuple[bytes, ...], int] = {} if closed is None else {(): closed}
     waiting: list[tuple[bytes, ...]] = [()]
     at: tuple[bytes, ...] = ()
     try:
@@ -97,12 +109,15 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
             steps, about = at, os.fstat(folders.fd)
             if about.st_dev != device:
                 continue
-            write(_header(b"/".join(steps) or b".", _FOLDER, about))
+            write(_header(b"/".join(steps) or b".", _FOLDER, about, modes.get(steps)))
             for name in sorted([os.fsencode(entry) for entry in os.listdir(folders.fd)]):
                 at = (*steps, name)
                 try:
                     about = os.stat(name, dir_fd=folders.fd, follow_symlinks=False)
                     if stat.S_ISDIR(about.st_mode):
+                        mode = _unlock(name, about, folders.fd)
+                        if mode is not None:
+                            modes[at] = mode
                         waiting.append(at)
                     elif about.st_dev == device:
                         _pack_entry(folders.fd, at, about, write)
@@ -111,22 +126,31 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
     except OSError as error:  # which knows the last step alone
         raise OSError(error.errno, error.strerror, os.path.join(path, *at)) from None
     finally:
+        for steps, mode in reversed(list(modes.items())):  # what is in a folder before it
+            try:
+                folders.enter(steps)
+                os.fchmod(folders.fd, mode)
+            except OSError:  # it has vanished
+                pass
         folders.close()
 
 
 def _pack_entry(folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object]) -> None:
     """Write what is no folder."""
     if stat.S_ISLNK(about.st_mode):
-        write(_header(b"/".join(steps), _SYMBOLIC, about, os.readlink(steps[-1], dir_fd=folder)))
+        write(_header(b"/".join(steps), _SYMBOLIC, about, target=os.readlink(steps[-1], dir_fd=folder)))
     elif stat.S_ISREG(about.st_mode):
+        closed = _unlock(steps[-1], about, folder)
         fd = os.open(steps[-1], _TO_READ | os.O_NOFOLLOW, dir_fd=folder)
         try:
-            _pack_file(fd, b"/".join(steps), write)
+            _pack_file(fd, b"/".join(steps), write, closed)
         finally:
             os.close(fd)
 
 
-def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object]) -> None:
+def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object], closed: int | None) -> None:
+    if closed is not None:
+        os.fchmod(fd, closed)
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode):
         raise OSError(errno.EINVAL, "no plain file", name)
@@ -139,14 +163,15 @@ def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object]) -> None:
     write(bytes(-about.st_size % _BLOCK))
 
 
-def _header(name: bytes, kind: bytes, about: os.stat_result, target: bytes = b"") -> bytes:
+def _header(name: bytes, kind: bytes, about: os.stat_result, mode: int | None = None, *, target: bytes = b"") -> bytes:
     long = b""
     for kind_of_long, text in ((b"K", target), (b"L", name)):
         if len(text) > 100:
             long += _block(b"././@LongLink", kind_of_long, len(text) + 1, 0o644, 0, b"")
             long += text + bytes(_BLOCK - len(text) % _BLOCK)
     size = about.st_size if kind == b"0" else 0
-    return long + _block(name, kind, size, stat.S_IMODE(about.st_mode), int(about.st_mtime), target)
+    mode = stat.S_IMODE(about.st_mode) if mode is None else mode
+    return long + _block(name, kind, size, mode, int(about.st_mtime), target)
 
 
 def _block(name: bytes, kind: bytes, size: int, mode: int, time_s: int, target: bytes) -> bytes:

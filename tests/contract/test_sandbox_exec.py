@@ -290,7 +290,7 @@ def test_a_grader_reads_what_the_agent_wrote_and_not_the_other_way_round(kind: K
             box = await backend.start(kind.spec())
             await box.write("answer", b"42")
             wait = "until [ -e /tmp/{} ]; do sleep 0.01; done".format
-            grade = f"umask 077; cat answer; echo secret > /tmp/grade; {wait('peeked')}"
+            grade = f"umask 077; cat /workspace/answer; echo secret > /tmp/grade; {wait('peeked')}"
             attack = "cat /tmp/grade; echo x > /tmp/grade; pkill -u 1001; kill -9 -1; true"
             async with anyio.create_task_group() as tasks:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -218,7 +219,7 @@ def test_a_snapshot_leaves_out_what_a_grader_keeps_closed(kind: Kind, tests: Pat
             await box.write(f"{box.grader_home}/key", b"42", user="grader")
             again = await backend.restore(await box.snapshot(), kind.spec())
             assert isinstance(again, Box)
-            look = f"cat one; ls -A {again.grader_home}; ls -d /tmp/tests /tmp/grade 2>&1 | grep -c cannot"
+            look = f"cat /workspace/one; ls -A {again.grader_home}; ls -d /tmp/tests /tmp/grade 2>&1 | grep -c cannot"
             assert await sh(again, look, "grader") == "12\n"
 
     run(main)
@@ -237,6 +238,23 @@ def test_a_grader_reads_no_settings_that_the_agent_wrote(kind: Kind) -> None:
             assert (await login()).stdout == "mine\n/workspace\n"
             assert (await login(user="grader")).stdout == f"{home}\n"
             assert (await box.shell(user="grader").run("echo $HOME", timeout_s=20)).stdout == f"{home}\n"
+
+    run(main)
+
+
+def test_a_grader_starts_in_its_home_and_imports_nothing_that_the_agent_left_in_the_workspace(kind: Kind) -> None:
+    load = [kind.python, "-c", "import json; print(json.dumps(6 * 7))"]
+
+    async def main() -> None:
+        async with kind.backend() as backend:
+            box = await backend.start(kind.spec())
+            work = (await sh(box, "echo \"print('hijacked')\" > json.py; pwd")).strip()
+            assert (await box.exec(load, timeout_s=20, user="grader")).stdout == "42\n"
+            shell = box.shell(user="grader")
+            assert (await shell.run(f"pwd; {shlex.join(load)}", timeout_s=20)).stdout == f"{box.grader_home}\n42\n"
+            assert (await sh(box, "pwd", user="grader")).strip() == box.grader_home
+            there = await box.exec(load, timeout_s=20, user="grader", cwd=work)
+            assert there.stdout.startswith("hijacked\n")
 
     run(main)
 

@@ -315,7 +315,7 @@ def _is_source(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def install_world(folder: Path, name: str, source: str) -> None:
-    """Make a folder that, on the path of a Python, has envkit know the worlds that ``register_all`` registers."""
+    """Make a ``site-packages`` folder in which the worlds are installed that ``register_all`` registers."""
     folder.mkdir()
     (folder / f"{name}.py").write_text(source)
     metadata = folder / f"{name}-1.0.dist-info"

@@ -243,8 +243,8 @@ def test_an_episode_whose_step_ends_its_box_is_void_after_the_second_and_twenty_
         assert metrics["envkit_env_boxes_lost_total"] == 2
         assert metrics["envkit_episodes_void_total"] == 1
 
-    install_world(tmp_path / "world", "mine_world", MINE_WORLD)
-    with serving(kind, tmp_path, *ONE_BOX, worlds=tmp_path / "world") as gateway:
+    install_world(tmp_path / "site-packages", "mine_world", MINE_WORLD)
+    with serving(kind, tmp_path, *ONE_BOX, worlds=tmp_path / "site-packages") as gateway:
         run(lambda: main(gateway), 60)
 
 
@@ -366,9 +366,9 @@ def test_of_a_thousand_episodes_of_which_each_twentieth_has_its_box_killed_each_
         assert await gateway.end() == 0
         assert gateway.left() == NOTHING
 
-    install_world(tmp_path / "world", "once_world", ONCE_WORLD)
+    install_world(tmp_path / "site-packages", "once_world", ONCE_WORLD)
     settings = ("envs.boxes=8", "envs.spares=4", "restarts.budget=1000", "restarts.window_s=0.5")
-    with serving(kind, tmp_path, *settings, worlds=tmp_path / "world") as gateway:
+    with serving(kind, tmp_path, *settings, worlds=tmp_path / "site-packages") as gateway:
         run(lambda: main(gateway), 300)
 
 

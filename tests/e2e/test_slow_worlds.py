@@ -85,8 +85,8 @@ clock.run(main)
 
 def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
     """Return the lines that `script` prints beside a server whose boxes may be silent for so long."""
-    install_world(tmp_path / "world", "slow_world", WORLD)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "world"), *sys.path])}
+    install_world(tmp_path / "site-packages", "slow_world", WORLD)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site-packages"), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", SERVE + script, str(lost_s)],
         env=environment,

@@ -28,6 +28,12 @@ def test_what_reaches_out_of_the_box_is_for_administrators(named: str) -> None:
     Permits().require(WISHES[named], EVERYBODY)
 
 
+@pytest.mark.parametrize("caller", [USER, ADMIN, EVERYBODY])
+def test_nobody_may_see_the_servers_own_files(caller: Caller) -> None:
+    with pytest.raises(ForbiddenError, match=r"^views: a server shows sandboxes nothing of its machine"):
+        Permits().require(SandboxSpec(views=(("/etc", "/data"),)), caller)
+
+
 def test_an_ordinary_sandbox_is_for_everybody() -> None:
     Permits().require(SandboxSpec(memory_mib=64, command=("true",)), USER)
 

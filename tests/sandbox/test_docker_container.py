@@ -42,7 +42,7 @@ def test_a_filter_of_system_calls_is_handed_to_the_daemon(profile: Literal["stri
 def test_every_place_that_can_be_written_is_in_memory_and_bounded_also_those_that_the_image_declares() -> None:
     places = host(SandboxSpec(disk_mib=32))["Tmpfs"]
     assert isinstance(places, dict)
-    assert sorted(places) == ["/data", "/run/envkit-grader", "/tmp", "/workspace"]
+    assert sorted(places) == ["/data", "/dev/shm", "/run/envkit-grader", "/tmp", "/workspace"]
     assert all("size=32m" in str(options) for options in places.values())
     large = host(SandboxSpec())["Tmpfs"]
     assert isinstance(large, dict)

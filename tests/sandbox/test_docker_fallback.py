@@ -64,9 +64,9 @@ def test_a_grader_s_files_and_settings_are_its_own(without_python: str, tmp_path
         async with DockerBackend() as backend:
             box = await started(backend, without_python)
             script = f"{box.grader_home}/deep/grade.sh"
-            await box.write(script, b"echo graded; umask; echo $HOME; echo 42 > /tmp/grade", user="grader")
+            await box.write(script, b"echo graded; umask; echo $HOME; pwd; echo 42 > /tmp/grade", user="grader")
             result = await box.exec(["sh", script], timeout_s=20, user="grader")
-            assert result.stdout == f"graded\n0077\n{box.grader_home}\n"
+            assert result.stdout == f"graded\n0077\n{box.grader_home}\n{box.grader_home}\n"
             assert await box.read("/tmp/grade", user="grader") == b"42\n"
             look = f"stat -c '%u %a' {script} {box.grader_home}/deep {box.grader_home}"
             assert (await box.exec(["sh", "-c", look], timeout_s=20, user="grader")).stdout == (

@@ -235,7 +235,7 @@ def script(
 
 
 def test_an_environment_of_an_installed_package_is_played_in_a_box(kind: Kind, tmp_path: Path) -> None:
-    package = tmp_path / "elsewhere"
+    package = tmp_path / "site-packages"
     metadata = package / "outside-1.0.dist-info"
     metadata.mkdir(parents=True)
     (package / "outside.py").write_text(WORLD)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import envkit
 from envkit.sandbox import interpreter
 
@@ -19,13 +21,13 @@ print(json.dumps([interpreter.readable(), interpreter.import_path()]))
 """
 
 
-def shown(cwd: Path, home: Path) -> tuple[list[str], list[str]]:
-    """What a script would show that lies in `cwd`, for a user whose home is `home`."""
+def shown(cwd: Path, home: Path, *argv: str, also: str = "") -> tuple[list[str], list[str]]:
+    """What a program would show that runs in `cwd`, for a user whose home is `home`; ``script.py`` by default."""
     (cwd / "script.py").write_text(SHOW)
     done = subprocess.run(
-        [sys.executable, "script.py"],
+        [sys.executable, *(argv or ["script.py"])],
         cwd=cwd,
-        env={"HOME": str(home), "PYTHONPATH": str(CHECKOUT)},
+        env={"HOME": str(home), "PYTHONPATH": f"{CHECKOUT}:{also}"},
         capture_output=True,
         text=True,
         check=True,
@@ -52,12 +54,22 @@ def test_of_a_checkout_only_the_packages_are_shown(tmp_path: Path) -> None:
     assert str(CHECKOUT) in import_path
 
 
-def test_the_folder_of_a_script_is_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("argv", [["script.py"], ["-c", SHOW], ["-m", "script"]], ids=["script", "-c", "-m"])
+def test_neither_the_folder_of_a_program_nor_the_current_one_is_shown(tmp_path: Path, argv: list[str]) -> None:
     project = tmp_path / "home" / "project"
     project.mkdir(parents=True)
-    readable, import_path = shown(project, tmp_path / "home")
-    assert str(project) in readable
-    assert str(project) in import_path
+    for places in shown(project, tmp_path / "home", *argv):
+        assert not any(project.is_relative_to(place) for place in places)
+
+
+def test_what_the_path_variable_names_is_not_shown_unless_packages_are_installed_in_it(tmp_path: Path) -> None:
+    project, installed, work = tmp_path / "project", tmp_path / "lib" / "site-packages", tmp_path / "work"
+    for folder in (project, installed, work):
+        folder.mkdir(parents=True)
+    readable, import_path = shown(work, tmp_path / "home", also=f"{project}:{installed}")
+    assert {str(project), str(installed)} & {*readable, *import_path} == {str(installed)}
+    assert str(installed) in readable
+    assert str(installed) in import_path
 
 
 def test_a_home_is_never_shown_even_where_a_script_lies_right_in_it(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from envkit.types import SandboxSpec
 pytestmark = pytest.mark.bwrap
 
 # Names of 23 bytes, of which a file has one in a snapshot.
-TOUCH = "import os\nfor n in range(100_000): os.mknod('/tmp/a-file-of-no-size-%06d' % n)"
+TOUCH = "import os\nfor n in range(16_000): os.mknod('/tmp/a-file-of-no-size-%06d' % n + 200 * '.')"
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -84,7 +84,7 @@ def test_a_snapshot_is_no_larger_than_what_the_places_of_its_box_may_hold() -> N
 
 
 @pytest.mark.parametrize(("disk_mib", "fits"), [(1, False), (4, True)])
-def test_a_hundred_thousand_empty_files_are_bounded_by_their_names(disk_mib: int, *, fits: bool) -> None:
+def test_thousands_of_empty_files_are_bounded_by_their_names(disk_mib: int, *, fits: bool) -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
             box = await backend.start(SandboxSpec(disk_mib=disk_mib))
@@ -97,7 +97,7 @@ def test_a_hundred_thousand_empty_files_are_bounded_by_their_names(disk_mib: int
             name = await box.snapshot()
             assert kept()[name] < 8 << 20
             again = await backend.restore(name, SandboxSpec(disk_mib=disk_mib))
-            assert await sh(again, "ls -f /tmp | grep -c a-file-of") == "100000\n"
+            assert await sh(again, "ls -f /tmp | grep -c a-file-of") == "16000\n"
 
     run(main)
 

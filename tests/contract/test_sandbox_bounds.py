@@ -1,0 +1,67 @@
+"""One promise for every kind of sandbox: a bound that is given holds, or is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from envkit.errors import SandboxRefusedError
+from tests.contract.boxes import Kind, run
+
+MAKE = """
+import sys
+made = 0
+try:
+    for made in range(30_000):
+        open(sys.argv[1] + "/%d" % made, "w").close()
+except OSError as error:
+    print(made, error.strerror)
+else:
+    print("all")
+"""
+
+
+@pytest.mark.parametrize("place", ["/workspace", "/tmp", "/dev/shm"])
+def test_a_place_of_16_mib_holds_16_thousand_files(kind: Kind, place: str) -> None:
+    if kind.name == "process":
+        pytest.skip("it bounds nothing")
+
+    async def main() -> None:
+        async with kind.box(disk_mib=16) as box:
+            made = await box.exec([kind.python, "-c", MAKE, place], timeout_s=60)
+            assert made.stdout == f"{(1 << 14) - 1} No space left on device\n"  # one is the folder itself
+
+    run(main)
+
+
+def test_a_larger_place_holds_a_file_for_each_4_kib(kind: Kind) -> None:
+    if kind.name == "process":
+        pytest.skip("it bounds nothing")
+
+    async def main() -> None:
+        async with kind.box(disk_mib=100) as box:
+            counted = await box.exec(["df", "--output=itotal", "/workspace", "/tmp"], timeout_s=20)
+            assert counted.stdout.split()[1:] == ["25600", "25600"]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ({"cpus": 1e-9}, "cpus=1e-09 is refused: it must lie in [0.01, 1048576]"),
+        ({"cpus": float("inf")}, "cpus=inf is refused: it must lie in [0.01, 1048576]"),
+        ({"disk_mib": 10**9}, "disk_mib=1000000000 is refused: the machine has"),
+        ({"memory_mib": 10**9}, "memory_mib=1000000000 is refused: the machine has"),
+    ],
+    ids=["cpus", "inf", "disk", "memory"],
+)
+def test_a_bound_that_cannot_be_held_is_refused(kind: Kind, bound: dict[str, float], said: str) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            with pytest.raises(SandboxRefusedError) as refusal:
+                await backend.start(kind.spec(**bound))
+            (name,) = bound
+            expected = f"{name}={bound[name]} is refused: " if kind.name == "process" else said
+            assert refusal.value.cause.startswith(expected)
+
+    run(main)

@@ -1,0 +1,110 @@
+"""Views: files and folders of the host that a sandbox is shown, read-only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envkit.errors import ForbiddenError, SandboxRefusedError
+from tests.contract.boxes import KINDS, Kind, run
+
+
+@pytest.fixture
+def levels(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "levels"
+    folder.mkdir()
+    (folder / "one").write_text("floor 1\n")
+    return folder
+
+
+def isolated(kind: Kind) -> Kind:
+    if kind.name == "process":
+        pytest.skip("it sees all files anyway")
+    return kind
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_a_folder_and_a_file_are_seen_where_they_were_asked_for_and_cannot_be_changed(
+    kind: Kind, levels: Path, *, untrusted: bool
+) -> None:
+    views = ((str(levels), "/data/levels"), (str(levels / "one"), "/opt/first"))
+
+    async def main() -> None:
+        async with isolated(kind).box(views=views, untrusted=untrusted) as box:
+            seen = await box.exec(["cat", "/data/levels/one", "/opt/first"], timeout_s=20)
+            assert seen.stdout == "floor 1\nfloor 1\n"
+            for change in ("echo x > /data/levels/one", "echo x > /opt/first", "touch /data/levels/two"):
+                for user in ("agent", "root") if kind.name == "local" else ("agent",):
+                    done = await box.exec(["sh", "-c", change], timeout_s=20, user=user)
+                    assert "Read-only file system" in done.stderr
+
+    run(main)
+    assert [path.name for path in levels.iterdir()] == ["one"]
+
+
+@pytest.mark.docker
+def test_not_even_the_root_of_a_system_container_changes_one(levels: Path) -> None:
+    async def main() -> None:
+        async with KINDS["docker"].box(views=((str(levels), "/data"),), profile="system") as box:
+            done = await box.exec(["sh", "-c", "cat /data/one; rm /data/one"], timeout_s=20)
+            assert done.stdout == "floor 1\n"
+            assert "Read-only file system" in done.stderr
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "said"),
+    [
+        ("levels", "/data", "'levels' must be an absolute path of this machine"),
+        ("/nowhere/levels", "/data", "there is no file or folder '/nowhere/levels' on this machine"),
+        ("/dev/null", "/data", "there is no file or folder '/dev/null' on this machine"),
+        ("/usr", "data", "'data' must be an absolute path in the sandbox"),
+        ("/usr", "/data/../etc", "'/data/../etc' must be an absolute path in the sandbox"),
+        ("/usr", "/", "'/' is the sandbox's own"),
+        ("/usr", "/proc/self", "'/proc/self' is the sandbox's own"),
+        ("/usr", "/workspace/data", "'/workspace/data' is the sandbox's own"),
+        ("/usr", "/srv/data/more", "'/srv/data/more' and '/srv/data' lie one inside the other"),
+    ],
+)
+def test_a_view_that_cannot_be_is_refused_with_the_reason(kind: Kind, source: str, place: str, said: str) -> None:
+    async def main() -> None:
+        async with isolated(kind).backend() as backend:
+            with pytest.raises(SandboxRefusedError) as refusal:
+                await backend.start(kind.spec(views=(("/usr", "/srv/data"), (source, place))))
+            assert refusal.value.cause.startswith(f"views is refused: {said}")
+
+    run(main)
+
+
+@pytest.mark.bwrap
+def test_a_view_that_would_cover_what_the_sandboxs_python_needs_is_refused(levels: Path, tmp_path: Path) -> None:
+    from envkit.sandbox.local import LocalBackend
+
+    async def main() -> None:
+        async with LocalBackend(readable=["/opt/python/lib"]) as backend:
+            with pytest.raises(SandboxRefusedError, match=r"'/opt/python' and '/opt/python/lib' lie one inside"):
+                await backend.start(KINDS["local"].spec(views=((str(levels), "/opt/python"),)))
+
+    run(main)
+
+
+def test_a_plain_process_takes_none(levels: Path) -> None:
+    async def main() -> None:
+        async with KINDS["process"].backend() as backend:
+            with pytest.raises(SandboxRefusedError, match="a plain process has no such thing"):
+                await backend.start(KINDS["process"].spec(views=((str(levels), "/data"),)))
+
+    run(main)
+
+
+@pytest.mark.bwrap
+def test_a_server_takes_none_from_a_remote_caller(levels: Path) -> None:
+    async def main() -> None:
+        async with KINDS["remote"].backend() as backend:
+            with pytest.raises(ForbiddenError, match="views: a server shows sandboxes nothing of its machine"):
+                await backend.start(KINDS["remote"].spec(views=((str(levels), "/data"),)))
+
+    run(main)

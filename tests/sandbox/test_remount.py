@@ -1,0 +1,18 @@
+"""Mount options of a running sandbox, changed from the host."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from envkit.sandbox.remount import reconfigure
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has mounts like these")
+
+
+@pytest.mark.parametrize("options", [{"nr_inodes": "16384"}, {"no-such-option": ""}])
+def test_a_folder_that_is_no_mount_is_an_error(tmp_path: Path, options: dict[str, str]) -> None:
+    with pytest.raises(OSError, match=r"Invalid argument|Operation not permitted"):
+        reconfigure(tmp_path, options)
