@@ -16,8 +16,10 @@ from envkit.http.bodies import UNCOUNTED_BYTES, Bodies, Body, Room
 from envkit.http.callers import NOBODY
 
 _REVOKED = 1008  # of RFC 6455: the message violates a policy
-_LOOK_S = 1.0
-"""Seconds between looks at the token of an open socket."""
+_LOOK_S = 0.3
+"""Seconds between looks at the token of an open socket. With `envkit.http.tokens.FRESH_S` it is less than the second
+within which a revoked token ends its sockets.
+"""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -47,6 +49,7 @@ class Exchange:
     def __init__(self, judge: Judge, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.token: str | None = None
+        self.authorizations = 0
         self.caller = NOBODY
         self.is_cut = False
         """Whether it was ended because its token was revoked."""
@@ -65,6 +68,7 @@ class Exchange:
         self.origin: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"authorization":
+                self.authorizations += 1
                 if value[:7].lower() == b"bearer ":
                     self.token = value[7:].strip().decode("latin-1")
             elif name == b"host":

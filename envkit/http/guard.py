@@ -24,7 +24,7 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import EnvkitError, RateLimitError, UnauthorizedError, to_problem
+from envkit.errors import EnvkitError, RateLimitError, RequestError, UnauthorizedError, to_problem
 from envkit.http import wire
 from envkit.http.access_log import AccessLog
 from envkit.http.asgi import Header, Receive, Scope, Send, respond_problem
@@ -207,7 +207,10 @@ class Guard:
             UnauthorizedError: There is no token, or it is not valid.
             ForbiddenError: It does not have the scope that is needed; or, without tokens, a web page of others asks.
             RateLimitError: The tenant asks too often.
+            RequestError: There are several ``Authorization`` headers; a proxy and we might read different ones.
         """
+        if exchange.authorizations > 1:
+            raise RequestError(f"{exchange.authorizations} Authorization headers; send one")
         caller, tokens = EVERYBODY, self._needed()
         if tokens is None:
             require_local(scope.get("server"), exchange.host, exchange.origin)

@@ -45,6 +45,18 @@ def test_each_path_has_its_scope_and_what_nobody_thought_of_is_for_administrator
     assert scope_for(path) == scope
 
 
+@pytest.mark.parametrize("path", ["/v1/envs", "/v1/health"])
+def test_two_authorization_headers_are_refused_whichever_of_them_is_good(path: str, tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        good, bad = f"Bearer {stage.token()}", "Bearer ek_000000000000_" + "x" * 43
+        for pair in ((good, bad), (bad, good), (good, good)):
+            answer = await stage.http.get(path, headers=[("Authorization", one) for one in pair])
+            assert answer.status_code == 400
+            assert answer.json()["detail"] == "2 Authorization headers; send one"
+
+    on_stage(main, tmp_path)
+
+
 def test_without_a_token_only_signs_of_life_and_the_document_are_given(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         for path in ("/v1/health", "/v1/ready", "/openapi.json"):
