@@ -34,6 +34,7 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
         "envkit_sandbox_failed_starts", "Starts that failed, but not by what was asked for.", counts.failed_starts
     )
     yield CounterMetricFamily("envkit_spares_replaced", "Spares that were replaced.", counts.restarts)
+    yield CounterMetricFamily("envkit_sandboxes_finished", "Sandboxes that ended with their command.", counts.finished)
     losses = CounterMetricFamily("envkit_sandboxes_lost", "Sandboxes that were lost, by cause.", labels=["cause"])
     for cause, count in sorted(counts.losses.items()):
         losses.add_metric([cause], count)
