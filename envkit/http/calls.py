@@ -52,6 +52,7 @@ from envkit.http.wire import (
     read,
     write,
 )
+from envkit.protocols import WatchedHost
 from envkit.registry import EnvSpec
 
 _log = logging.getLogger(__name__)
@@ -128,7 +129,14 @@ class Calls:
 
     async def ready(self, body: NoBody) -> ReadyReply:
         capacity, leased = self.sessions.capacity, self.sessions.leased
-        return ReadyReply(leased < capacity and not self.sessions.is_closing, capacity, leased)
+        host, why = self.sessions.host, ""
+        if self.sessions.is_closing:
+            why = "the server is shutting down"
+        elif isinstance(host, WatchedHost) and host.why_unready:
+            why = host.why_unready
+        elif leased >= capacity:
+            why = f"all {capacity} places are taken"
+        return ReadyReply(not why, capacity, leased, why)
 
     def exposition(self) -> bytes:
         """Return the metrics in Prometheus's text format."""

@@ -192,12 +192,13 @@ class HealthReply(msgspec.Struct, frozen=True):
     status: str = "alive"
 
 
-class ReadyReply(msgspec.Struct, frozen=True):
-    """Whether a session can be made now: `leased` of `capacity` places are taken."""
+class ReadyReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether a session can be made now: `leased` of `capacity` places are taken. `why` says why not."""
 
     ready: bool
     capacity: int
     leased: int
+    why: str = ""
 
 
 class DoneReply(msgspec.Struct, frozen=True):

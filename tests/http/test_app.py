@@ -144,7 +144,10 @@ def test_a_full_server_is_alive_but_not_ready() -> None:
         assert (refused.status_code, refused.json()["type"], refused.json()["retry"]) == (503, "no_capacity", True)
         assert refused.headers["retry-after"] == "1"
         ready = await client.get("/v1/ready")
-        assert (ready.status_code, ready.json()) == (503, {"ready": False, "capacity": 1, "leased": 1})
+        assert (ready.status_code, ready.json()) == (
+            503,
+            {"ready": False, "capacity": 1, "leased": 1, "why": "all 1 places are taken"},
+        )
         health = await client.get("/v1/health")
         assert (health.status_code, health.json()["status"], health.json()["protocol"]) == (200, "alive", 1)
 
