@@ -147,8 +147,7 @@ class DockerBackend:
     async def attach(self, box_id: str, *, observes: bool = False) -> Box:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
 
-        Args:
-            observes: Whether to look only, which does not restart the time after which a box that is left alone ends.
+        With `observes` it is only looked at: the time after which it ends when it is left alone is not restarted.
 
         Raises:
             SandboxError: No box of this id stays on this machine.
