@@ -241,10 +241,10 @@ class Box:
 
     async def probe(self, timeout_s: float) -> float:
         """Return the seconds that an answer from inside took; see `envkit.protocols.Sandbox.probe`."""
-        began = clock.now()
+        began = clock.precise()
         with anyio.move_on_after(timeout_s):
             await self.call("ping")
-            return clock.now() - began
+            return clock.precise() - began
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:

@@ -249,7 +249,7 @@ class SessionTable:
         self.now = clock.reader()
         self._filled = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
-        self._stepper = Stepper(self.tally, self.now, self._tasks)
+        self._stepper = Stepper(self.tally, self.now, clock.precise_reader(), self._tasks)
         self._tasks.start_soon(self._sweep)
         if self._lasting is not None:
             # At once, since they take places, and expire like all others.
