@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from typing import Any, ClassVar, TypeVar
 
@@ -30,6 +31,7 @@ from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.session import Move, SessionView
 from envkit.http.sessions import SessionTable
 from envkit.http.wire import (
+    UNREADABLE,
     CreateBody,
     DoneReply,
     EnvReply,
@@ -326,10 +328,8 @@ def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.jso
     Raises:
         RequestError: It is not a list.
     """
-    try:
-        return [*read(data, many)]
-    except RequestError:
-        pass
+    with suppress(*UNREADABLE):
+        return [*many.decode(data)]
     each: list[T | RequestError] = []
     for raw in read(data, _RAWS):
         try:

@@ -25,7 +25,7 @@ from envkit.http.callers import PLAY, SANDBOX, Caller
 from envkit.http.calls import Calls, read_each
 from envkit.http.queues import Inbox, Link, Outbox
 from envkit.http.sandbox_calls import PREFIX, SandboxCalls
-from envkit.http.wire import MAX_FRAMES, Frame, SessionStepBody, StepFrame, read
+from envkit.http.wire import MAX_FRAMES, UNREADABLE, Frame, SessionStepBody, StepFrame, read
 
 _FREE = frozenset({"health", "ready"})
 """The methods that need no scope."""
@@ -172,8 +172,8 @@ class Sockets:
     def _read(self, calls: Calls, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
         """Return the steps of a message, and the other frames: in place of each that is not taken the answer to it."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
-            with suppress(RequestError):  # there are other calls among the steps, or mistakes
-                found = read(data, _STEPS)
+            with suppress(*UNREADABLE):  # there are other calls among the steps, or mistakes
+                found = _STEPS.decode(data)
                 if not isinstance(found, list):
                     return [found], ()
                 if len(found) <= MAX_FRAMES:

@@ -202,6 +202,18 @@ def test_a_reward_that_is_no_number_travels_as_text(action: str, reward: object)
     over_http(main)
 
 
+def test_who_misspells_a_field_or_sends_nothing_is_told_what_to_send() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        for content, said in (
+            (b'{"env": "Count-v0", "seed": 1}', "unknown field 'env'; did you mean 'env_id'?"),
+            (b"", "the message is empty; send a JSON object with env_id, seed"),
+        ):
+            answer = await client.put("/v1/sessions/a", content=content)
+            assert (answer.status_code, answer.json()["type"], answer.json()["detail"]) == (400, "bad_request", said)
+
+    over_http(main)
+
+
 @pytest.mark.parametrize("path", ["/v1/sessions/a/step", "/v1/sessions/a", "/v1/sessions:step"])
 def test_a_body_that_is_too_large_is_refused_whether_announced_or_not(path: str) -> None:
     async def chunks() -> AsyncIterator[bytes]:
