@@ -30,6 +30,7 @@ from envkit.http.exposition import Collect, exposition
 from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.session import Move, SessionView
 from envkit.http.sessions import SessionTable
+from envkit.http.tally import Played
 from envkit.http.wire import (
     UNREADABLE,
     CreateBody,
@@ -144,7 +145,7 @@ class Calls:
         """Return the metrics in Prometheus's text format."""
         return exposition(self.sessions, self._metrics)
 
-    async def steps(self, data: bytes) -> bytes:
+    async def steps(self, data: bytes, played: Played) -> bytes:
         """Play a JSON list of steps: of different sessions at once, of the same session one after another.
 
         Returns:
@@ -155,6 +156,7 @@ class Calls:
             RateLimitError: The caller may not play so many now; none was played.
         """
         bodies = read_each(data, _STEPS, _STEP)
+        played.steps += len(bodies)
         self._caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
@@ -230,8 +232,8 @@ class Calls:
 
         return self.sessions.ask(self._caller.key(body.session_id), body.turn, body.action, settled)
 
-    async def answer(self, frame: Frame | StepFrame, used: set[str]) -> bytes:
-        """Answer a frame; an error is an answer too. The session that it makes, if it does, is added to `used`."""
+    async def answer(self, frame: Frame | StepFrame, used: set[str], played: Played) -> bytes:
+        """Answer a frame; an error is an answer too. The session that it makes is added to `used` and `played`."""
         if isinstance(frame, StepFrame):
             session_id = frame.params.session_id
             return _addressed(frame.id, await self._outcome(self.step(session_id, frame.params), session_id))
@@ -244,8 +246,13 @@ class Calls:
         except RequestError as error:
             return self.refusal(frame.id, error)
         id: str | None = getattr(body, "session_id", None)
-        if id is not None and frame.method == "create":
-            used.add(self._caller.key(id))
+        if isinstance(body, CreateBody):
+            key = self._caller.key(body.session_id)
+            used.add(key)
+            outcome = await self._outcome(method(self, body), id)
+            if self.sessions.turn(key) is not None:  # it was made
+                played.envs[body.env_id] += 1
+            return _addressed(frame.id, outcome)
         return _addressed(frame.id, await self._outcome(method(self, body), id))
 
     async def answer_sandbox(self, frame: Frame, used: set[str], room: Room) -> bytes:

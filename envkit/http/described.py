@@ -25,6 +25,7 @@ from envkit.http.asgi import RETRY_AFTER_S, Receive, Scope, Send, retry_after_s
 from envkit.http.callers import caller_of
 from envkit.http.calls import Calls
 from envkit.http.sandbox_asgi import SandboxPaths, query_of
+from envkit.http.tally import played_of
 
 _V1 = f"/v{wire.PROTOCOL}"
 _NOTHING = wire.NoBody()
@@ -165,7 +166,9 @@ class _Routes:
         body = wire.CreateBody(task.env_id, task.seed, task.options, session_id=wire.read_id(session_id))
         calls = self._by(request)
         with anyio.move_on_after(self._slow_reset_s):
-            return self._reply(request, await calls.create(body), session_id)
+            made = await calls.create(body)
+            played_of(request.scope).envs[task.env_id] += 1
+            return self._reply(request, made, session_id)
         session = await calls.session(wire.SessionBody(session_id))
         opening = wire.OpeningReply(turn=0, state=session.state)
         return _json(wire.write(opening), status=202, headers={"Retry-After": str(RETRY_AFTER_S)})
@@ -177,7 +180,7 @@ class _Routes:
 
     async def steps(self, request: Request) -> Response:
         """Play moves of many sessions: a list in, and a list of results or errors out, in the same order."""
-        return _json(await self._by(request).steps(await request.body()))
+        return _json(await self._by(request).steps(await request.body(), played_of(request.scope)))
 
     async def sessions(self, request: Request) -> Response:
         """Look at all sessions."""

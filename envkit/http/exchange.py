@@ -14,6 +14,7 @@ from envkit.http.access_log import AccessLog
 from envkit.http.asgi import Header, Message, Receive, Scope, Send
 from envkit.http.bodies import UNCOUNTED_BYTES, Bodies, Body, Room
 from envkit.http.callers import NOBODY
+from envkit.http.tally import Played
 
 _REVOKED = 1008  # of RFC 6455: the message violates a policy
 _LOOK_S = 0.3
@@ -53,6 +54,7 @@ class Exchange:
         self.caller = NOBODY
         self.is_cut = False
         """Whether it was ended because its token was revoked."""
+        self.played = Played()
         self._judge = judge
         self._began = clock.stopwatch()
         self._receive = receive
@@ -155,6 +157,7 @@ class Exchange:
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
             messages=messages,
+            played=self.played,
         )
 
     def is_revoked(self) -> bool:

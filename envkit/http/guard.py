@@ -228,6 +228,7 @@ class Guard:
         exchange.caller = caller
         state = scope.setdefault("state", {})
         state["caller"] = caller
+        state["played"] = exchange.played
         state["room"] = exchange.room
         state["bodies"] = self.bodies
 
