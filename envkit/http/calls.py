@@ -25,8 +25,10 @@ from envkit.errors import (
     to_problem,
 )
 from envkit.http.bodies import Room
-from envkit.http.callers import EVERYBODY, Caller, renamed
+from envkit.http.callers import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller, renamed
 from envkit.http.exposition import Collect, exposition
+from envkit.http.page import Overview
+from envkit.http.sandbox_access import seen_by
 from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.session import Move, SessionView
 from envkit.http.sessions import SessionTable
@@ -140,6 +142,21 @@ class Calls:
         elif leased >= capacity:
             why = f"all {capacity} places are taken"
         return ReadyReply(not why, capacity, leased, why)
+
+    async def overview(self) -> Overview | None:
+        """Return what the caller may see of the server; None where it shows no token, and one is needed."""
+        caller, sandboxes = self._caller, None
+        if caller is NOBODY:
+            return None
+        if self.sandboxes is not None and caller.may(SANDBOX):
+            sandboxes = self.sandboxes.access.pool.views(tenant=seen_by(caller))
+        plays = caller.may(PLAY)
+        return Overview(
+            await self.ready(NoBody()),
+            list(self._envs()) if plays else None,
+            [view for view in self.sessions.views() if caller.sees(view.id)] if plays else None,
+            sandboxes,
+        )
 
     def exposition(self) -> bytes:
         """Return the metrics in Prometheus's text format."""

@@ -24,6 +24,7 @@ from envkit.http import sandbox_routes, wire
 from envkit.http.asgi import RETRY_AFTER_S, Receive, Scope, Send, retry_after_s
 from envkit.http.callers import caller_of
 from envkit.http.calls import Calls
+from envkit.http.page import HEADERS, LINKS, page
 from envkit.http.sandbox_asgi import SandboxPaths, query_of
 from envkit.http.tally import played_of
 
@@ -46,6 +47,7 @@ _TYPES = (
     wire.SessionsReply,
     wire.EnvsReply,
     wire.HealthReply,
+    wire.IndexReply,
     wire.ReadyReply,
     wire.DoneReply,
     wire.Problem,
@@ -115,7 +117,14 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
     add("GET", f"{_V1}/health", routes.health, wire.HealthReply)
     add("GET", f"{_V1}/ready", routes.ready, wire.ReadyReply, busy=wire.ReadyReply)
     add("GET", "/metrics", routes.metrics, gives="text/plain")
-    watched: dict[str, Any] = {f"{_V1}/health": routes.health, f"{_V1}/ready": routes.ready, "/metrics": routes.metrics}
+    add("GET", _V1, routes.index, wire.IndexReply)
+    api.add_api_route("/", routes.page, methods=["GET", "HEAD"], include_in_schema=False, response_class=Response)
+    watched: dict[str, Any] = {
+        f"{_V1}/health": routes.health,
+        f"{_V1}/ready": routes.ready,
+        "/metrics": routes.metrics,
+        _V1: routes.index,
+    }
     for path, route in watched.items():  # the document takes HEAD by itself
         api.add_api_route(path, route, methods=["HEAD"], include_in_schema=False, response_class=Response)
     if sandboxes is not None:
@@ -210,6 +219,14 @@ class _Routes:
     async def metrics(self) -> Response:
         """Metrics in Prometheus's text format."""
         return Response(self._calls.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def index(self, request: Request) -> Response:
+        """Say which paths there are to begin with."""
+        return self._reply(request, wire.IndexReply(__version__, wire.PROTOCOL, LINKS))
+
+    async def page(self, request: Request) -> Response:
+        """Show a person what the server is and how it does."""
+        return Response(page(await self._by(request).overview()), headers=HEADERS, media_type="text/html")
 
     async def failed(self, request: Request, error: Exception) -> Response:
         return _problem(self._by(request).problem(error, request.path_params.get("session_id")))

@@ -52,6 +52,8 @@ _SCOPES = (
     (_V1, ADMIN),  # events, and whatever has no line here
 )
 _OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/openapi.json"})
+_SHORTER_WITHOUT = frozenset({"/", _V1.rstrip("/")})
+"""What is answered without a token as well, with less in it."""
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 
 
@@ -216,7 +218,7 @@ class Guard:
             require_local(scope.get("server"), exchange.host, exchange.origin)
         else:
             needed = scope_for(exchange.path)
-            if needed is None:
+            if needed is None or (exchange.token is None and exchange.path in _SHORTER_WITHOUT):
                 caller = NOBODY
             else:
                 caller = exchange.caller = self._known(exchange.token, tokens)

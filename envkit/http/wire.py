@@ -196,6 +196,14 @@ class HealthReply(msgspec.Struct, frozen=True):
     status: str = "alive"
 
 
+class IndexReply(msgspec.Struct, frozen=True):
+    """What there is: paths, and what they are."""
+
+    version: str
+    protocol: int
+    links: dict[str, str]
+
+
 class ReadyReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether a session can be made now: `leased` of `capacity` places are taken. `why` says why not."""
 
