@@ -167,7 +167,7 @@ def test_a_server_is_ready_only_while_a_box_of_environments_is_healthy() -> None
             assert await ready() == (True, "")
             yard.boxes[1].die("killed")
             await anyio.sleep(2)
-            assert await ready() == (False, "no environment sandbox is healthy since 2 s")
+            assert await ready() == (False, "no environment sandbox has been healthy for 2 s")
             await anyio.sleep(2)  # nobody asks for an episode, and yet the boxes are replaced
             assert await ready() == (True, "")
 
@@ -185,7 +185,7 @@ def test_worlds_with_boxes_of_their_own_do_not_make_a_server_ready() -> None:
             assert homes.why_unready == ""
             shared.boxes[0].die("killed")
             await anyio.sleep(1)
-            assert homes.why_unready == "no environment sandbox is healthy since 1 s"
+            assert homes.why_unready == "no environment sandbox has been healthy for 1 s"
 
     run(main)
 

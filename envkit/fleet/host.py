@@ -123,7 +123,7 @@ class FleetHost:
         """See `envkit.protocols.WatchedHost`."""
         if any(not box.gone.is_set() for box in self._ready):
             return ""
-        return f"no environment sandbox is healthy since {clock.now() - self._dark_since:.0f} s"
+        return f"no environment sandbox has been healthy for {clock.now() - self._dark_since:.0f} s"
 
     def lease(self, task: Task) -> FleetEpisode:
         """Play `task` in the healthy box that plays the fewest episodes, waiting while none is free.

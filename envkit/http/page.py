@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
-from envkit import __version__
+from envkit import __version__, clock
 from envkit.http import wire
 from envkit.http.session import SessionView
 from envkit.registry import EnvSpec
@@ -34,13 +34,16 @@ LINKS = {
     f"/v{wire.PROTOCOL}/ready": "ready: can a session be made now",
 }
 
+_LOST = SandboxState.LOST.value
+_FINISHED = "finished"
 _STATES = {
-    SandboxState.STARTING: "not there yet",
-    SandboxState.READY: "spare, ready to be leased",
-    SandboxState.LEASED: "in use",
-    SandboxState.SUSPECT: "in use, and silent",
-    SandboxState.LOST: "was healthy and is gone, in the last 10 minutes",
-    SandboxState.STOPPED: "was ended, or did not start, in the last 10 minutes",
+    SandboxState.STARTING.value: "not there yet",
+    SandboxState.READY.value: "spare, ready to be leased",
+    SandboxState.LEASED.value: "in use",
+    SandboxState.SUSPECT.value: "in use, and silent",
+    _LOST: "was healthy and is gone, in the last 10 minutes",
+    _FINISHED: "its command has exited, in the last 10 minutes",
+    SandboxState.STOPPED.value: "was ended, or did not start, in the last 10 minutes",
 }
 
 _STYLE = (
@@ -84,14 +87,16 @@ def _sections(overview: Overview) -> Iterable[str]:
     ready = overview.ready
     state = "Ready" if ready.ready else f'<span class="bad">Not ready: {escape(ready.why)}</span>'
     yield f"<p>{state}. {ready.leased} of {ready.capacity} episodes are being played.</p>"
+    yield f"<p>As of {_time(clock.wall())} UTC; loaded again every {REFRESH_S} s.</p>"
     if overview.sandboxes is not None:
         yield "<h2>Sandboxes</h2>"
         yield _sandboxes(overview.sandboxes)
-        lost = [view for view in overview.sandboxes if view.state is SandboxState.LOST]
+        lost = [view for view in overview.sandboxes if _state(view) == _LOST]
         if lost:
             lost.sort(key=lambda view: view.phases[-1].at_s, reverse=True)
             rows = [[_time(view.phases[-1].at_s), view.id, view.phases[-1].reason] for view in lost[:MAX_LOST]]
-            yield f"<h2>Lost sandboxes</h2><p>The last {len(rows)} of {len(lost)}.</p>"
+            more = f"<p>The last {len(rows)} of {len(lost)}.</p>" if len(lost) > len(rows) else ""
+            yield f"<h2>Lost sandboxes</h2>{more}"
             yield _table(["time (UTC)", "sandbox", "cause"], [map(escape, row) for row in rows])
     if overview.envs is not None and overview.sessions is not None:
         counts = Counter(view.task.env_id for view in overview.sessions)
@@ -102,13 +107,21 @@ def _sections(overview: Overview) -> Iterable[str]:
 
 def _sandboxes(views: Sequence[SandboxView]) -> str:
     # The names that callers give have no colon; those that serve environments begin with one.
-    own = Counter(view.state for view in views if view.id.startswith(":"))
-    others = Counter(view.state for view in views if not view.id.startswith(":"))
+    own = Counter(_state(view) for view in views if view.id.startswith(":"))
+    others = Counter(_state(view) for view in views if not view.id.startswith(":"))
     rows = []
     for state, meaning in _STATES.items():
-        kind = ' class="bad"' if state is SandboxState.LOST and own[state] + others[state] else ""
-        rows.append([f"<span{kind}>{state.value}</span>", str(others[state]), str(own[state]), meaning])
+        kind = ' class="bad"' if state == _LOST and own[state] + others[state] else ""
+        rows.append([f"<span{kind}>{state}</span>", str(others[state]), str(own[state]), meaning])
     return _table(["state", "sandboxes", "for environments", ""], rows)
+
+
+def _state(view: SandboxView) -> str:
+    """Return the state of a sandbox; one of a caller that ended with its own command is no loss."""
+    may_exit = view.spec.command and not view.id.startswith(":")
+    if may_exit and view.state is SandboxState.LOST and view.phases[-1].reason.startswith("exited with code"):
+        return _FINISHED
+    return view.state.value
 
 
 def _time(at_s: float) -> str:

@@ -87,15 +87,18 @@ def test_the_page_shows_version_environments_and_sandboxes_by_state_with_those_t
                 await pool.create(name, SandboxSpec())
             backend.boxes[0].die(EVIL)
             backend.boxes[3].die("killed by signal 9")
+            await pool.create("done", SandboxSpec(command=("true",)))
+            backend.boxes[4].die("exited with code 0")
             await client.put("/v1/sessions/x", json=COUNT)
             with anyio.fail_after(20):
-                while pool.view(":envs-1").state.value != "lost" or pool.view("a").state.value != "lost":  # noqa: ASYNC110
+                while any(pool.view(name).state.value != "lost" for name in ("a", ":envs-1", "done")):  # noqa: ASYNC110
                     await anyio.sleep(0.01)
             page = await page_of(client)
         assert f"envkit {envkit.__version__}" in page.text
         assert "Ready. 1 of 4 episodes" in page.text
         states = {row[0]: row[1:3] for row in page.tables["Sandboxes"]}
         assert states["state"] == ["sandboxes", "for environments"]
+        assert states["finished"] == ["1", "0"]
         assert (states["leased"], states["lost"], states["stopped"]) == (["2", "0"], ["1", "1"], ["0", "0"])
         assert {(row[1], row[2]) for row in page.tables["Lost sandboxes"][1:]} == {
             ("a", EVIL),
