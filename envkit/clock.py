@@ -26,13 +26,27 @@ MAX_TURNS_WITHOUT_TIME = 100_000
 
 
 def now() -> float:
-    """Seconds of the running event loop's clock; virtual where the loop is. For deadlines and durations."""
+    """Seconds of the running event loop's clock; virtual where the loop is. For deadlines: uvloop's ticks in ms."""
     return asyncio.get_running_loop().time()  # ten times as fast as anyio's, which looks for the loop's kind first
 
 
 def reader() -> Callable[[], float]:
     """Return `now` of the running loop, for whoever reads it often: to find the loop is a call of the kernel."""
     return asyncio.get_running_loop().time
+
+
+def precise() -> float:
+    """Seconds of a clock that is finer than a millisecond, for durations; virtual where the loop is.
+
+    It has another beginning than `now`: compare it with itself alone.
+    """
+    return precise_reader()()
+
+
+def precise_reader() -> Callable[[], float]:
+    """Return `precise` for the running loop, for whoever reads it often."""
+    loop = asyncio.get_running_loop()
+    return loop.time if isinstance(loop, VirtualLoop) else time.perf_counter
 
 
 def wall() -> float:

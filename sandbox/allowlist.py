@@ -21,8 +21,42 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[Address]]]
 
 _PORTS = (80, 443)
 _CONNECT_S = 10.0
-_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-_STAND_FOR_IPV4 = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        # IANA's registry of special-purpose IPv4 addresses, multicast, and one address of a cloud.
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # shared by carriers; 100.100.100.200 has the metadata of a cloud
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # the host of an Azure machine, on any of them
+        "169.254.0.0/16",  # link-local; 169.254.169.254 has the metadata of a cloud
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments, such as DS-Lite
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",  # AS112, which a local network may answer
+        "192.52.193.0/24",  # AMT relays, likewise
+        "192.88.99.0/24",  # 6to4 relays, likewise
+        "192.168.0.0/16",  # private
+        "192.175.48.0/24",  # AS112
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+        # The same of IPv6: first what is not global unicast (2000::/3), such as ::1, ::ffff:0:0/96 and 64:ff9b::/96,
+        # which stand for IPv4 addresses, 100::/64, 5f00::/16, fc00::/7, fe80::/10 and ff00::/8.
+        "::/3",
+        "4000::/2",
+        "8000::/1",
+        "2001::/23",  # protocol assignments, such as Teredo, which stands for IPv4 addresses
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4, which stands for IPv4 addresses
+        "2620:4f:8000::/48",  # AS112
+        "3fff::/20",  # documentation
+    )
+)
+"""What is not the internet, or need not be. Python's `ipaddress` takes some of it for global."""
 
 
 class RefusedError(Exception):
@@ -48,17 +82,13 @@ def why_refused(spec: SandboxSpec) -> str | None:
 def is_public(text: str) -> bool:
     """Whether an address is one of the internet: not of this host, its networks, its containers or its cloud.
 
-    An address of IPv6 that stands for one of IPv4 is not taken for public either.
+    An IPv6 address that stands for an IPv4 address is not public either.
     """
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
         return False
-    if isinstance(address, ipaddress.IPv6Address) and (
-        address not in _GLOBAL_UNICAST or any(address in network for network in _STAND_FOR_IPV4)
-    ):
-        return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    return not any(address in network for network in _NOT_PUBLIC)
 
 
 async def public_addresses(host: str, port: int) -> Sequence[Address]:

@@ -112,15 +112,19 @@ class Box:
             await self.stop()
             raise
 
-    async def reached(self, timeout_s: float) -> None:
+    async def reached(self, timeout_s: float, *, observes: bool = False) -> None:
         """Return once the agent of a box that has run for a while has answered; one that does not is let go.
+
+        Args:
+            timeout_s: Seconds that it has.
+            observes: Whether to look only: we do not count as a visitor, and the box's ``lonely_s`` goes on.
 
         Raises:
             UnreachableError: It did not, in so many seconds.
         """
         self._ending.lets_go = True
         try:
-            await self.started({}, timeout_s)
+            await self.started({"observes": True} if observes else {}, timeout_s)
         except SandboxStartError as error:
             raise UnreachableError(f"sandbox {self._id} does not let us in: {error.cause}") from None
         self._ending.lets_go = False
@@ -237,10 +241,10 @@ class Box:
 
     async def probe(self, timeout_s: float) -> float:
         """Return the seconds that an answer from inside took; see `envkit.protocols.Sandbox.probe`."""
-        began = clock.now()
+        began = clock.precise()
         with anyio.move_on_after(timeout_s):
             await self.call("ping")
-            return clock.now() - began
+            return clock.precise() - began
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:

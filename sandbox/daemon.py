@@ -109,9 +109,15 @@ class Daemon:
                 raise refused
             await anyio.sleep(_REMOVAL_PAUSE_S)
 
-    async def attach(self, container: str) -> AttachStream:
-        """Return the standard streams of a container, from now on."""
-        return await self._attach(f"containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1")
+    async def attach(self, container: str, *, has_input: bool = True) -> AttachStream:
+        """Return the standard streams of a container, from now on.
+
+        Args:
+            container: Its id.
+            has_input: Whether standard input is among them. The daemon ends that for everybody when one who has it
+                leaves.
+        """
+        return await self._attach(f"containers/{container}/attach?stream=1&stdin={has_input:d}&stdout=1&stderr=1")
 
     async def inspect(self, container: str) -> Mapping[str, Any] | None:
         """Return what is known of a container, quickly; None when there is no such."""

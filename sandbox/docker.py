@@ -144,8 +144,10 @@ class DockerBackend:
         label = STAY_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(one["Labels"][BOX_LABEL] for one in await self._daemon.containers(label))
 
-    async def attach(self, box_id: str) -> Box:
+    async def attach(self, box_id: str, *, observes: bool = False) -> Box:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
+
+        With `observes` it is only looked at: the time after which it ends when it is left alone is not restarted.
 
         Raises:
             SandboxError: No box of this id stays on this machine.
@@ -153,7 +155,7 @@ class DockerBackend:
         """
         found = await leftovers.staying(self._daemon, box_id)
         container_id, labels = str(found["Id"]), found["Labels"]
-        stream = await self._daemon.attach(container_id)
+        stream = await self._daemon.attach(container_id, has_input=False)
         held = AttachedContainer(self._daemon, container_id, stream, removes_itself=True)
         try:
             spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
@@ -163,7 +165,7 @@ class DockerBackend:
             held.stream.close()
             raise
         box = self._box(box_id, held, volumes.get(SOCKETS), spec, SocketStream(door), written)
-        await box.reached(_ATTACH_S)
+        await box.reached(_ATTACH_S, observes=observes)
         return box
 
     async def dial(self, box_id: str) -> socket.socket:

@@ -169,10 +169,10 @@ class FallbackBox:
         raise UnsupportedError(_MISSING.format(self._id, "a connection into it"))
 
     async def probe(self, timeout_s: float) -> float:
-        began = clock.now()
+        began = clock.precise()
         with anyio.move_on_after(timeout_s):
             await self._run(["/bin/sh", "-c", ":"], AGENT_UID, timeout_s, 0)
-            return clock.now() - began
+            return clock.precise() - began
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:
@@ -222,7 +222,7 @@ class FallbackBox:
         """
         if self._cause is not None or self._life_line.is_over:
             raise SandboxLostError(self._id, await self._why_gone())
-        began = clock.now()
+        began = clock.precise()
         output = _Tail(keep_bytes)
         stream: AttachStream | None = None
         code: int | None = None
@@ -247,7 +247,7 @@ class FallbackBox:
             stderr_bytes=b"" if stream is None else stream.stderr,
             timed_out=limit.cancelled_caught,
             truncated_bytes=output.cut + (0 if stream is None else stream.stderr_cut),
-            duration_s=clock.now() - began,
+            duration_s=clock.precise() - began,
         )
 
     async def _exit_code(self, command: str) -> int:

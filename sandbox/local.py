@@ -137,8 +137,10 @@ class LocalBackend:
         """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted; "" is none."""
         return await clock.to_thread(stays.ids, ledger)
 
-    async def attach(self, box_id: str) -> Box:
+    async def attach(self, box_id: str, *, observes: bool = False) -> Box:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
+
+        With `observes` it is only looked at: the time after which it ends when it is left alone is not restarted.
 
         Raises:
             SandboxError: No box of this id stays on this machine.
@@ -156,7 +158,7 @@ class LocalBackend:
             held.let_go()
             raise
         box = self._box(box_id, ours, held, sockets, SandboxSpec(stay=True), disk_mib)
-        await box.reached(_ATTACH_S)
+        await box.reached(_ATTACH_S, observes=observes)
         return box
 
     async def dial(self, box_id: str) -> socket.socket:

@@ -18,6 +18,7 @@ from tests.http.boxes import scripted
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
 
+NOTICE = "the program runs on the server, without input; its output comes when it has ended\n"
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
 
@@ -46,9 +47,22 @@ def test_a_program_runs_in_a_sandbox_of_a_server(tmp_path: Path) -> None:
     def work(address: str) -> None:
         words = ("--url", address, "--env", "COLOUR=red", "--upload", f"{tmp_path}/notes:there")
         program = "echo $COLOUR $(cat there/one); echo odd >&2; exit 7"
-        assert envkit("run", *words, "--", "sh", "-c", program) == (7, "red 1\n", "odd\n")
+        assert envkit("run", *words, "--", "sh", "-c", program) == (7, "red 1\n", f"{NOTICE}odd\n")
         late = envkit("run", "--url", address, "--timeout-s", "0.5", "--", "sleep", "60")
-        assert late == (124, "", "stopped after 0.5 s\n")
+        assert late == (124, "", f"{NOTICE}stopped after 0.5 s\n")
+
+    beside_a_server(work, is_real=True)
+
+
+@pytest.mark.bwrap
+def test_who_waits_for_a_program_on_a_server_is_told_at_once_that_output_comes_at_the_end() -> None:
+    def work(address: str) -> None:
+        words = [SCRIPT, "sandbox", "run", "--url", address, "--", "sleep", "60"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            assert running.stderr is not None
+            assert running.stderr.readline() == NOTICE
+            assert running.poll() is None
+            running.terminate()
 
     beside_a_server(work, is_real=True)
 

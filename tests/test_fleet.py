@@ -10,8 +10,11 @@ import pytest
 
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
-from envkit.fleet import Probing
+from envkit.fleet import Homes, Probing
 from envkit.fleet.box import BoxEvent, after
+from envkit.http.calls import Calls
+from envkit.http.sessions import SessionTable
+from envkit.http.wire import NoBody
 from envkit.restarts import RestartBudget
 from envkit.types import SandboxState
 from tests.fleets import TASK, Box, Yard, play, run, silent
@@ -144,6 +147,45 @@ def test_leases_wait_for_the_replacement() -> None:
             assert ends == ["box-1"]
             assert clock.now() == pytest.approx(3 + 0.1 + 3 + 1)
             assert yard.boxes[0].stopped_at == 3
+
+    run(main)
+
+
+def test_a_server_is_ready_only_while_a_box_of_environments_is_healthy() -> None:
+    async def main() -> None:
+        yard = Yard(start_s=3)
+        async with yard.fleet(boxes=2, slots_per_box=1) as host, SessionTable(host) as table:
+            calls = Calls(table, tuple)
+
+            async def ready() -> tuple[bool, str]:
+                answer = await calls.ready(NoBody())
+                return answer.ready, answer.why
+
+            assert await ready() == (True, "")
+            yard.boxes[0].die("killed")
+            await anyio.sleep(0.01)
+            assert await ready() == (True, "")
+            yard.boxes[1].die("killed")
+            await anyio.sleep(2)
+            assert await ready() == (False, "no environment sandbox has been healthy for 2 s")
+            await anyio.sleep(2)  # nobody asks for an episode, and yet the boxes are replaced
+            assert await ready() == (True, "")
+
+    run(main)
+
+
+def test_worlds_with_boxes_of_their_own_do_not_make_a_server_ready() -> None:
+    async def main() -> None:
+        shared, own = Yard(start_s=3), Yard()
+        async with shared.fleet(boxes=1, slots_per_box=1) as many, own.fleet(boxes=1, slots_per_box=1) as one:
+            homes = Homes(many, one, lambda env_id: True)
+            assert homes.why_unready == ""
+            own.boxes[0].die("it has served its episodes")
+            await anyio.sleep(0.01)
+            assert homes.why_unready == ""
+            shared.boxes[0].die("killed")
+            await anyio.sleep(1)
+            assert homes.why_unready == "no environment sandbox has been healthy for 1 s"
 
     run(main)
 

@@ -193,7 +193,8 @@ class AlertsSection(Section):
     """Who is told that something is about to go wrong."""
 
     webhook: str | None = None
-    """Address that each alert is sent to, as JSON; alerts are events and metrics in any case."""
+    """Address that each alert is sent to, as JSON; it gets a HEAD request at the start, and a warning is printed if
+    nothing answers. Alerts are events and metrics in any case."""
 
     @field_validator("webhook")
     @classmethod
@@ -243,7 +244,8 @@ class ServeConfig(Section):
     """File that every request is written to, one line of JSON each; "-", in quotes, is standard error, null writes
     none."""
     state: Text | None = None
-    """Folder of what survives a restart: leases and tokens. None takes envkit's folder in the user's state folder."""
+    """Folder of what survives a restart: leases and tokens. One server uses it at a time. None takes envkit's folder in
+    the user's state folder."""
 
 
 def read(path: Path | None, overrides: Sequence[str], options: Mapping[str, Any]) -> ServeConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -14,7 +15,7 @@ import anyio
 from msgspec import Raw
 
 from envkit import clock
-from envkit.errors import SandboxLostError, UnreachableError
+from envkit.errors import EnvkitError, SandboxLostError, UnreachableError
 from envkit.protocols import AskingEpisode, LastingEpisode
 from envkit.types import Reset, SandboxState, Step, Task
 
@@ -23,6 +24,10 @@ P = ParamSpec("P")
 
 _CAUSE_S = 1.0
 """Seconds that a sandbox which cannot be reached has to say what became of it."""
+_STOP_S = 15.0
+"""Seconds until a sandbox that does not stop is left alone."""
+
+_log = logging.getLogger(__name__)
 
 
 class Home(Protocol):
@@ -279,3 +284,16 @@ class WatchedEpisode:
         except UnreachableError:
             self._was_cut_off = True
             raise
+
+
+async def stop(sandbox: Home) -> None:
+    """Stop a sandbox; one that cannot be stopped is logged, and is the business of who started it."""
+    why = f"it did not stop within {_STOP_S:g} s"
+    with anyio.move_on_after(_STOP_S, shield=True):
+        try:
+            await sandbox.stop()
+            why = ""
+        except (EnvkitError, OSError) as error:
+            why = str(error)
+    if why:
+        _log.warning("sandbox %s may be left behind: %s", sandbox.id, why)

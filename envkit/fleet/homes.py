@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from envkit.protocols import Episode, LastingHost
+from envkit.protocols import Episode, LastingHost, WatchedHost
 from envkit.types import Task
 
 
@@ -27,6 +27,11 @@ class Homes:
     @property
     def capacity(self) -> int:
         return self.shared.capacity + self.own.capacity
+
+    @property
+    def why_unready(self) -> str:
+        """See `envkit.protocols.WatchedHost`; sandboxes of one episode each come and go, and do not count."""
+        return self.shared.why_unready if isinstance(self.shared, WatchedHost) else ""
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
         return self._home(task).lease(task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import uuid
 from collections import deque
@@ -17,7 +16,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxLostError, SandboxStartError
-from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home
+from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home, stop
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.seats import SeatRecord, Seats
 from envkit.fleet.turns import Turns
@@ -32,10 +31,6 @@ _RETRY_S = 0.02
 """Seconds between two attempts to reach a server that does not listen yet."""
 _ROOM_S = 1.0
 """Seconds until room is asked for again where there was none."""
-_STOP_S = 15.0
-"""Seconds until a sandbox that does not stop is left alone."""
-
-_log = logging.getLogger(__name__)
 
 
 class FleetHost:
@@ -122,6 +117,13 @@ class FleetHost:
     def capacity(self) -> int:
         """Episodes at once in the boxes that are there or will be replaced."""
         return self._places * self._slots_per_box
+
+    @property
+    def why_unready(self) -> str:
+        """See `envkit.protocols.WatchedHost`."""
+        if any(not box.gone.is_set() for box in self._ready):
+            return ""
+        return f"no environment sandbox has been healthy for {clock.now() - self._dark_since:.0f} s"
 
     def lease(self, task: Task) -> FleetEpisode:
         """Play `task` in the healthy box that plays the fewest episodes, waiting while none is free.
@@ -269,12 +271,12 @@ class FleetHost:
                 if box.state is SandboxState.LOST:
                     self.lost += 1
                     self._leave(box)
-                    await _stop(sandbox)  # first, so that clients do not wait for a farewell of a box that is silent
+                    await stop(sandbox)  # first, so that clients do not wait for a farewell of a box that is silent
                 tasks.cancel_scope.cancel()
         finally:
             box.end(BoxEvent.CLOSED, "the fleet was closed")
             self._leave(box)
-            await _stop(sandbox)
+            await stop(sandbox)
         if box.state is SandboxState.STOPPED and box.served:
             return None
         if box.state is SandboxState.LOST:
@@ -383,16 +385,3 @@ class _Waiter:
 
     woken: anyio.Event = field(default_factory=anyio.Event)
     box: Box | None = None
-
-
-async def _stop(sandbox: Home) -> None:
-    """Stop a sandbox; one that cannot be stopped is logged, and is the business of who started it."""
-    why = f"it did not stop within {_STOP_S:g} s"
-    with anyio.move_on_after(_STOP_S, shield=True):
-        try:
-            await sandbox.stop()
-            why = ""
-        except (EnvkitError, OSError) as error:
-            why = str(error)
-    if why:
-        _log.warning("sandbox %s may be left behind: %s", sandbox.id, why)

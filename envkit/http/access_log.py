@@ -1,9 +1,10 @@
 """The access log: one JSON line a request, and one a socket when it closes, through a handler of `logging`.
 
-``at`` is when it ended (seconds since 1970), ``id`` the request's, ``ms`` how long it took, ``in`` and ``out`` are the
-bytes of bodies or messages. A status of 0 means that nothing was answered. Neither headers nor query strings are
-written, so no token is. Each line has less than `MAX_LINE_BYTES` bytes, whatever was asked: long paths and ids are cut,
-and end in an asterisk.
+``at`` and ``time`` are when it ended (seconds since 1970, and ISO 8601), ``id`` the request's, ``ms`` how long it took,
+``in`` and ``out`` are the bytes of bodies or messages. ``envs`` are the sessions that were made, by environment, and
+``steps`` the steps that were asked for, over a socket or in a list. A status of 0 means that nothing was answered.
+Neither headers nor query strings are written, so no token is. Each line has less than `MAX_LINE_BYTES` bytes, whatever
+was asked: long texts are cut, and end in an asterisk.
 
 A thread writes them, so that the server waits for nobody who is to read or keep them: `MAX_WAITING` lines wait for it,
 and what is more is dropped and counted.
@@ -16,6 +17,7 @@ import logging
 import logging.handlers
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread  # noqa: TID251 (one that is stuck must not hold the loop at its end)
@@ -25,8 +27,9 @@ import msgspec
 
 from envkit import clock
 from envkit.http import standard_error
+from envkit.http.tally import Played
 
-MAX_LINE_BYTES = 300
+MAX_LINE_BYTES = 400
 
 DELAY_S = 0.1
 """Seconds that a line may wait for others."""
@@ -85,6 +88,7 @@ class AccessLog:
         bytes_in: int,
         bytes_out: int,
         messages: tuple[int, int] | None = None,
+        played: Played | None = None,
     ) -> None:
         """Write one line, in an event loop; `messages` are those of a socket, in and out."""
         if self._handed - self._taken + len(self._lines) >= MAX_WAITING:
@@ -92,8 +96,10 @@ class AccessLog:
             return
         if not path.isascii():  # there are characters that end lines, or steer terminals
             path = _plain(path)
+        at = round(clock.wall(), 3)
         fields: dict[str, Any] = {
-            "at": round(clock.wall(), 3),
+            "at": at,
+            "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "id": id,
             "tenant": tenant,
             "method": method,
@@ -105,6 +111,10 @@ class AccessLog:
         }
         if messages is not None:
             fields["messages_in"], fields["messages_out"] = messages
+        if played is not None and played.envs:
+            fields["envs"] = " ".join(f"{env_id}:{count}" for env_id, count in played.envs.most_common())
+        if played is not None and played.steps:
+            fields["steps"] = played.steps
         parts = path.split("/", 4)
         if len(parts) > 3 and parts[2] in _ITEMS:
             fields[_ITEMS[parts[2]]] = parts[3]

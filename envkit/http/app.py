@@ -29,6 +29,7 @@ from envkit.http.sandbox_asgi import SandboxPaths
 from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.http.snapshots import SnapshotBounds
+from envkit.http.tally import played_of
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
 
@@ -192,7 +193,7 @@ class App:
     async def _steps(self, scope: Scope, receive: Receive, send: Send) -> None:
         calls = self._calls.by(caller_of(scope))
         try:
-            answer = await calls.steps(await read_body(scope, receive, self._max_request_bytes))
+            answer = await calls.steps(await read_body(scope, receive, self._max_request_bytes), played_of(scope))
         except Exception as error:
             await respond_problem(send, calls.problem(error))
         else:
@@ -217,7 +218,8 @@ class App:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            await self._sockets.serve(caller_of(scope), receive, send, bodies_of(scope), scope["state"].get("link"))
+            link = scope["state"].get("link")
+            await self._sockets.serve(caller_of(scope), receive, send, bodies_of(scope), link, played_of(scope))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

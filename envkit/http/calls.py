@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from typing import Any, ClassVar, TypeVar
 
@@ -24,12 +25,16 @@ from envkit.errors import (
     to_problem,
 )
 from envkit.http.bodies import Room
-from envkit.http.callers import EVERYBODY, Caller, renamed
+from envkit.http.callers import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller, renamed
 from envkit.http.exposition import Collect, exposition
+from envkit.http.page import Overview
+from envkit.http.sandbox_access import seen_by
 from envkit.http.sandbox_calls import SandboxCalls
 from envkit.http.session import Move, SessionView
 from envkit.http.sessions import SessionTable
+from envkit.http.tally import Played
 from envkit.http.wire import (
+    UNREADABLE,
     CreateBody,
     DoneReply,
     EnvReply,
@@ -52,6 +57,7 @@ from envkit.http.wire import (
     read,
     write,
 )
+from envkit.protocols import WatchedHost
 from envkit.registry import EnvSpec
 
 _log = logging.getLogger(__name__)
@@ -128,13 +134,35 @@ class Calls:
 
     async def ready(self, body: NoBody) -> ReadyReply:
         capacity, leased = self.sessions.capacity, self.sessions.leased
-        return ReadyReply(leased < capacity and not self.sessions.is_closing, capacity, leased)
+        host, why = self.sessions.host, ""
+        if self.sessions.is_closing:
+            why = "the server is shutting down"
+        elif isinstance(host, WatchedHost) and host.why_unready:
+            why = host.why_unready
+        elif leased >= capacity:
+            why = f"all {capacity} places are taken"
+        return ReadyReply(not why, capacity, leased, why)
+
+    async def overview(self) -> Overview | None:
+        """Return what the caller may see of the server; None where it shows no token, and one is needed."""
+        caller, sandboxes = self._caller, None
+        if caller is NOBODY:
+            return None
+        if self.sandboxes is not None and caller.may(SANDBOX):
+            sandboxes = self.sandboxes.access.pool.views(tenant=seen_by(caller))
+        plays = caller.may(PLAY)
+        return Overview(
+            await self.ready(NoBody()),
+            list(self._envs()) if plays else None,
+            [view for view in self.sessions.views() if caller.sees(view.id)] if plays else None,
+            sandboxes,
+        )
 
     def exposition(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
         return exposition(self.sessions, self._metrics)
 
-    async def steps(self, data: bytes) -> bytes:
+    async def steps(self, data: bytes, played: Played) -> bytes:
         """Play a JSON list of steps: of different sessions at once, of the same session one after another.
 
         Returns:
@@ -145,6 +173,7 @@ class Calls:
             RateLimitError: The caller may not play so many now; none was played.
         """
         bodies = read_each(data, _STEPS, _STEP)
+        played.steps += len(bodies)
         self._caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
@@ -220,8 +249,8 @@ class Calls:
 
         return self.sessions.ask(self._caller.key(body.session_id), body.turn, body.action, settled)
 
-    async def answer(self, frame: Frame | StepFrame, used: set[str]) -> bytes:
-        """Answer a frame; an error is an answer too. The session that it makes, if it does, is added to `used`."""
+    async def answer(self, frame: Frame | StepFrame, used: set[str], played: Played) -> bytes:
+        """Answer a frame; an error is an answer too. The session that it makes is added to `used` and `played`."""
         if isinstance(frame, StepFrame):
             session_id = frame.params.session_id
             return _addressed(frame.id, await self._outcome(self.step(session_id, frame.params), session_id))
@@ -234,8 +263,13 @@ class Calls:
         except RequestError as error:
             return self.refusal(frame.id, error)
         id: str | None = getattr(body, "session_id", None)
-        if id is not None and frame.method == "create":
-            used.add(self._caller.key(id))
+        if isinstance(body, CreateBody):
+            key = self._caller.key(body.session_id)
+            used.add(key)
+            outcome = await self._outcome(method(self, body), id)
+            if self.sessions.turn(key) is not None:  # it was made
+                played.envs[body.env_id] += 1
+            return _addressed(frame.id, outcome)
         return _addressed(frame.id, await self._outcome(method(self, body), id))
 
     async def answer_sandbox(self, frame: Frame, used: set[str], room: Room) -> bytes:
@@ -318,10 +352,8 @@ def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.jso
     Raises:
         RequestError: It is not a list.
     """
-    try:
-        return [*read(data, many)]
-    except RequestError:
-        pass
+    with suppress(*UNREADABLE):
+        return [*many.decode(data)]
     each: list[T | RequestError] = []
     for raw in read(data, _RAWS):
         try:

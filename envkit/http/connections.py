@@ -31,7 +31,7 @@ HEAD_S = 20.0
 """Seconds in which the head of a request has to come, counted from the connection's beginning or the head's."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Size above which a head is refused, unless it comes in one piece."""
+"""Size above which the head of a request is refused: its line and its headers."""
 
 STANDING = 1.1
 """How many times the connections that are served are held, so that the others are told; those beyond are dropped."""
@@ -86,6 +86,7 @@ class Connection(HttpToolsProtocol):
         self._served = self.app
         self._wait = Wait()
         self._running: RequestResponseCycle | None = None
+        self._is_head_too_large = False
         self._unread_bytes = 0  # since something was complete, be it a head or a piece of a body
         self._body_bytes = 0
         self._times_drained = 0
@@ -149,12 +150,16 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes += len(data)
         super().data_received(data)
         if self._unread_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            error = TooLargeError(f"the head of a request may have {MAX_HEAD_BYTES} bytes")
-            self.refuse(error, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            self.refuse(_head_error(), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
+        is_large = self._unread_bytes > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES
+        self._is_head_too_large = is_large
         self._unread_bytes = 0
-        self.app = self._served if len(self.connections) <= self._most else cast("ASGI3Application", _full)
+        if is_large:
+            self.app = cast("ASGI3Application", _head_too_large)
+        else:
+            self.app = self._served if len(self.connections) <= self._most else cast("ASGI3Application", _full)
         super().on_headers_complete()
         self.scope["headers"] = self.headers.copy()  # what comes after the body is added to the other
 
@@ -164,7 +169,9 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def handle_websocket_upgrade(self) -> None:
-        if len(self.connections) > self._most:
+        if self._is_head_too_large:
+            self.refuse(_head_error(), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        elif len(self.connections) > self._most:
             self.refuse(_no_room(), HTTPStatus.SERVICE_UNAVAILABLE)
         else:
             super().handle_websocket_upgrade()
@@ -175,6 +182,9 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._times_drained += 1
         super().resume_writing()
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -214,6 +224,15 @@ async def keep_looking(connections: Collection[Any], most: int, beginning: Begin
 async def _full(scope: Scope, receive: Receive, send: Send) -> None:
     problem = _problem(_no_room(), HTTPStatus.SERVICE_UNAVAILABLE)
     await respond_problem(send, problem, [(b"connection", b"close")])
+
+
+async def _head_too_large(scope: Scope, receive: Receive, send: Send) -> None:
+    problem = _problem(_head_error(), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    await respond_problem(send, problem, [(b"connection", b"close")])
+
+
+def _head_error() -> TooLargeError:
+    return TooLargeError(f"the head of a request may have {MAX_HEAD_BYTES} bytes")
 
 
 def _no_room() -> CapacityError:

@@ -24,7 +24,9 @@ from envkit.http import sandbox_routes, wire
 from envkit.http.asgi import RETRY_AFTER_S, Receive, Scope, Send, retry_after_s
 from envkit.http.callers import caller_of
 from envkit.http.calls import Calls
+from envkit.http.page import HEADERS, LINKS, page
 from envkit.http.sandbox_asgi import SandboxPaths, query_of
+from envkit.http.tally import played_of
 
 _V1 = f"/v{wire.PROTOCOL}"
 _NOTHING = wire.NoBody()
@@ -45,6 +47,7 @@ _TYPES = (
     wire.SessionsReply,
     wire.EnvsReply,
     wire.HealthReply,
+    wire.IndexReply,
     wire.ReadyReply,
     wire.DoneReply,
     wire.Problem,
@@ -114,7 +117,14 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
     add("GET", f"{_V1}/health", routes.health, wire.HealthReply)
     add("GET", f"{_V1}/ready", routes.ready, wire.ReadyReply, busy=wire.ReadyReply)
     add("GET", "/metrics", routes.metrics, gives="text/plain")
-    watched: dict[str, Any] = {f"{_V1}/health": routes.health, f"{_V1}/ready": routes.ready, "/metrics": routes.metrics}
+    add("GET", _V1, routes.index, wire.IndexReply)
+    api.add_api_route("/", routes.page, methods=["GET", "HEAD"], include_in_schema=False, response_class=Response)
+    watched: dict[str, Any] = {
+        f"{_V1}/health": routes.health,
+        f"{_V1}/ready": routes.ready,
+        "/metrics": routes.metrics,
+        _V1: routes.index,
+    }
     for path, route in watched.items():  # the document takes HEAD by itself
         api.add_api_route(path, route, methods=["HEAD"], include_in_schema=False, response_class=Response)
     if sandboxes is not None:
@@ -165,7 +175,9 @@ class _Routes:
         body = wire.CreateBody(task.env_id, task.seed, task.options, session_id=wire.read_id(session_id))
         calls = self._by(request)
         with anyio.move_on_after(self._slow_reset_s):
-            return self._reply(request, await calls.create(body), session_id)
+            made = await calls.create(body)
+            played_of(request.scope).envs[task.env_id] += 1
+            return self._reply(request, made, session_id)
         session = await calls.session(wire.SessionBody(session_id))
         opening = wire.OpeningReply(turn=0, state=session.state)
         return _json(wire.write(opening), status=202, headers={"Retry-After": str(RETRY_AFTER_S)})
@@ -177,7 +189,7 @@ class _Routes:
 
     async def steps(self, request: Request) -> Response:
         """Play moves of many sessions: a list in, and a list of results or errors out, in the same order."""
-        return _json(await self._by(request).steps(await request.body()))
+        return _json(await self._by(request).steps(await request.body(), played_of(request.scope)))
 
     async def sessions(self, request: Request) -> Response:
         """Look at all sessions."""
@@ -207,6 +219,14 @@ class _Routes:
     async def metrics(self) -> Response:
         """Metrics in Prometheus's text format."""
         return Response(self._calls.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def index(self, request: Request) -> Response:
+        """Say which paths there are to begin with."""
+        return self._reply(request, wire.IndexReply(__version__, wire.PROTOCOL, LINKS))
+
+    async def page(self, request: Request) -> Response:
+        """Show a person what the server is and how it does."""
+        return Response(page(await self._by(request).overview()), headers=HEADERS, media_type="text/html")
 
     async def failed(self, request: Request, error: Exception) -> Response:
         return _problem(self._by(request).problem(error, request.path_params.get("session_id")))

@@ -14,10 +14,13 @@ from envkit.http.access_log import AccessLog
 from envkit.http.asgi import Header, Message, Receive, Scope, Send
 from envkit.http.bodies import UNCOUNTED_BYTES, Bodies, Body, Room
 from envkit.http.callers import NOBODY
+from envkit.http.tally import Played
 
 _REVOKED = 1008  # of RFC 6455: the message violates a policy
-_LOOK_S = 1.0
-"""Seconds between looks at the token of an open socket."""
+_LOOK_S = 0.3
+"""Seconds between looks at the token of an open socket. With `envkit.http.tokens.FRESH_S` it is less than the second
+within which a revoked token ends its sockets.
+"""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -47,9 +50,11 @@ class Exchange:
     def __init__(self, judge: Judge, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.token: str | None = None
+        self.authorizations = 0
         self.caller = NOBODY
         self.is_cut = False
         """Whether it was ended because its token was revoked."""
+        self.played = Played()
         self._judge = judge
         self._began = clock.stopwatch()
         self._receive = receive
@@ -65,6 +70,7 @@ class Exchange:
         self.origin: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"authorization":
+                self.authorizations += 1
                 if value[:7].lower() == b"bearer ":
                     self.token = value[7:].strip().decode("latin-1")
             elif name == b"host":
@@ -151,6 +157,7 @@ class Exchange:
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
             messages=messages,
+            played=self.played,
         )
 
     def is_revoked(self) -> bool:

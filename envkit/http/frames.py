@@ -25,7 +25,8 @@ from envkit.http.callers import PLAY, SANDBOX, Caller
 from envkit.http.calls import Calls, read_each
 from envkit.http.queues import Inbox, Link, Outbox
 from envkit.http.sandbox_calls import PREFIX, SandboxCalls
-from envkit.http.wire import MAX_FRAMES, Frame, SessionStepBody, StepFrame, read
+from envkit.http.tally import Played
+from envkit.http.wire import MAX_FRAMES, UNREADABLE, Frame, SessionStepBody, StepFrame, read
 
 _FREE = frozenset({"health", "ready"})
 """The methods that need no scope."""
@@ -70,6 +71,7 @@ class Sockets:
         send: Send,
         bodies: Bodies | None = None,
         link: Link | None = None,
+        played: Played | None = None,
     ) -> None:
         """Serve one socket until it closes; one whose caller sends too much is not read for a while.
 
@@ -79,11 +81,13 @@ class Sockets:
             send: Takes answers.
             bodies: Where what it holds is counted; None for no bound.
             link: What is beneath, where that can be told and asked how much there is.
+            played: Where it is noted what is played over it.
         """
         bodies = bodies or Bodies()
         calls = self._calls.by(caller)
         inbox, outbox = Inbox(receive), Outbox(bodies.backlog(caller), link)
         used: set[str] = set()
+        played = played or Played()
         sandboxes: set[str] = set()
         await receive()
         await send({"type": "websocket.accept"})
@@ -112,7 +116,7 @@ class Sockets:
                         data = message.get("bytes") or (message.get("text") or "").encode()
                         if link is not None and len(data) > UNCOUNTED_BYTES:
                             link.taken()
-                        count = await self._take(calls, caller, data, outbox, used, begin_sandbox)
+                        count = await self._take(calls, caller, data, outbox, used, played, begin_sandbox)
                         if outbox.is_behind:
                             await inbox.rest_until(outbox.wait_for_room)
                         if wait_s := caller.charge(max(1, count)):
@@ -133,18 +137,21 @@ class Sockets:
         data: bytes,
         outbox: Outbox,
         used: set[str],
+        played: Played,
         begin_sandbox: Callable[[Frame, int], None],
     ) -> int:
         """Begin what the frames of a message ask for; return how many there are."""
         steps, others = self._read(calls, caller, data)
         count = len(steps) + len(others)
         outbox.owed += count
+        played.steps += len(steps)
         # What a step that waits takes.
         each = len(data) // count if steps and len(data) > _SMALL_STEP_BYTES * count else 0
         for first in range(0, len(steps), _AT_ONCE):
             if first:
                 await outbox.wait_for_reader()
-            self._step(calls, steps[first : first + _AT_ONCE] if len(steps) > _AT_ONCE else steps, outbox, used, each)
+            some = steps[first : first + _AT_ONCE] if len(steps) > _AT_ONCE else steps
+            self._step(calls, some, outbox, used, played, each)
         for frame in others:
             if isinstance(frame, bytes):
                 outbox.put(frame)
@@ -154,10 +161,12 @@ class Sockets:
             if frame.method.startswith(PREFIX):
                 begin_sandbox(frame, size)
             else:
-                self._tasks.start_soon(self._answer, calls, frame, outbox, used, size)
+                self._tasks.start_soon(self._answer, calls, frame, outbox, used, played, size)
         return count
 
-    def _step(self, calls: Calls, steps: Sequence[StepFrame], outbox: Outbox, used: set[str], each: int) -> None:
+    def _step(
+        self, calls: Calls, steps: Sequence[StepFrame], outbox: Outbox, used: set[str], played: Played, each: int
+    ) -> None:
         """Answer steps, or begin to where that takes its time."""
         answers, waiting = calls.answers_now(steps, used)
         for step in waiting:
@@ -166,14 +175,14 @@ class Sockets:
                 outbox.remember(each)
                 give = partial(outbox.put_and_forget, each)
             if not calls.ask(step, give):
-                self._tasks.start_soon(self._answer, calls, step, outbox, used, each)
+                self._tasks.start_soon(self._answer, calls, step, outbox, used, played, each)
         outbox.put(*answers)
 
     def _read(self, calls: Calls, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
         """Return the steps of a message, and the other frames: in place of each that is not taken the answer to it."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
-            with suppress(RequestError):  # there are other calls among the steps, or mistakes
-                found = read(data, _STEPS)
+            with suppress(*UNREADABLE):  # there are other calls among the steps, or mistakes
+                found = _STEPS.decode(data)
                 if not isinstance(found, list):
                     return [found], ()
                 if len(found) <= MAX_FRAMES:
@@ -208,11 +217,13 @@ class Sockets:
         except EnvkitError as error:
             return calls.refusal(frame.id, error)
 
-    async def _answer(self, calls: Calls, frame: Frame | StepFrame, outbox: Outbox, used: set[str], size: int) -> None:
+    async def _answer(
+        self, calls: Calls, frame: Frame | StepFrame, outbox: Outbox, used: set[str], played: Played, size: int
+    ) -> None:
         try:
             if outbox.is_full and isinstance(frame, Frame):
                 await outbox.wait_for_reader()
-            outbox.put(await calls.answer(frame, used))
+            outbox.put(await calls.answer(frame, used, played))
         finally:
             outbox.forget(size)
 

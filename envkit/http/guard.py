@@ -24,7 +24,7 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import EnvkitError, RateLimitError, UnauthorizedError, to_problem
+from envkit.errors import EnvkitError, RateLimitError, RequestError, UnauthorizedError, to_problem
 from envkit.http import wire
 from envkit.http.access_log import AccessLog
 from envkit.http.asgi import Header, Receive, Scope, Send, respond_problem
@@ -52,6 +52,8 @@ _SCOPES = (
     (_V1, ADMIN),  # events, and whatever has no line here
 )
 _OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/openapi.json"})
+_SHORTER_WITHOUT = frozenset({"/", _V1.rstrip("/")})
+"""What is answered without a token as well, with less in it."""
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 
 
@@ -207,13 +209,16 @@ class Guard:
             UnauthorizedError: There is no token, or it is not valid.
             ForbiddenError: It does not have the scope that is needed; or, without tokens, a web page of others asks.
             RateLimitError: The tenant asks too often.
+            RequestError: There are several ``Authorization`` headers; a proxy and we might read different ones.
         """
+        if exchange.authorizations > 1:
+            raise RequestError(f"{exchange.authorizations} Authorization headers; send one")
         caller, tokens = EVERYBODY, self._needed()
         if tokens is None:
             require_local(scope.get("server"), exchange.host, exchange.origin)
         else:
             needed = scope_for(exchange.path)
-            if needed is None:
+            if needed is None or (exchange.token is None and exchange.path in _SHORTER_WITHOUT):
                 caller = NOBODY
             else:
                 caller = exchange.caller = self._known(exchange.token, tokens)
@@ -225,6 +230,7 @@ class Guard:
         exchange.caller = caller
         state = scope.setdefault("state", {})
         state["caller"] = caller
+        state["played"] = exchange.played
         state["room"] = exchange.room
         state["bodies"] = self.bodies
 

@@ -10,7 +10,6 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Raw
 
-from envkit import clock
 from envkit.errors import EnvError, EnvkitError, SandboxLostError, SessionBrokenError, UnreachableError
 from envkit.http.session import Move, Session
 from envkit.http.tally import Tally
@@ -22,13 +21,15 @@ class Stepper:
 
     Args:
         tally: Where they are counted.
-        now: Reads the loop's clock.
+        now: Reads the loop's clock, for deadlines.
+        precise: Reads a finer one, for durations.
         tasks: Where a step is played that was asked for in vain.
     """
 
-    def __init__(self, tally: Tally, now: Callable[[], float], tasks: TaskGroup) -> None:
+    def __init__(self, tally: Tally, now: Callable[[], float], precise: Callable[[], float], tasks: TaskGroup) -> None:
         self._tally = tally
         self._now = now
+        self._precise = precise
         self._tasks = tasks
 
     def compute(self, session: Session, turn: int, action: str) -> Step | None:
@@ -40,16 +41,17 @@ class Stepper:
         if session.computing is None:
             return None
         answer: Step | EnvkitError
-        began = clock.stopwatch()
+        began = self._precise()
         try:
             answer = session.computing.step_now(action)
         except Exception as error:
             answer = attributed(error, session.task)
-        self._tally.step(clock.stopwatch() - began)
+        self._tally.step(self._precise() - began)
         return session.play(turn, action, answer)
 
     def ask(self, session: Session, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
         """Ask for a step that is next, and have `settled` told when it is; False where that cannot be."""
+        began = self._precise()
         try:
             answer = None if session.asking is None else session.asking.ask(action)
         except EnvkitError:
@@ -58,12 +60,14 @@ class Stepper:
             return False
         session.stepping = answer
         move = session.begin(turn, action)
+        session.step_began = began
         answer.add_done_callback(partial(self._told, session, move, settled))
         return True
 
     async def play(self, session: Session, move: Move) -> None:
         """Let the world play a move that was begun; whatever happens, it is settled afterwards."""
         session.stepping = anyio.CancelScope()
+        session.step_began = self._precise()
         await self._play(session, move, session.stepping)
 
     def _told(self, session: Session, move: Move, settled: Callable[[Move], None], answer: Future[Raw]) -> None:
@@ -103,7 +107,7 @@ class Stepper:
     def _settle(self, session: Session, move: Move, answer: Step | EnvkitError) -> None:
         session.used_at = self._now()
         session.stepping = None  # else its answer, and the whole message that came with it, would stay until the next
-        self._tally.step(session.used_at - session.began_at)
+        self._tally.step(self._precise() - session.step_began)
         session.settle(move, answer)
 
 

@@ -136,6 +136,8 @@ class Session:
         self.used_at = clock.now()
         self.began_at = self.used_at
         """When the reset or the step began that goes on."""
+        self.step_began = 0.0
+        """When the step began, on the clock for durations."""
         self.start: Reset | None = None
         self.episode: Episode | None = None
         self.computing: ComputingEpisode | None = None

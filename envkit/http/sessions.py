@@ -76,6 +76,7 @@ class SessionTable:
         tenant_share: Share of the places that one tenant may have; a first one it may have in any case.
 
     Attributes:
+        host: Where episodes are played.
         tally: What was counted so far.
         is_closing: Set while the server shuts down: what runs is finished, nothing new is begun.
         now: Reads the loop's clock.
@@ -95,7 +96,7 @@ class SessionTable:
             raise ValueError(f"ttl_s and step_timeout_s must be above 0, got {ttl_s} and {step_timeout_s}")
         self.tally = Tally()
         self.is_closing = False
-        self._host = host
+        self.host = host
         self._lasting = host if isinstance(host, LastingHost) else None
         self._ttl_s = ttl_s
         self._step_timeout_s = step_timeout_s
@@ -113,7 +114,7 @@ class SessionTable:
 
     @property
     def capacity(self) -> int:
-        return self._host.capacity
+        return self.host.capacity
 
     @property
     def leased(self) -> int:
@@ -248,7 +249,7 @@ class SessionTable:
         self.now = clock.reader()
         self._filled = anyio.Event()
         self._tasks = await anyio.create_task_group().__aenter__()
-        self._stepper = Stepper(self.tally, self.now, self._tasks)
+        self._stepper = Stepper(self.tally, self.now, clock.precise_reader(), self._tasks)
         self._tasks.start_soon(self._sweep)
         if self._lasting is not None:
             # At once, since they take places, and expire like all others.
@@ -270,7 +271,7 @@ class SessionTable:
         await self._tasks.__aexit__(None, None, None)
 
     def _open(self, id: str, task: Task) -> Session:
-        tenant, capacity = tenant_of(id), self._host.capacity
+        tenant, capacity = tenant_of(id), self.host.capacity
         if self._leased.total() >= capacity > 0:  # of one without any place the lease says why
             raise CapacityError(f"all {capacity} places are taken")
         if tenant and self._leased[tenant] >= max(int(capacity * self._tenant_share), 1):
@@ -326,7 +327,7 @@ class SessionTable:
 
     def _lease(self, session: Session) -> AbstractAsyncContextManager[Episode]:
         if self._lasting is None:
-            return self._host.lease(session.task)
+            return self.host.lease(session.task)
         return self._lasting.lease_as(session.id, session.task)
 
     async def _recall(self, id: str, turn: int = 0) -> None:

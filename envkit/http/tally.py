@@ -1,13 +1,34 @@
-"""What a server counts, cheaply, while it runs."""
+"""What a server counts, cheaply, while it runs, and what each request plays."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 BOUNDS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Upper bounds of the buckets of step durations, in seconds."""
 _SHORTEST_S = BOUNDS_S[0]
+
+
+class Played:
+    """What was played by one request, or over one socket, for the access log.
+
+    Attributes:
+        steps: Steps that were asked for.
+        envs: Sessions that were made, by environment.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.envs: Counter[str] = Counter()
+
+
+def played_of(scope: Mapping[str, Any]) -> Played:
+    """Return where it is noted what the request of an ASGI scope plays."""
+    found: Played | None = scope.get("state", {}).get("played")
+    return found or Played()
 
 
 class Tally:

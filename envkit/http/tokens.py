@@ -27,7 +27,7 @@ from envkit.http.callers import SCOPES, Caller
 
 _log = logging.getLogger(__name__)
 
-FRESH_S = 1.0
+FRESH_S = 0.5
 """Seconds for which a token that was good is taken to be good, so most that a revoked one lives on."""
 
 _TOUCH_S = 60.0

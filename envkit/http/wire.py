@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar, cast
 import msgspec
 
 from envkit.errors import RequestError
+from envkit.http.explained import explained
 from envkit.types import Observation, Reset, Step, Task
 
 PROTOCOL = 1
@@ -33,6 +34,9 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 MAX_FRAMES = 1000
 """Frames that one WebSocket message from a client may hold."""
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # msgspec's own were no ValueErrors once
+"""What a decoder raises."""
 
 T = TypeVar("T")
 
@@ -192,12 +196,21 @@ class HealthReply(msgspec.Struct, frozen=True):
     status: str = "alive"
 
 
-class ReadyReply(msgspec.Struct, frozen=True):
-    """Whether a session can be made now: `leased` of `capacity` places are taken."""
+class IndexReply(msgspec.Struct, frozen=True):
+    """What there is: paths, and what they are."""
+
+    version: str
+    protocol: int
+    links: dict[str, str]
+
+
+class ReadyReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether a session can be made now: `leased` of `capacity` places are taken. `why` says why not."""
 
     ready: bool
     capacity: int
     leased: int
+    why: str = ""
 
 
 class DoneReply(msgspec.Struct, frozen=True):
@@ -259,12 +272,12 @@ def read(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode one message.
 
     Raises:
-        RequestError: It is not JSON, or not what was expected; the message names the place.
+        RequestError: It is not JSON, or not what was expected; names the field and what is wrong with it.
     """
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # msgspec's own were no ValueErrors once
-        raise RequestError(f"cannot read the message: {error}") from None
+    except UNREADABLE as error:
+        raise RequestError(explained(error, data, decoder.type)) from None
 
 
 def read_id(text: str) -> str:

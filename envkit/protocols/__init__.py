@@ -2,7 +2,16 @@
 
 from envkit.protocols.sandboxes import Sandbox, SandboxBackend, SandboxPool, Shell
 from envkit.protocols.training import Engine, Renderer, Trainer, WeightSink
-from envkit.protocols.worlds import AskingEpisode, EnvHost, Episode, Expert, LastingEpisode, LastingHost, Player
+from envkit.protocols.worlds import (
+    AskingEpisode,
+    EnvHost,
+    Episode,
+    Expert,
+    LastingEpisode,
+    LastingHost,
+    Player,
+    WatchedHost,
+)
 
 __all__ = [
     "AskingEpisode",
@@ -19,5 +28,6 @@ __all__ = [
     "SandboxPool",
     "Shell",
     "Trainer",
+    "WatchedHost",
     "WeightSink",
 ]

@@ -119,6 +119,16 @@ class LastingHost(EnvHost, Protocol):
         ...
 
 
+@runtime_checkable
+class WatchedHost(EnvHost, Protocol):
+    """A host that may be unable to play although it has places, such as one whose sandboxes are all lost."""
+
+    @property
+    def why_unready(self) -> str:
+        """Why no episode can begin now, in one line; empty if one can."""
+        ...
+
+
 class Expert(Protocol):
     """A player that knows a world: plays the expert policy and teaches."""
 

@@ -169,7 +169,7 @@ def _words(note: ServerNote) -> Sequence[str]:
 
 async def _look(backend: LocalBackend | DockerBackend, box_id: str, owner: Sequence[str]) -> Staying:
     try:
-        box = await backend.attach(box_id)
+        box = await backend.attach(box_id, observes=True)
         stats = await box.stats()
         await box.release()
     except EnvkitError as error:

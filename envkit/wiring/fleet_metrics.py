@@ -34,6 +34,7 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
         "envkit_sandbox_failed_starts", "Starts that failed, but not by what was asked for.", counts.failed_starts
     )
     yield CounterMetricFamily("envkit_spares_replaced", "Spares that were replaced.", counts.restarts)
+    yield CounterMetricFamily("envkit_sandboxes_finished", "Sandboxes that ended with their command.", counts.finished)
     losses = CounterMetricFamily("envkit_sandboxes_lost", "Sandboxes that were lost, by cause.", labels=["cause"])
     for cause, count in sorted(counts.losses.items()):
         losses.add_metric([cause], count)
@@ -52,6 +53,13 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     yield CounterMetricFamily("envkit_episodes_void", "Episodes that were lost with their box.", void)
     waits = sum(host.waiting for host in hosts)
     yield GaugeMetricFamily("envkit_env_boxes_waiting", "Boxes that are missing until they may be replaced.", waits)
+
+
+def of_webhook(undelivered: int) -> Iterator[Metric]:
+    """Yield the metric of the alerts that were to be sent to an address."""
+    from prometheus_client.core import CounterMetricFamily
+
+    yield CounterMetricFamily("envkit_alerts_undelivered", "Alerts that the webhook did not take.", undelivered)
 
 
 def of_log(dropped: int) -> Iterator[Metric]:

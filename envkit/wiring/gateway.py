@@ -7,7 +7,7 @@ import ipaddress
 import math
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import anyio
 from envkit.config.serving import LimitsSection, ServeConfig, StockSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, Homes
-from envkit.fleet.alerts import send_alerts, watch_disks
+from envkit.fleet.alerts import Undelivered, send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.http.access_log import AccessLog
 from envkit.http.app import create_app
@@ -40,8 +40,8 @@ from envkit.sandbox.ray.nodes import RayNodes
 from envkit.types import SandboxSpec
 from envkit.wiring import envs, fleet_metrics, machine
 from envkit.wiring.env_boxes import alone, booted, env_box, env_counts, env_host, forget_seats
-from envkit.wiring.places import image_lacks, open_places
-from envkit.wiring.tokens import open_tokens
+from envkit.wiring.places import image_lacks, keeps_ledger, open_places
+from envkit.wiring.tokens import lock_state, open_tokens
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -98,8 +98,9 @@ async def serve_fleet(
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     end = _End()
     end.on_signals()
-    with tokens, _access_log(config) or nullcontext() as log, end.by_signals():
-        async with open_fleet(config, announce) as fleet, _telling(config, fleet):
+    undelivered = Undelivered()
+    with tokens, _state(config), _access_log(config) or nullcontext() as log, end.by_signals():
+        async with open_fleet(config, announce) as fleet, _telling(config, fleet, announce, undelivered):
             app = create_app(
                 fleet.host,
                 envs=envs.registered,
@@ -117,7 +118,7 @@ async def serve_fleet(
                     limits.snapshots,
                     limits.snapshots_mib,
                 ),
-                metrics=partial(_metrics, fleet, log),
+                metrics=partial(_metrics, fleet, log, undelivered if config.alerts.webhook else None),
             )
             with end.by_signals():
                 await serve(
@@ -159,14 +160,17 @@ class _End:
 
 
 @asynccontextmanager
-async def _telling(config: ServeConfig, fleet: Fleet) -> AsyncIterator[None]:
+async def _telling(
+    config: ServeConfig, fleet: Fleet, announce: Callable[[str], None], undelivered: Undelivered
+) -> AsyncIterator[None]:
     """Tell people and programs what the fleet needs, for the length of the block."""
     pool, scale = fleet.pool, fleet.scale
     if config.autoscale.command is not None:
         scale = partial(run_command, config.autoscale.command)
     tasks = await anyio.create_task_group().__aenter__()
     if pool is not None and config.alerts.webhook is not None:
-        tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+        tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
+        tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook, undelivered)
     if pool is not None and scale is not None:
         tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
     if pool is not None and fleet.disks is not None:
@@ -241,11 +245,13 @@ def _stock(section: StockSection) -> Stock:
     return Stock(SandboxSpec(**wanted), section.count)
 
 
-def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
+def _metrics(fleet: Fleet, log: AccessLog | None, undelivered: Undelivered | None) -> Iterator[Metric]:
     if fleet.pool is not None:
         yield from fleet_metrics.collect(fleet.pool, fleet.hosts)
     if log is not None:
         yield from fleet_metrics.of_log(log.dropped)
+    if undelivered is not None:
+        yield from fleet_metrics.of_webhook(undelivered.count)
 
 
 def _bodies(limits: LimitsSection) -> Bodies:
@@ -267,6 +273,15 @@ def _tokens(config: ServeConfig) -> TokenStore:
             "'envkit token create', or listen on 127.0.0.1"
         )
     return store
+
+
+def _state(config: ServeConfig) -> AbstractContextManager[object]:
+    """Keep other servers out of the folder of state, if ours is named or holds our ledger.
+
+    Raises:
+        UsageError: Another server has it.
+    """
+    return lock_state(config.state) if config.state is not None or keeps_ledger(config) else nullcontext()
 
 
 def _access_log(config: ServeConfig) -> AccessLog | None:

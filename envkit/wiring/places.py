@@ -78,13 +78,17 @@ def image_lacks(image: str, cause: str) -> str:
     )
 
 
+def keeps_ledger(config: ServeConfig) -> bool:
+    """Say whether leases are written down, if the sandboxes can outlive us: the next server must find the file."""
+    listen = config.listen
+    return config.backend != "none" and os.geteuid() == 0 and (listen.socket is not None or listen.port != 0)
+
+
 @asynccontextmanager
 async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterator[Ledger | None]:
-    """Open where leases are written down, one file an address; nothing where sandboxes cannot outlive us, or the next
-    server would not find the file.
-    """
+    """Open where leases are written down, one file an address; nothing where that is of no use."""
     listen = config.listen
-    if os.geteuid() != 0 or not can_stay or (listen.socket is None and listen.port == 0):
+    if not keeps_ledger(config) or not can_stay:
         yield None
         return
     address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket

@@ -68,6 +68,7 @@ async def run(
     async def run() -> int:
         async with server.client() as client, client.lease(spec) as box:
             await _upload(box, uploads)
+            _announce()
             return say(await box.exec(program, timeout_s=bound_s), bound_s)
 
     return await exit_code_of(run)
@@ -105,6 +106,7 @@ async def exec_in(server: Server, id: str, program: Sequence[str], timeout_s: fl
 
     async def run() -> int:
         async with server.client() as client:
+            _announce()
             return say(await client.get(id).exec(program, timeout_s=bound_s), bound_s)
 
     return await exit_code_of(run)
@@ -155,6 +157,11 @@ async def remove_snapshots(server: Server, names: Sequence[str]) -> None:
 async def _upload(box: RemoteSandbox, uploads: Sequence[tuple[Path, str]]) -> None:
     for source, name in uploads:
         await box.upload(source, name)
+
+
+def _announce() -> None:
+    """Say on standard error why nothing is seen of a program that runs on a server."""
+    print("the program runs on the server, without input; its output comes when it has ended", file=sys.stderr)
 
 
 def _require(program: Sequence[str]) -> None:

@@ -1,13 +1,17 @@
-"""Where a machine's tokens are, for the server and for the commands."""
+"""The folder of what outlives a server: its lock, and its tokens for the server and for the commands."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+from typing import IO
 
+from envkit.errors import UsageError
 from envkit.http.tokens import TokenStore
 
 _FILE = "tokens.sqlite"
+_LOCK = "server.lock"
 
 
 def state_folder(chosen: Path | str | None = None) -> Path:
@@ -26,3 +30,34 @@ def open_tokens(state: Path | str | None = None) -> TokenStore:
         UsageError: They cannot be kept there; the message says why.
     """
     return TokenStore(state_folder(state) / _FILE)
+
+
+def lock_state(state: Path | str | None = None) -> IO[bytes]:
+    """Keep other servers out of a folder of state until the returned file is closed, or this process ends.
+
+    Raises:
+        UsageError: Another server has it, or it cannot be locked.
+    """
+    folder = state_folder(state)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+b", buffering=0)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.truncate(0)
+            lock.write(b"%d\n" % os.getpid())
+        except BlockingIOError:
+            lock.seek(0)
+            pid = lock.read().decode(errors="replace").strip() or "unknown"
+            lock.close()
+            raise UsageError(
+                f"{folder}: in use by another server (process {pid}); stop it or choose another folder (--state)"
+            ) from None
+        except OSError:
+            lock.close()
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be used: {error.strerror or error}; choose a folder that can be written (--state)"
+        ) from None
+    return lock

@@ -45,6 +45,7 @@ class Agent:
         self._lonely_s: float | None = None
         self._channels = 0
         self._loneliness: Timer | None = None
+        self._left_at = 0.0
         self._shells: dict[tuple[str, str], shells.Shell] = {}
         self._log = Tail(_LOG_BYTES)
         self._stderr: Output | None = None
@@ -60,18 +61,33 @@ class Agent:
         }
 
     def open(self, reader: int, writer: int, *, on_over: Callable[[str], None]) -> Connection:
-        """Take calls from a channel."""
+        """Take calls from a channel; one whose configuration says that it ``observes`` is no visitor."""
+        is_visitor = [True]
         self._channels += 1
         if self._loneliness is not None:
             self._loneliness.cancel()
 
-        def over(why: str) -> None:
-            self._channels -= 1
-            on_over(why)
-            if self._channels == 0 and self._lonely_s is not None:
-                self._loneliness = self.loop.after(self._lonely_s, lambda: self._give_up("nobody comes back to it"))
+        def configured(config: Header) -> None:
+            if config.get("observes") and is_visitor[0]:
+                is_visitor[0] = False
+                self._leave_alone()
+            else:
+                self._configure(config)
 
-        return Connection(self.loop, reader, writer, start=self._start, on_config=self._configure, on_over=over)
+        def over(why: str) -> None:
+            on_over(why)
+            if is_visitor[0]:
+                self._left_at = time.monotonic()
+                self._leave_alone()
+
+        return Connection(self.loop, reader, writer, start=self._start, on_config=configured, on_over=over)
+
+    def _leave_alone(self) -> None:
+        """Count one visitor less; without any the box ends `_lonely_s` after the last one left."""
+        self._channels -= 1
+        if self._channels == 0 and self._lonely_s is not None:
+            left_s = max(self._left_at + self._lonely_s - time.monotonic(), 0.0)
+            self._loneliness = self.loop.after(left_s, lambda: self._give_up("nobody comes back to it"))
 
     def open_first(self, reader: int, writer: int) -> None:
         """Take calls from the channel that the box's life hangs on, unless it is to stay."""

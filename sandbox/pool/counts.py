@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from envkit.types import SandboxState
 
+_EXITED = "exited"
 _CLASSES = (
     ("paused", "paused"),
     ("silent", "silent"),
     ("does not answer", "silent"),
     ("out of memory", "out of memory"),
     ("killed by signal", "killed"),
-    ("exited with code", "exited"),
+    ("exited with code", _EXITED),
     ("time to live", "time to live"),
 )
 
@@ -28,6 +29,7 @@ class PoolCounts:
         spares: Those that are ready and not lent.
         starts: Starts that were begun.
         failed_starts: Those that failed, but for those by what was asked for.
+        finished: Sandboxes of callers that ended because their command exited.
         losses: Sandboxes that were lost, by class of cause, see `cause_class`.
         restarts: Spares that were replaced because they failed or died.
         waiting: Who waits for a sandbox, by tenant.
@@ -39,6 +41,7 @@ class PoolCounts:
     spares: int
     starts: int
     failed_starts: int
+    finished: int
     losses: Mapping[str, int]
     restarts: int
     waiting: Mapping[str, int]
@@ -53,11 +56,16 @@ class Tally:
     starts: int = 0
     failed_starts: int = 0
     restarts: int = 0
+    finished: int = 0
     losses: dict[str, int] = field(default_factory=dict)
 
-    def lost(self, cause: str) -> None:
+    def over(self, cause: str, *, may_exit: bool) -> None:
+        """Count a sandbox that ended by itself: as finished where its command has exited and may, otherwise as lost."""
         found = cause_class(cause)
-        self.losses[found] = self.losses.get(found, 0) + 1
+        if may_exit and found == _EXITED:
+            self.finished += 1
+        else:
+            self.losses[found] = self.losses.get(found, 0) + 1
 
 
 def cause_class(cause: str) -> str:

@@ -197,7 +197,7 @@ async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
         if (rest_s := member.heard_at + member.interval_s - clock.now()) > 0:
             await anyio.sleep(rest_s)
             continue
-        asked_at = clock.now()
+        asked_at, began = clock.now(), clock.precise()
         try:
             if figures is not None and asked_at >= stats_at:
                 stats_at = asked_at + _STATS_S
@@ -213,7 +213,7 @@ async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
             continue
         except Exception as error:
             return member.lose(_unforeseen(member, error))
-        member.latency_s = latency_s = clock.now() - asked_at
+        member.latency_s = latency_s = clock.precise() - began
         member.hear()
         if latency_s > SLOW_PROBE_S:
             alert("probe", member, f"an answer took {latency_s:.1f} s")

@@ -39,7 +39,8 @@ class Journal:
         if member.state is SandboxState.STARTING:
             self.tally.starts += 1
         elif member.state is SandboxState.LOST:
-            self.tally.lost(member.cause)
+            # What runs the commands of the pool's owner, such as environment servers, never exits if all is well.
+            self.tally.over(member.cause, may_exit=bool(member.spec.command) and member.payer is not None)
         elif member.has_failed and not isinstance(member.failure, (SandboxRefusedError, SandboxEndedError)):
             self.tally.failed_starts += 1
 

@@ -237,6 +237,7 @@ class Pool:
             spares=sum(member.state is SandboxState.READY for member in alive),
             starts=tally.starts,
             failed_starts=tally.failed_starts,
+            finished=tally.finished,
             losses=dict(tally.losses),
             restarts=tally.restarts,
             waiting=self._roster.queue.waiting(),

@@ -18,6 +18,7 @@ from envkit.errors import SandboxError
 from envkit.sandbox import folders
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.local import LocalBackend
+from envkit.wiring.box_commands import list_staying
 from tests.contract.boxes import KINDS, Kind, groups_of, run, sleepers, until
 
 LONELY_S = 2.0
@@ -25,6 +26,7 @@ LONELY_S = 2.0
 # Starts a box of the kind that it is told, in which the marker sleeps, says its id, and waits.
 OWNER = """
 import sys, anyio
+from envkit.wiring.box_commands import list_staying
 from tests.contract.boxes import KINDS
 
 async def main():
@@ -115,6 +117,33 @@ def test_a_box_that_stays_goes_on_while_its_owner_or_a_visitor_is_there(lasting:
             began = clock.now()
         await until(lambda: not sleepers(marker))
         assert LONELY_S - 0.1 < clock.now() - began < LONELY_S + 3
+
+    run(main)
+
+
+def test_to_look_at_a_box_again_and_again_does_not_keep_it_from_ending(lasting: Kind, stay: Stay, marker: str) -> None:
+    async def main() -> None:
+        await until(lambda: len(sleepers(marker)) == 1)
+        stay.owner.send_signal(signal.SIGKILL)
+        stay.owner.wait(20)
+        began = clock.now()
+        looks = 0
+        while sleepers(marker) and clock.now() - began < 4 * LONELY_S:
+            looks += stay.box_id in [one.id for one in await list_staying(with_servers=True) if not one.problem]
+            await anyio.sleep(LONELY_S / 10)
+        assert looks
+        assert LONELY_S - 0.1 < clock.now() - began < LONELY_S + 3
+
+    run(main)
+
+
+def test_who_looks_at_a_box_beside_a_visitor_takes_no_visitor_away(lasting: Kind, stay: Stay, marker: str) -> None:
+    async def main() -> None:
+        await until(lambda: len(sleepers(marker)) == 1)
+        for _ in range(3):
+            await list_staying(with_servers=True)
+        await anyio.sleep(LONELY_S + 1)
+        assert len(sleepers(marker)) == 1
 
     run(main)
 

@@ -27,6 +27,37 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     assert said == f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any that is free"
 
 
+def test_a_second_server_on_the_same_state_is_refused_until_the_first_is_gone_however_that_ends(tmp_path: Path) -> None:
+    words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "none", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline().startswith("ready ")
+            whose = f"in use by another server (process {first.pid})"
+            said = said_by(tmp_path, "--backend", "none")
+            assert said == f"{tmp_path}: {whose}; stop it or choose another folder (--state)"
+        finally:
+            first.kill()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as second:
+        try:
+            assert second.stdout is not None
+            assert second.stdout.readline().startswith("ready ")
+        finally:
+            second.kill()
+
+
+def test_a_webhook_that_does_not_answer_is_warned_about_at_the_start(tmp_path: Path) -> None:
+    words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "process", "--port", "0"]
+    words += ["--set", "envs.boxes=1", "--set", "envs.spares=0", "--set", "alerts.webhook=http://127.0.0.1:9/secret"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            warning = next(line for line in server.stderr if "webhook" in line)
+        finally:
+            server.terminate()
+    assert warning == "alerts: the webhook at http://127.0.0.1 does not answer: All connection attempts failed\n"
+
+
 def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
     node = "node={boxes: 3, memory_mib: 2048, pids: 9999}"
     said = said_by(tmp_path, "--backend", "process", "--set", "envs.boxes=4", "--set", node)

@@ -49,7 +49,13 @@ OnStage: TypeAlias = Callable[[Stage], Awaitable[None]]
 
 @asynccontextmanager
 async def guarded(
-    folder: Path, *, ttl_s: float = 600, has_tokens: bool = True, has_sandboxes: bool = False, **settings: Any
+    folder: Path,
+    *,
+    ttl_s: float = 600,
+    has_tokens: bool = True,
+    has_sandboxes: bool = False,
+    fresh_s: float = 0.05,
+    **settings: Any,
 ) -> AsyncIterator[Stage]:
     """Serve for the length of the block; `settings` are the guard's, and sandboxes scripted ones."""
     addresses: list[str] = []
@@ -59,7 +65,7 @@ async def guarded(
         addresses.append(address)
         is_ready.set()
 
-    with TokenStore(folder / "tokens.sqlite", fresh_s=0.05) as tokens:
+    with TokenStore(folder / "tokens.sqlite", fresh_s=fresh_s) as tokens:
         async with slots(8) as host, scripted() as backend, anyio.create_task_group() as tasks:
             if has_tokens:
                 tokens.create("first", ["metrics"])  # from now on everybody needs one

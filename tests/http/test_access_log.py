@@ -9,6 +9,7 @@ import string
 import subprocess
 import sys
 import threading
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,9 @@ def written(*lines: dict[str, Any]) -> list[str]:
 
 def test_a_line_says_who_asked_for_what_and_what_came_of_it() -> None:
     line = json.loads(*written(LINE))
-    assert line.pop("at") > 1.7e9
+    at = line.pop("at")
+    assert at > 1.7e9
+    assert datetime.fromisoformat(line.pop("time")).timestamp() == at
     assert line == {
         "id": "r-1",
         "tenant": "acme",

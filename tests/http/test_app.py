@@ -144,7 +144,10 @@ def test_a_full_server_is_alive_but_not_ready() -> None:
         assert (refused.status_code, refused.json()["type"], refused.json()["retry"]) == (503, "no_capacity", True)
         assert refused.headers["retry-after"] == "1"
         ready = await client.get("/v1/ready")
-        assert (ready.status_code, ready.json()) == (503, {"ready": False, "capacity": 1, "leased": 1})
+        assert (ready.status_code, ready.json()) == (
+            503,
+            {"ready": False, "capacity": 1, "leased": 1, "why": "all 1 places are taken"},
+        )
         health = await client.get("/v1/health")
         assert (health.status_code, health.json()["status"], health.json()["protocol"]) == (200, "alive", 1)
 
@@ -195,6 +198,18 @@ def test_a_reward_that_is_no_number_travels_as_text(action: str, reward: object)
         await client.put("/v1/sessions/a", json=COUNT)
         answer = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": action})
         assert answer.json()["reward"] == reward
+
+    over_http(main)
+
+
+def test_who_misspells_a_field_or_sends_nothing_is_told_what_to_send() -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        for content, said in (
+            (b'{"env": "Count-v0", "seed": 1}', "unknown field 'env'; did you mean 'env_id'?"),
+            (b"", "the message is empty; send a JSON object with env_id, seed"),
+        ):
+            answer = await client.put("/v1/sessions/a", content=content)
+            assert (answer.status_code, answer.json()["type"], answer.json()["detail"]) == (400, "bad_request", said)
 
     over_http(main)
 

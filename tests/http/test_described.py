@@ -23,6 +23,7 @@ def test_the_document_describes_every_route_and_every_type_that_it_names() -> No
             "/v1/health": ["get"],
             "/v1/ready": ["get"],
             "/metrics": ["get"],
+            "/v1": ["get"],
         }
         schemas = document["components"]["schemas"]
         text = json.dumps(document)
@@ -34,7 +35,7 @@ def test_the_document_describes_every_route_and_every_type_that_it_names() -> No
     over_http(main)
 
 
-@pytest.mark.parametrize("path", ["/v1/health", "/v1/ready", "/metrics", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/health", "/v1/ready", "/metrics", "/openapi.json"])
 def test_what_is_watched_can_be_asked_for_its_head(path: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         head, whole = await client.head(path), await client.get(path)
@@ -47,7 +48,7 @@ def test_what_is_watched_can_be_asked_for_its_head(path: str) -> None:
 
 def test_a_path_at_which_there_is_nothing_has_an_error_of_its_own() -> None:
     async def main(client: httpx.AsyncClient) -> None:
-        for verb, path in (("GET", "/v1/sesions"), ("POST", "/"), ("PUT", "/v1/sessions/a/b/c")):
+        for verb, path in (("GET", "/v1/sesions"), ("POST", "/nothing"), ("PUT", "/v1/sessions/a/b/c")):
             answer = await client.request(verb, path)
             assert (answer.status_code, answer.json()["type"], answer.json()["status"]) == (404, "not_found", 404)
             error = from_problem(answer.json())

@@ -10,11 +10,12 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import ForbiddenError, UnauthorizedError
+from envkit.errors import ForbiddenError, UnauthorizedError, UnknownEnvError
 from envkit.http.access_log import AccessLog
 from envkit.http.asgi import Message, Receive, Scope, Send
 from envkit.http.client import EnvClient
 from envkit.http.guard import Guard, scope_for
+from envkit.types import Task
 from tests.http.guarded import COUNT, LONG, Stage, Stream, on_stage
 
 
@@ -43,6 +44,18 @@ from tests.http.guarded import COUNT, LONG, Stage, Stream, on_stage
 )
 def test_each_path_has_its_scope_and_what_nobody_thought_of_is_for_administrators(path: str, scope: str | None) -> None:
     assert scope_for(path) == scope
+
+
+@pytest.mark.parametrize("path", ["/v1/envs", "/v1/health"])
+def test_two_authorization_headers_are_refused_whichever_of_them_is_good(path: str, tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        good, bad = f"Bearer {stage.token()}", "Bearer ek_000000000000_" + "x" * 43
+        for pair in ((good, bad), (bad, good), (good, good)):
+            answer = await stage.http.get(path, headers=[("Authorization", one) for one in pair])
+            assert answer.status_code == 400
+            assert answer.json()["detail"] == "2 Authorization headers; send one"
+
+    on_stage(main, tmp_path)
 
 
 def test_without_a_token_only_signs_of_life_and_the_document_are_given(tmp_path: Path) -> None:
@@ -125,6 +138,35 @@ def test_without_tokens_everybody_may_do_everything(tmp_path: Path) -> None:
             assert (await client.ready()).leased == 1
 
     on_stage(main, tmp_path, has_tokens=False)
+
+
+def test_the_access_log_says_which_environments_were_played_and_how_many_steps(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+
+    async def main(stage: Stage) -> None:
+        token = stage.token()
+        async with EnvClient(stage.address, token=token) as client:
+            for turns in (2, 3):
+                async with client.lease(LONG) as episode:
+                    await episode.reset()
+                    for _ in range(turns):
+                        await episode.step("x")
+            with pytest.raises(UnknownEnvError):
+                async with client.lease(Task("None-v0", 1)) as episode:
+                    await episode.reset()
+        await stage.ask("PUT", "/v1/sessions/a", token, json=COUNT)
+        step = {"session_id": "a", "action": "x"}
+        await stage.ask("POST", "/v1/sessions:step", token, json=[{**step, "turn": 0}, {**step, "turn": 1}])
+
+    with AccessLog.to(path) as log:
+        on_stage(main, tmp_path, log=log)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {(one["method"], one["path"]): (one.get("envs"), one.get("steps")) for one in lines}
+    assert found == {
+        ("WS", "/v1/ws"): ("Count-v0:2", 5),
+        ("PUT", "/v1/sessions/a"): ("Count-v0:1", None),
+        ("POST", "/v1/sessions:step"): (None, 2),
+    }
 
 
 def test_every_answer_names_its_request(tmp_path: Path) -> None:

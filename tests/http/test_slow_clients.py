@@ -91,6 +91,28 @@ def test_a_head_has_no_more_than_its_bytes(start: bytes, endless: bytes) -> None
     beside(main)
 
 
+@pytest.mark.parametrize("start", [b"GET /v1/health HTTP/1.1\r\n", UPGRADE[:-2]], ids=["request", "socket"])
+@pytest.mark.parametrize("size", [connections.MAX_HEAD_BYTES + 500, 100_000, 131_000])
+def test_a_head_above_its_bound_is_refused_also_when_it_comes_in_one_piece(start: bytes, size: int) -> None:
+    async def main(opened: Opened) -> None:
+        async with await opened() as link:
+            await link.send(start + b"X: " + b"y" * (size - len(start) - 7) + b"\r\n\r\n")
+            with anyio.fail_after(60):
+                assert problem(await rest_of(link))["status"] == 431
+
+    beside(main)
+
+
+def test_a_head_just_below_its_bound_is_taken_with_the_body_after_it() -> None:
+    async def main(opened: Opened) -> None:
+        async with await opened() as link:
+            head = b"PUT /v1/sessions/a HTTP/1.1\r\nContent-Length: 200000\r\nX: " + b"y" * 60_000 + b"\r\n\r\n"
+            await link.send(head + b"x" * 200_000)
+            assert (await link.receive()).startswith(b"HTTP/1.1 400 ")  # of the body
+
+    beside(main)
+
+
 @pytest.mark.parametrize("bytes_per_s", [0, 1])
 def test_an_answer_that_nobody_reads_is_dropped(bytes_per_s: int) -> None:
     async def main(opened: Opened) -> None:

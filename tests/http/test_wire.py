@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from envkit.errors import RequestError
+from envkit.http import wire
 from envkit.http.wire import MAX_FRAMES, ResetReply, StepReply, batches, read_id, write
 from envkit.types import Observation, Reset, Step
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    colour: str = ""
+
+
+class Whole(msgspec.Struct, forbid_unknown_fields=True):
+    part: Part | None = None
 
 
 def test_values_of_numpy_travel_as_numbers_and_lists() -> None:
@@ -54,3 +64,32 @@ def test_messages_are_joined_up_to_a_size_and_a_single_one_stays_single() -> Non
     assert list(batches([b"x" * 9], 5)) == [b"x" * 9]
     assert list(batches([], 5)) == []
     assert [batch.count(b"1") for batch in batches([b"1"] * (2 * MAX_FRAMES + 1), 1 << 20)] == [1000, 1000, 1]
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (b"", "the message is empty; send a JSON object with env_id, seed"),
+        (b" \n", "the message is empty; send a JSON object with env_id, seed"),
+        (b'{"env_id": "A-v0"', "the message is not JSON: it ends too early; send a JSON object with env_id, seed"),
+        (b"env_id=A-v0", "the message is not JSON: invalid character (byte 0)"),
+        (b'{"env_id": "\xff"}', "the message is not JSON: it is not UTF-8"),
+        (b'{"env_id": "A-v0", "seed": 1, "options": {"a": ' + b"[" * 9000, "the message is nested too deeply"),
+        (b'{"env": "A-v0", "seed": 1}', "unknown field 'env'; did you mean 'env_id'?"),
+        (b'{"colour": 1}', "unknown field 'colour'; there are: env_id, options, seed"),
+        (b'{"env_id": "A-v0"}', "the field 'seed' is missing"),
+        (b'{"env_id": "A-v0", "seed": "1"}', "seed: expected an integer, got a string"),
+        (b'{"env_id": "A-v0", "seed": -1}', "seed: expected an integer >= 0"),
+        (b'{"env_id": "%b", "seed": 1}' % (b"x" * 300), "env_id: expected a string of length <= 256"),
+        (b"[]", "expected an object, got a list"),
+    ],
+)
+def test_a_message_that_is_no_task_is_refused_with_the_field_and_what_to_send(message: bytes, said: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        wire.read(message, msgspec.json.Decoder(wire.TaskBody))
+    assert str(refused.value) == said
+
+
+def test_a_near_name_is_found_in_lists_of_messages_and_in_what_they_hold() -> None:
+    with pytest.raises(RequestError, match=r"^\[0\]\.part: unknown field 'color'; did you mean 'colour'\?$"):
+        wire.read(b'[{"part": {"color": "red"}}]', msgspec.json.Decoder(list[Whole]))

@@ -96,6 +96,19 @@ def test_calls_end_with_the_cause_in_the_moment_in_which_the_box_dies() -> None:
     run(main)
 
 
+def test_a_sandbox_whose_command_has_exited_is_finished_and_not_lost() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=3, cause="exited with code 0")) as (pool, _):
+            await pool.create("a", replace(SPEC, command=("sleep", "3")))
+            await pool.create("b", SPEC)
+            await pool.create(":envs-1", replace(SPEC, command=("serve",)))
+            await anyio.sleep(4)
+            assert pool.counts().finished == 1
+            assert pool.counts().losses == {"exited": 2}
+
+    run(main)
+
+
 def test_a_lost_sandbox_stays_lost_and_nobody_gets_another_in_its_place() -> None:
     async def main() -> None:
         async with opened(Fate(dies_after_s=1)) as (pool, backend):

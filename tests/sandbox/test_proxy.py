@@ -149,6 +149,24 @@ def test_credentials_for_the_proxy_stay_here() -> None:
         "2002:7f00:1::",
         "2001:0:a9fe:a9fe::1",
         "ff02::1",
+        "168.63.129.16",
+        "192.0.0.8",
+        "192.0.0.9",
+        "192.31.196.1",
+        "192.52.193.1",
+        "192.88.99.1",
+        "192.175.48.1",
+        "::1.1.1.1",
+        "::ffff:1.1.1.1",
+        "64:ff9b::1.1.1.1",
+        "64:ff9b:1::1",
+        "100::1",
+        "2001:1::1",
+        "2001:20::1",
+        "2001:db8::1",
+        "2620:4f:8000::1",
+        "3fff::1",
+        "5f00::1",
         "no address",
     ],
 )
@@ -156,7 +174,9 @@ def test_addresses_of_this_host_and_its_networks_are_not_public(address: str) ->
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111"])
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "93.184.216.34", "168.63.129.17", "2606:4700:4700::1111", "2001:4860:4860::8888"]
+)
 def test_addresses_of_the_internet_are_public(address: str) -> None:
     assert is_public(address)
 

@@ -1,0 +1,154 @@
+"""The page at ``/``, as a browser gets it, and the index at ``/v1``."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+
+import envkit
+from envkit import clock
+from envkit.http.page import LINKS
+from envkit.registry import EnvSpec
+from envkit.sandbox.fake import FakeBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.nodes import Node
+from envkit.types import SandboxSpec
+from tests.http.guarded import Stage, on_stage
+from tests.http.stage import over_http
+from tests.http.worlds import serving, slots
+
+COUNT = {"env_id": "Count-v0", "seed": 1}
+EVIL = "<script>alert(1)</script>&\"'"
+ENVS = [EnvSpec("Count-v0", lambda: None, summary=f"Counts {EVIL}")]  # type: ignore[arg-type,return-value]
+
+
+class Page(HTMLParser):
+    """What a page holds: its tags, its links, and its tables by heading."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.tables: dict[str, list[list[str]]] = {}
+        self._heading = ""
+        self._in = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attributes if name in ("href", "src")]
+        if tag == "h2":
+            self._heading = ""
+        elif tag == "table":
+            self.tables[self._heading] = []
+        elif tag == "tr":
+            self.tables[self._heading].append([])
+        elif tag in ("th", "td"):
+            self.tables[self._heading][-1].append("")
+        if tag in ("h2", "th", "td", "style"):
+            self._in = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._in:
+            self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._in == "h2":
+            self._heading += data
+        elif self._in in ("th", "td"):
+            self.tables[self._heading][-1][-1] += data
+        if self._in != "style":
+            self.text += data
+
+
+async def page_of(client: httpx.AsyncClient, token: str | None = None) -> Page:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    answer = await client.get("/", headers=headers)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    return Page(answer.text)
+
+
+def test_the_page_shows_version_environments_and_sandboxes_by_state_with_those_that_were_lost() -> None:
+    async def main() -> None:
+        async with (
+            slots() as host,
+            FakeBackend() as backend,
+            Pool([Node("here", backend)]) as pool,
+            serving(host, envs=lambda: ENVS, pool=pool) as address,
+            httpx.AsyncClient(base_url=address, trust_env=False) as client,
+        ):
+            for name in ("a", "b", "c", ":envs-1"):
+                await pool.create(name, SandboxSpec())
+            backend.boxes[0].die(EVIL)
+            backend.boxes[3].die("killed by signal 9")
+            await pool.create("done", SandboxSpec(command=("true",)))
+            backend.boxes[4].die("exited with code 0")
+            await client.put("/v1/sessions/x", json=COUNT)
+            with anyio.fail_after(20):
+                while any(pool.view(name).state.value != "lost" for name in ("a", ":envs-1", "done")):  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            page = await page_of(client)
+        assert f"envkit {envkit.__version__}" in page.text
+        assert "Ready. 1 of 4 episodes" in page.text
+        states = {row[0]: row[1:3] for row in page.tables["Sandboxes"]}
+        assert states["state"] == ["sandboxes", "for environments"]
+        assert states["finished"] == ["1", "0"]
+        assert (states["leased"], states["lost"], states["stopped"]) == (["2", "0"], ["1", "1"], ["0", "0"])
+        assert {(row[1], row[2]) for row in page.tables["Lost sandboxes"][1:]} == {
+            ("a", EVIL),
+            (":envs-1", "killed by signal 9"),
+        }
+        assert page.tables["Environments"][1:] == [["Count-v0", "1", f"Counts {EVIL}"]]
+        assert set(page.links) == set(LINKS)
+        assert not {"script", "img", "link", "iframe", "form"} & set(page.tags)
+
+    clock.run(main)
+
+
+def test_where_tokens_are_needed_the_page_shows_without_one_the_version_and_links_alone(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        acme, other = stage.token("acme", "play,sandbox"), stage.token("other", "play,sandbox")
+        admin, metrics = stage.token("ops", "admin"), stage.token("acme", "metrics")
+        await stage.ask("PUT", "/v1/sandboxes/secret", acme, json={})
+        await stage.ask("PUT", "/v1/sessions/x", acme, json=COUNT)
+        bare = await page_of(stage.http)
+        assert set(bare.tables) == {"Links"}
+        assert set(bare.links) == set(LINKS)
+        assert f"envkit {envkit.__version__}" in bare.text
+        assert "episodes" not in bare.text
+        leased = {}
+        for name, token in (("acme", acme), ("other", other), ("admin", admin)):
+            page = await page_of(stage.http, token)
+            leased[name] = next(row[1] for row in page.tables["Sandboxes"] if row[0] == "leased")
+        assert leased == {"acme": "1", "other": "0", "admin": "1"}
+        assert set((await page_of(stage.http, metrics)).tables) == {"Links"}
+        assert (await stage.ask("GET", "/", "ek_000000000000_" + "x" * 43)).status_code == 401
+
+    on_stage(main, tmp_path, has_sandboxes=True)
+
+
+@pytest.mark.parametrize("verb", ["GET", "HEAD"])
+def test_the_index_of_the_protocol_names_the_paths_to_begin_with_and_each_of_them_answers(verb: str) -> None:
+    async def main(client: httpx.AsyncClient) -> None:
+        index = await client.request(verb, "/v1")
+        assert index.status_code == 200
+        if verb == "GET":
+            assert (index.json()["version"], index.json()["protocol"]) == (envkit.__version__, 1)
+            for path in index.json()["links"]:
+                assert (await client.get(path)).status_code == 200
+
+    over_http(main)
+
+
+def test_the_index_needs_no_token(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        assert (await stage.ask("GET", "/v1")).json()["protocol"] == 1
+        assert (await stage.ask("GET", "/v1/")).status_code == 401
+
+    on_stage(main, tmp_path)
