@@ -3,8 +3,8 @@
 Its standard input takes ``begin`` first, and then ``add``, ``kill NAME``, ``asked`` and ``behead``; every answer is a
 line that begins with a ``>``.
 
-The folder must be ``$RAY_TMPDIR`` too: Ray writes the cluster's address into its default folder, ``$RAY_TMPDIR/ray``, which
-it makes only as the ``temp_dir`` of a node.
+``$RAY_TMPDIR`` must be the folder, too: Ray writes the cluster's address into its default folder, ``$RAY_TMPDIR/ray``,
+which it makes only as the ``temp_dir`` of a node.
 """
 
 from __future__ import annotations

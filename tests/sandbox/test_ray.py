@@ -368,7 +368,7 @@ def test_a_server_on_a_machine_where_ray_never_ran_joins_a_cluster(cluster: Clus
 def test_a_cluster_that_does_not_start_gives_the_reason(tmp_path: Path) -> None:
     (tmp_path / "ray").write_text("no folder")
     broken = Cluster(str(tmp_path), 1)
-    with broken.process, pytest.raises(AssertionError, match="the Ray cluster has ended: (?s:.*)FileExistsError"):
+    with broken.process, pytest.raises(AssertionError, match=r"the Ray cluster has ended: (?s:.*)FileExistsError"):
         broken.wait()
 
 
