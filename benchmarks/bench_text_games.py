@@ -6,6 +6,7 @@ checkouts: ``--roll PATH --ragen PATH``. RAGEN's environment is given numbers, s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from contestants import Peer, parser, taking_part
@@ -30,7 +31,7 @@ def envkit_text() -> Turn:
 def main() -> None:
     told = parsed(parser(__doc__), rounds=1, round_cpu_s=0.05)
     print("Sokoban 6x6, one box: text steps in one environment")
-    starts = {
+    starts: dict[str, Callable[[], Turn]] = {
         "envkit": envkit_text,
         "GEM": partial(Peer, told, "gem_text"),
         "ROLL": partial(Peer, told, "roll_text", told.roll),

@@ -88,10 +88,11 @@ def taking_part(starts: Mapping[str, Callable[[], ContestantT]]) -> Iterator[dic
         started = {}
         for name, start in starts.items():
             try:
-                started[name] = start()
+                one = start()
             except MissingPeerError as error:
                 print(f"  left out: {name}: {error}")
                 continue
-            if isinstance(started[name], Peer):
-                stack.callback(started[name].close)
+            if isinstance(one, Peer):
+                stack.callback(one.close)
+            started[name] = one
         yield started
