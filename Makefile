@@ -4,6 +4,7 @@ SHELL = /bin/sh
 PYTHON = python3
 ARGS =
 BIN = .venv/bin
+GAMES = envkit-bench/games:1
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .PHONY: install quickstart test peers lint bench bench-boxes bench-fleet bench-many-boxes bench-false-losses docs clean
@@ -30,28 +31,36 @@ lint: .venv/dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# Each compares with peers in one run and prints ratios; see benchmarks/README.md. ARGS="--roll PATH --ragen PATH" gives
-# the two that are checkouts.
+# The benchmarks; see benchmarks/README.md. ARGS=--quick gives each its smallest setting, which shows that it runs. All run,
+# and make fails at the end if one did. Games: ARGS="--roll PATH --ragen PATH" gives the peers that are checkouts.
 bench: .venv/dev .venv/bench/done
-	for name in text_games vector_games levels; do .venv/bench/bin/python benchmarks/bench_$$name.py $(ARGS) || exit 1; done
-	for name in import reinforcement_gain; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
+	failed=; for name in text_games vector_games levels; do \
+	$(BIN)/python benchmarks/bench_$$name.py $(ARGS) || failed="$$failed $$name"; done; \
+	case "$(ARGS)" in *--quick*) quick=--quick;; *) quick=;; esac; for name in import reinforcement_gain; do \
+	$(BIN)/python benchmarks/bench_$$name.py $$quick || failed="$$failed $$name"; done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 # What boxes cost, beside SWE-ReX and ROCK, whose server it starts. About five minutes, and as many to install ROCK.
-bench-boxes: .venv/boxes/done
-	docker/with-daemon .venv/boxes/bin/python benchmarks/bench_boxes.py $(ARGS)
+bench-boxes: .venv/boxes/done .venv/rock/done
+	docker/install-missing
+	docker/with-daemon docker/with-base .venv/boxes/bin/python benchmarks/bench_boxes.py $(ARGS)
 
 # The gateway, beside ROCK's server and OpenEnv's. About ten minutes, and an image for the boxes that play.
-bench-fleet: .venv/boxes/done
-	docker/with-daemon docker/with-base sh -c 'docker image inspect envkit/games:1 >/dev/null 2>&1 || \
-	.venv/boxes/bin/envkit image build games --base envkit/base:bookworm; \
-	exec .venv/boxes/bin/python benchmarks/bench_fleet.py $(ARGS)'
+bench-fleet: .venv/boxes/done .venv/rock/done
+	docker/install-missing
+	docker/with-daemon docker/with-base sh -c '\
+	.venv/boxes/bin/envkit image build games --base envkit/base:bookworm --tag $(GAMES) || exit 1; \
+	code=0; .venv/boxes/bin/python benchmarks/bench_fleet.py --games-image $(GAMES) $(ARGS) || code=$$?; \
+	docker image rm $(GAMES) >/dev/null; exit $$code'
 
 # 200 containers at once, and 1,000 boxes of bubblewrap; needs 12 GiB of free memory.
 bench-many-boxes: .venv/dev
+	docker/install-missing
 	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_many_boxes.py $(ARGS)
 
 # 200 boxes for half an hour with all processors busy: is one that is well called lost?
 bench-false-losses: .venv/dev
+	docker/install-missing
 	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_false_losses.py $(ARGS)
 
 # The references of the configuration files, written from envkit/config/.
@@ -81,12 +90,17 @@ clean:
 	.venv/peers/bin/python -m pip --quiet --disable-pip-version-check install --requirement tests/parity/peers.txt
 	touch $@
 
-.venv/bench/done: pyproject.toml benchmarks/peers.txt tests/parity/peers.txt
+.venv/bench/done: benchmarks/peers.txt tests/parity/peers.txt
 	$(PYTHON) -m venv .venv/bench
-	.venv/bench/bin/python -m pip --quiet --disable-pip-version-check install --editable . --requirement benchmarks/peers.txt
+	.venv/bench/bin/python -m pip --quiet --disable-pip-version-check install --requirement benchmarks/peers.txt
 	touch $@
 
 .venv/boxes/done: pyproject.toml benchmarks/peers_boxes.txt
 	$(PYTHON) -m venv .venv/boxes
 	.venv/boxes/bin/python -m pip --quiet --disable-pip-version-check install --editable ".[docker,serve]" --requirement benchmarks/peers_boxes.txt
+	touch $@
+
+.venv/rock/done: benchmarks/peers_rock.txt
+	$(PYTHON) -m venv .venv/rock
+	.venv/rock/bin/python -m pip --quiet --disable-pip-version-check install --requirement benchmarks/peers_rock.txt
 	touch $@

@@ -16,6 +16,7 @@ from itertools import cycle
 
 import anyio
 from processes import busy_processors
+from settings import parsed, parser
 
 from envkit import clock
 from envkit.errors import EnvkitError
@@ -104,12 +105,12 @@ async def _report(pools: list[Pool], seen: Counter[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30, help="how long")
-    parser.add_argument("--docker", type=int, default=100, help="containers")
-    parser.add_argument("--local", type=int, default=100, help="boxes of bubblewrap")
-    parser.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
-    told = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--minutes", type=float, default=30, help="how long")
+    arguments.add_argument("--docker", type=int, default=100, help="containers")
+    arguments.add_argument("--local", type=int, default=100, help="boxes of bubblewrap")
+    arguments.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
+    told = parsed(arguments, minutes=0.1, docker=2, local=2)
     try:
         sys.exit(not clock.run(soak, told))
     except KeyboardInterrupt:

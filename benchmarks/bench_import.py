@@ -7,7 +7,8 @@ import statistics
 import subprocess
 import sys
 
-RUNS = 9
+from settings import parsed, parser
+
 PROGRAMS = {
     "bare interpreter": "pass",
     "import envkit": "import envkit",
@@ -27,8 +28,11 @@ def cpu_s(program: str) -> float:
 
 
 def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--runs", type=int, default=9, help="rounds of which the median counts")
+    told = parsed(arguments, runs=1)
     # Rounds over all programs, so that whatever else the machine does meets each of them alike; the first one warms up.
-    rounds = [{name: cpu_s(program) for name, program in PROGRAMS.items()} for _ in range(RUNS + 1)][1:]
+    rounds = [{name: cpu_s(program) for name, program in PROGRAMS.items()} for _ in range(told.runs + 1)][1:]
     median = {name: statistics.median(each[name] for each in rounds) for name in PROGRAMS}
     bare = median.pop("bare interpreter")
     for name, seconds in median.items():

@@ -12,12 +12,13 @@ import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count, islice
 from typing import NamedTuple
 
-import peers
+from contestants import Peer, parser, taking_part
+from peers import GRADED, Maker
+from settings import parsed
 from solver import TooLargeError, shortest_solution
-from timing import Claim, Play, Rates, check, measure
+from timing import Claim, Rates, check, measure, turns
 
 import envkit
 
@@ -30,7 +31,6 @@ KINDS = ((8, 2), (6, 1), (6, 2), (10, 4))
 """Size and boxes."""
 SLOW = (10, 4)
 """Of these a peer needs several seconds for one: one a round, and only the two that are claimed about."""
-GRADED = 100
 
 
 class Made(NamedTuple):
@@ -40,35 +40,25 @@ class Made(NamedTuple):
     shortest: int | None
 
 
-class Maker:
-    """Makes levels of new seeds, and keeps the first ones."""
+class Own:
+    """Levels of envkit's; calling it takes a turn."""
 
-    def __init__(self, make: Callable[[int], Made]) -> None:
-        self.kept: list[Made] = []
-        self._make = make
-        self._seeds = count()
+    def __init__(self, size: int, boxes: int) -> None:
+        env = envkit.make("Sokoban-v0", size=size, boxes=boxes)
 
-    def play(self, times: int) -> int:
-        for seed in islice(self._seeds, times):
-            made = self._make(seed)
-            if len(self.kept) < GRADED:
-                self.kept.append(made)
-        return times
+        def make(seed: int) -> Made:
+            text, info = env.reset(seed=seed)
+            return Made(text, info["level"]["shortest"])
 
+        self._maker = Maker(make)
+        self._turns = turns(self._maker.play)
 
-def envkit_levels(size: int, boxes: int) -> Maker:
-    env = envkit.make("Sokoban-v0", size=size, boxes=boxes)
+    def __call__(self, cpu_s: float) -> float:
+        return self._turns(cpu_s)
 
-    def make(seed: int) -> Made:
-        text, info = env.reset(seed=seed)
-        return Made(text, info["level"]["shortest"])
-
-    return Maker(make)
-
-
-def peer_levels(start: Callable[[int, int], peers.MakeLevel], size: int, boxes: int) -> Maker:
-    make = start(size, boxes)
-    return Maker(lambda seed: Made(make(seed), None))
+    def levels(self) -> list[Made]:
+        """Return the first levels that were made."""
+        return self._maker.kept
 
 
 def grade(name: str, levels: Sequence[Made], size: int) -> None:
@@ -99,32 +89,33 @@ def compare(size: int, boxes: int, told: argparse.Namespace) -> Rates:
     kind = f"{size}x{size}, {boxes} box{'es' if boxes > 1 else ''}"
     is_slow = (size, boxes) == SLOW
     print(f"Sokoban {kind}: new levels")
-    starts: dict[str, Callable[[], Maker]] = {f"envkit {kind}": partial(envkit_levels, size, boxes)}
-    all_starts: dict[str, Callable[[int, int], peers.MakeLevel]] = {
-        "gym-sokoban": peers.gym_sokoban_levels,
-        "GEM": peers.gem_levels,
-        "ROLL": partial(peers.roll_levels, told.roll),
-        "RAGEN": partial(peers.ragen_levels, told.ragen),
+    starts: dict[str, Callable[[], Own | Peer]] = {f"envkit {kind}": partial(Own, size, boxes)}
+    peers: dict[str, tuple[object, ...]] = {
+        "gym-sokoban": ("gym_sokoban_levels",),
+        "GEM": ("gem_levels",),
+        "ROLL": ("roll_levels", told.roll),
+        "RAGEN": ("ragen_levels", told.ragen),
     }
-    for name, start in list(all_starts.items())[: 2 if is_slow else None]:
-        starts[f"{name} {kind}"] = partial(peer_levels, start, size, boxes)
-    makers = peers.those_present(starts)
-    plays: dict[str, Play] = {name: maker.play for name, maker in makers.items()}
-    round_cpu_s = 0.1 if is_slow else told.round_cpu_s
-    rates = measure(plays, unit="levels", rounds=told.rounds, round_cpu_s=round_cpu_s)
-    for name, maker in makers.items():
-        grade(name, maker.kept[: 10 if is_slow else GRADED], size)
+    for name, (peer, *checkout) in list(peers.items())[: 2 if is_slow else None]:
+        starts[f"{name} {kind}"] = partial(Peer, told, str(peer), *checkout, size, boxes)
+    with taking_part(starts) as makers:
+        round_cpu_s = min(0.1, told.round_cpu_s) if is_slow else told.round_cpu_s
+        rates = measure(makers, unit="levels", rounds=told.rounds, round_cpu_s=round_cpu_s)
+        for name, maker in makers.items():
+            levels = [made if isinstance(made, Made) else Made(made, None) for made in maker.levels()]
+            grade(name, levels[: 10 if is_slow else GRADED], size)
     return rates
 
 
 def main() -> None:
-    parser = peers.arguments(__doc__)
-    parser.set_defaults(rounds=5, round_cpu_s=2.0)
-    told = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.set_defaults(rounds=5, round_cpu_s=2.0)
+    arguments.add_argument("--kinds", type=int, default=len(KINDS), help="how many sizes, the slowest last")
+    told = parsed(arguments, rounds=1, round_cpu_s=0.02, kinds=1)
     rates: dict[str, Sequence[float]] = {}
-    for size, boxes in KINDS:
+    for size, boxes in KINDS[: told.kinds]:
         rates |= compare(size, boxes, told)
-    check(CLAIMS, rates)
+    check(CLAIMS, rates, is_strict=not told.quick)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ left afterwards.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import anyio
 from processes import available_mib, family, pss_mib
+from settings import parsed, parser
 from waiting import Claim, Findings
 
 from envkit import clock
@@ -151,11 +151,11 @@ def _left(kind: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docker", type=int, default=200, metavar="COUNT", help="boxes of Docker")
-    parser.add_argument("--local", type=int, default=1000, metavar="COUNT", help="boxes of bubblewrap")
-    parser.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
-    told = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--docker", type=int, default=200, metavar="COUNT", help="boxes of Docker")
+    arguments.add_argument("--local", type=int, default=1000, metavar="COUNT", help="boxes of bubblewrap")
+    arguments.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
+    told = parsed(arguments, docker=2, local=4)
     findings = Findings()
     print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")
     are_clean = [
@@ -166,7 +166,7 @@ def main() -> None:
     print(f"Load average after: {os.getloadavg()[0]:.1f}")
     if not all(are_clean):
         sys.exit("some were lost, or something is left")
-    findings.check([claim for claim in CLAIMS if vars(told)[claim.what.split()[-2]]])
+    findings.check([claim for claim in CLAIMS if vars(told)[claim.what.split()[-2]]], is_strict=not told.quick)
 
 
 if __name__ == "__main__":

@@ -3,22 +3,27 @@
 Runs ``examples/quickstart.yaml``, then the same file with imitation only, its updates stretched by the factor by which
 the whole run was longer than its warm-up. Prints held-out success of both and of the demonstrators, and their ratio.
 Takes about twice as long as the quickstart.
-
-    python benchmarks/bench_reinforcement_gain.py [SEED ...]
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from settings import parsed, parser
 
 from envkit.config import WarmupSection
 
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
+STAGES = ("lesson_updates", "strung_updates", "episode_updates")
+SMALLEST = ["trainer.steps=1", "trainer.groups_per_step=1", "env.num_envs=8", "evaluation.episodes=8"]
+SMALLEST += ["warmup.lesson_states=100", "warmup.check_episodes=8", "trainer.threads=1"]
 
 
 def run(folder: Path, seed: int, *changes: str) -> dict[str, Any]:
@@ -30,21 +35,24 @@ def run(folder: Path, seed: int, *changes: str) -> dict[str, Any]:
     return summary
 
 
-def stretched(whole: dict[str, Any]) -> list[str]:
-    """The warm-up's updates, multiplied so that imitation alone takes as long as `whole` did."""
-    factor = whole["wall_s"] / whole["warmup"]["wall_s"]
-    updates = ("lesson_updates", "strung_updates", "episode_updates")
-    longer = [f"warmup.{name}={round(getattr(WarmupSection(), name) * factor)}" for name in updates]
-    return ["trainer.steps=0", "warmup.greedy_goal=1.0", *longer]
+def warmup_updates(updates: Mapping[str, float]) -> list[str]:
+    return [f"warmup.{name}={round(number)}" for name, number in updates.items()]
 
 
 def main() -> None:
-    seeds = [int(word) for word in sys.argv[1:]] or [7]
+    arguments = parser(__doc__)
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[7], help="of the runs, each of which is a row")
+    told = parsed(arguments)
+    updates = {name: 1 if told.quick else getattr(WarmupSection(), name) for name in STAGES}
+    changes = SMALLEST if told.quick else []
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        for seed in seeds:
-            whole = run(Path(name) / f"whole-{seed}", seed)
-            alone = run(Path(name) / f"alone-{seed}", seed, *stretched(whole))
+        for seed in told.seeds:
+            whole = run(Path(name) / f"whole-{seed}", seed, *changes, *warmup_updates(updates))
+            factor = whole["wall_s"] / whole["warmup"]["wall_s"]  # imitation alone is to take as long
+            longer = warmup_updates({stage: number * factor for stage, number in updates.items()})
+            imitation = ("trainer.steps=0", "warmup.greedy_goal=1.0", *longer)
+            alone = run(Path(name) / f"alone-{seed}", seed, *changes, *imitation)
             rows.append((seed, whole, alone))
     print("seed  demonstrators  warm-up  whole run        imitation alone   ratio")
     for seed, whole, alone in rows:
@@ -52,7 +60,7 @@ def main() -> None:
         before, after, imitated = whole["eval_success_before"], whole["eval_success_after"], alone["eval_success_after"]
         print(
             f"{seed:4}  {teacher:13.3f}  {before:7.3f}  {after:.3f} in {whole['wall_s']:4.0f} s  "
-            f"{imitated:.3f} in {alone['wall_s']:4.0f} s  {after / imitated:.2f}"
+            f"{imitated:.3f} in {alone['wall_s']:4.0f} s  {after / imitated if imitated else math.inf:.2f}"
         )
 
 

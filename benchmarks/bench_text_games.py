@@ -6,14 +6,13 @@ checkouts: ``--roll PATH --ragen PATH``. RAGEN's environment is given numbers, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import count, cycle, islice
-from random import Random
-from typing import Any
 
-import peers
-from timing import Claim, Play, check, measure
+from contestants import Peer, parser, taking_part
+from peers import BOXES, MAX_MOVES, MOVES, SIZE, stepping
+from settings import parsed
+from timing import Claim, Turn, check, measure, turns
 
 import envkit
 
@@ -23,56 +22,24 @@ CLAIMS = (
     Claim("envkit", 6, ["GEM"]),
 )
 
-SIZE, BOXES, MAX_MOVES = 6, 1, 10_000
-MOVES = [Random(0).choice(("up", "down", "left", "right")) for _ in range(1 << 16)]
 
-
-def stepping(env: Any, actions: Sequence[object]) -> Play:
-    """Step `env` with `actions` over and over, with a reset at each end."""
-    following = cycle(actions)
-    seeds = count(1)
-    env.reset(seed=0)
-
-    def play(times: int) -> int:
-        for action in islice(following, times):
-            if True in env.step(action)[2:-1]:  # what stands between reward and info says whether it ended
-                env.reset(seed=next(seeds))
-        return times
-
-    return play
-
-
-def envkit_text() -> Play:
+def envkit_text() -> Turn:
     env = envkit.make("Sokoban-v0", size=SIZE, boxes=BOXES, max_moves=MAX_MOVES)
-    return stepping(env, [f"<answer>{move}</answer>" for move in MOVES])
-
-
-def gem_text() -> Play:
-    return stepping(peers.gem_sokoban(SIZE, BOXES, max_turns=MAX_MOVES), [f"\\boxed{{{move}}}" for move in MOVES])
-
-
-def roll_text(checkout: Any) -> Play:
-    env = peers.roll_sokoban(checkout, SIZE, BOXES, max_steps=MAX_MOVES)
-    return stepping(env, [f"<answer>{move}</answer>" for move in MOVES])
-
-
-def ragen_text(checkout: Any) -> Play:
-    env = peers.ragen_sokoban(checkout, SIZE, BOXES, max_steps=MAX_MOVES)
-    numbers = {"up": 1, "down": 2, "left": 3, "right": 4}
-    return stepping(env, [numbers[move] for move in MOVES])
+    return turns(stepping(env, [f"<answer>{move}</answer>" for move in MOVES]))
 
 
 def main() -> None:
-    told = peers.arguments(__doc__).parse_args()
+    told = parsed(parser(__doc__), rounds=1, round_cpu_s=0.05)
     print("Sokoban 6x6, one box: text steps in one environment")
-    starts: dict[str, Callable[[], Play]] = {
+    starts: dict[str, Callable[[], Turn]] = {
         "envkit": envkit_text,
-        "GEM": gem_text,
-        "ROLL": partial(roll_text, told.roll),
-        "RAGEN": partial(ragen_text, told.ragen),
+        "GEM": partial(Peer, told, "gem_text"),
+        "ROLL": partial(Peer, told, "roll_text", told.roll),
+        "RAGEN": partial(Peer, told, "ragen_text", told.ragen),
     }
-    contestants = peers.those_present(starts)
-    check(CLAIMS, measure(contestants, unit="steps", rounds=told.rounds, round_cpu_s=told.round_cpu_s))
+    with taking_part(starts) as contestants:
+        rates = measure(contestants, unit="steps", rounds=told.rounds, round_cpu_s=told.round_cpu_s)
+    check(CLAIMS, rates, is_strict=not told.quick)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,15 @@ reset are only shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
 
-import numpy as np
-import peers
-from timing import Claim, Play, Rates, check, measure
+from contestants import Peer, parser, taking_part
+from peers import batches, stepping_all
+from settings import parsed
+from timing import Claim, Play, Rates, Turn, check, measure, turns
 
 import envkit
 
@@ -26,51 +26,43 @@ CLAIMS = (
     Claim("envkit Sokoban, 4 boxes", 5_000_000),
     Claim("envkit Sokoban, 4 boxes", 50, ENVPOOL_SOKOBAN),
     Claim("envkit FrozenLake, 4x4 map, slippery", 20, ENVPOOL_LAKE),
-    Claim("envkit Sokoban, 1,024 in text", 3, ["envkit Sokoban, one in text"]),
+    Claim("envkit Sokoban, many in text", 3, ["envkit Sokoban, one in text"]),
 )
 
-NUM_ENVS = 1024
 ANSWERS = ("<answer>up</answer>", "<answer>down</answer>", "<answer>left</answer>", "<answer>right</answer>")
 ROOM: dict[str, Any] = {"size": 10, "boxes": 4, "max_moves": 120}
 LAKE: dict[str, Any] = {"map": "4x4", "max_moves": 100}
 SMALL: dict[str, Any] = {"size": 6, "boxes": 1, "max_moves": 10_000}
-BATCHES = np.random.default_rng(0).integers(0, 4, (64, NUM_ENVS))
 WARM_STEPS = 1_500
-"""Enough that every one of 1,000 levels was drawn: 12 episodes in each environment."""
+"""Enough that every one of 1,000 levels was drawn: 12 episodes in each of 1,024 environments."""
 ROUNDS_OF_NEW_LEVELS = 3
 
 
-def vector(env_id: str, warm_steps: int = 0, **options: Any) -> Play:
+def vector(num_envs: int, env_id: str, warm_steps: int = 0, **options: Any) -> Play:
     """Step envkit's native environments with random numbers."""
-    envs = envkit.make_vec(env_id, NUM_ENVS, mode="native", observation="grid", action="index", **options)
+    envs = envkit.make_vec(env_id, num_envs, mode="native", observation="grid", action="index", **options)
     envs.reset(seed=0)
-    play = stepping(envs, list(BATCHES))
+    play = stepping_all(envs, list(batches(num_envs)))
     play(warm_steps)
     return play
 
 
-def episodes(moves: int, **options: Any) -> Play:
+def episodes(num_envs: int, moves: int, **options: Any) -> Play:
     """Play whole episodes, since random moves solve next to nothing and so all rooms begin again at once."""
-    play = vector("Sokoban-v0", max_moves=moves, **options)
+    play = vector(num_envs, "Sokoban-v0", max_moves=moves, **options)
     return lambda times: play(times * (moves + 1))
 
 
-def envpool(env_id: str, num_threads: int) -> Play:
-    envs = import_module("envpool").make_gymnasium(env_id, num_envs=NUM_ENVS, num_threads=num_threads, seed=0)
-    envs.reset()
-    return stepping(envs, list(BATCHES.astype(np.int32)))
-
-
-def vector_of_text() -> Play:
-    envs = envkit.make_vec("Sokoban-v0", NUM_ENVS, mode="native", **SMALL)
+def vector_of_text(num_envs: int) -> Play:
+    envs = envkit.make_vec("Sokoban-v0", num_envs, mode="native", **SMALL)
     envs.reset(seed=0)
-    return stepping(envs, [[ANSWERS[move] for move in batch] for batch in BATCHES])
+    return stepping_all(envs, [[ANSWERS[move] for move in batch] for batch in batches(num_envs)])
 
 
 def one_of_text() -> Play:
     env = envkit.make("Sokoban-v0", **SMALL)
     env.reset(seed=0)
-    answers = cycle([ANSWERS[move] for move in BATCHES.ravel()])
+    answers = cycle([ANSWERS[move] for move in batches(1024).ravel()])
     seeds = iter(range(1, 1 << 31))
 
     def play(times: int) -> int:
@@ -83,59 +75,58 @@ def one_of_text() -> Play:
     return play
 
 
-def stepping(envs: Any, batches: list[Any]) -> Play:
-    """Step all of `envs` with one of `batches` after the other; they start again by themselves."""
-    following = cycle(batches)
-
-    def play(times: int) -> int:
-        for actions in islice(following, times):
-            envs.step(actions)
-        return times * NUM_ENVS
-
-    return play
-
-
 def main() -> None:
-    told = peers.arguments(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--envs", type=int, default=1024, help="environments at once")
+    told = parsed(arguments, rounds=1, round_cpu_s=0.05, envs=16)
 
-    def compete(title: str, starts: dict[str, Callable[[], Play]], rounds: int = told.rounds) -> Rates:
+    def own(make: Callable[..., Play], *words: Any, **options: Any) -> Callable[[], Turn]:
+        return lambda: turns(make(told.envs, *words, **options))
+
+    def pool(env_id: str, threads: int) -> Callable[[], Turn]:
+        return partial(Peer, told, "envpool", env_id, told.envs, threads)
+
+    def compete(title: str, starts: Mapping[str, Callable[[], Turn]], rounds: int = told.rounds) -> Rates:
         print(title)
-        present = peers.those_present(starts)
-        return measure(present, unit="steps", rounds=rounds, round_cpu_s=told.round_cpu_s)
+        with taking_part(starts) as present:
+            return measure(present, unit="steps", rounds=rounds, round_cpu_s=told.round_cpu_s)
 
     rates = {
         **compete(
-            "Sokoban 10x10, 1,024 at once: grids and numbers",
+            f"Sokoban 10x10, {told.envs:,} at once: grids and numbers",
             {
-                "envkit Sokoban, 4 boxes": partial(vector, "Sokoban-v0", WARM_STEPS, num_levels=1000, **ROOM),
-                ENVPOOL_SOKOBAN[0]: partial(envpool, "Sokoban-v0", 1),
-                ENVPOOL_SOKOBAN[1]: partial(envpool, "Sokoban-v0", 2),
+                "envkit Sokoban, 4 boxes": own(vector, "Sokoban-v0", WARM_STEPS, num_levels=1000, **ROOM),
+                ENVPOOL_SOKOBAN[0]: pool("Sokoban-v0", 1),
+                ENVPOOL_SOKOBAN[1]: pool("Sokoban-v0", 2),
             },
         ),
         **compete(
-            "FrozenLake 4x4, 1,024 at once: grids and numbers",
+            f"FrozenLake 4x4, {told.envs:,} at once: grids and numbers",
             {
-                "envkit FrozenLake, 4x4 map, slippery": partial(vector, "FrozenLake-v0", slip=2 / 3, **LAKE),
-                "envkit FrozenLake, 4x4 map": partial(vector, "FrozenLake-v0", slip=0.0, **LAKE),
-                "envkit FrozenLake, each map new": partial(vector, "FrozenLake-v0", max_moves=100),
-                ENVPOOL_LAKE[0]: partial(envpool, "FrozenLake-v1", 1),
-                ENVPOOL_LAKE[1]: partial(envpool, "FrozenLake-v1", 2),
+                "envkit FrozenLake, 4x4 map, slippery": own(vector, "FrozenLake-v0", slip=2 / 3, **LAKE),
+                "envkit FrozenLake, 4x4 map": own(vector, "FrozenLake-v0", slip=0.0, **LAKE),
+                "envkit FrozenLake, each map new": own(vector, "FrozenLake-v0", max_moves=100),
+                ENVPOOL_LAKE[0]: pool("FrozenLake-v1", 1),
+                ENVPOOL_LAKE[1]: pool("FrozenLake-v1", 2),
             },
         ),
         **compete(
             "Sokoban 6x6, one box: text both ways",
-            {"envkit Sokoban, 1,024 in text": vector_of_text, "envkit Sokoban, one in text": one_of_text},
+            {
+                "envkit Sokoban, many in text": own(vector_of_text),
+                "envkit Sokoban, one in text": lambda: turns(one_of_text()),
+            },
         ),
         **compete(
-            "Sokoban 10x10, 1,024 at once, a new level after each episode",
+            f"Sokoban 10x10, {told.envs:,} at once, a new level after each episode",
             {
-                "envkit Sokoban, 1 box, 25 moves": partial(episodes, 25, size=10, boxes=1),
-                "envkit Sokoban, 4 boxes, 120 moves": partial(episodes, 120, size=10, boxes=4),
+                "envkit Sokoban, 1 box, 25 moves": own(episodes, 25, size=10, boxes=1),
+                "envkit Sokoban, 4 boxes, 120 moves": own(episodes, 120, size=10, boxes=4),
             },
-            rounds=ROUNDS_OF_NEW_LEVELS,
+            rounds=min(told.rounds, ROUNDS_OF_NEW_LEVELS),
         ),
     }
-    check(CLAIMS, rates)
+    check(CLAIMS, rates, is_strict=not told.quick)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ _SPARES = 4
 _MEMORY_MIB = 512
 _NO_SPARES_MIB = 513
 """Memory of sandboxes of which none is kept ready."""
-_PATIENCE_S = 70.0
 _CPUS = 12.0
 """More than the machine of ROCK's server has, and less than the 16 above which it refuses anything."""
 _ATTEMPTS = 5
@@ -89,6 +88,7 @@ async def sandboxes(findings: Findings, told: argparse.Namespace) -> None:
         sys.exit("there is no docker on PATH")
     spares = json.dumps([{"count": _SPARES, "image": told.image, "memory_mib": _MEMORY_MIB}])
     settings = [f"spares={spares}", "node.memory_mib=16384", "envs.boxes=1", "envs.spares=0"]
+    settings.append(f"envs.image={told.games_image}")
     words = ["--backend", "docker", *(word for setting in settings for word in ("--set", setting))]
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(gateway(*words))
@@ -97,7 +97,7 @@ async def sandboxes(findings: Findings, told: argparse.Namespace) -> None:
         places: dict[str, Place] = {}
         try:
             server = await stack.enter_async_context(rock_server())
-            await _starts_of_rock(findings, server, told.image)
+            await _starts_of_rock(findings, server, told)
             theirs = await stack.enter_async_context(rock(server, told.image))
             for shell in range(CALLERS):
                 await theirs.open_shell(shell)
@@ -149,7 +149,7 @@ async def _starts(findings: Findings, url: str, told: argparse.Namespace) -> Non
     http.close()
 
 
-async def _starts_of_rock(findings: Findings, server: str, image: str) -> None:
+async def _starts_of_rock(findings: Findings, server: str, told: argparse.Namespace) -> None:
     """Measure the same of ROCK, which keeps none ready, and is given less to do since it takes its time."""
     aiohttp = import_module("aiohttp")
     async with aiohttp.ClientSession(server + ROCK_ROUTES) as http:
@@ -157,10 +157,10 @@ async def _starts_of_rock(findings: Findings, server: str, image: str) -> None:
         async def start(number: int) -> Rock:
             for _ in range(_ATTEMPTS - 1):
                 try:
-                    return await start_rock(http, image, cpus=0.1)
+                    return await start_rock(http, told.image, cpus=0.1)
                 except FailedCallError:
                     pass
-            return await start_rock(http, image, cpus=0.1)
+            return await start_rock(http, told.image, cpus=0.1)
 
         async def start_one() -> Callable[[], Awaitable[None]]:
             return (await start(0)).stop
@@ -176,10 +176,10 @@ async def _starts_of_rock(findings: Findings, server: str, image: str) -> None:
         await findings.latency("start, ROCK's", {"ROCK": start_one}, number=1, rounds=1)
         await findings.latency(f"{AT_ONCE} starts at once, ROCK's", {"ROCK": start_all}, number=1, rounds=1)
         begin = clock.now()
-        said = f"no answer within {_PATIENCE_S:g} s"
-        with anyio.move_on_after(_PATIENCE_S):
+        said = f"no answer within {told.rock_s:g} s"
+        with anyio.move_on_after(told.rock_s):
             try:
-                await start_rock(http, image, cpus=_CPUS)
+                await start_rock(http, told.image, cpus=_CPUS)
             except FailedCallError as error:
                 said = str(error)[:100]
         print(f"impossible request, ROCK's\n  ROCK {clock.now() - begin:26,.1f} s  ({said})", flush=True)

@@ -1,56 +1,109 @@
-"""Peers: how to start Sokoban in other projects. Whatever one imports is imported when it is started.
+"""Games of other projects, and what all contestants play in them. Nothing of envkit is imported here.
 
-ROLL and RAGEN are no packages that can be installed: they are given as checkouts.
+Each peer is imported when it is started, by `peer_process.py` in the peers' own virtual environment. ROLL and RAGEN are
+no packages that can be installed: they are given as checkouts.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
+from itertools import count, cycle, islice
 from pathlib import Path
+from random import Random
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
+from timing import Play
 
-MakeLevel = Callable[[int], str]
-"""Makes the level of a seed; returns its board in envkit's symbols."""
+LevelT = TypeVar("LevelT")
+
+SIZE, BOXES, MAX_MOVES = 6, 1, 10_000
+"""The rooms of single text steps."""
+MOVES = [Random(0).choice(("up", "down", "left", "right")) for _ in range(1 << 16)]
+GRADED = 100
+"""Levels of each maker that are kept."""
 
 _SYMBOLS = "#_O√XPS"  # by the code that gym-sokoban and all who took it over give a cell
 _ENDLESS = 10**9
 
-PeerT = TypeVar("PeerT")
+MakeLevel: TypeAlias = Callable[[int], str]
+"""Makes the level of a seed; returns its board in envkit's symbols."""
 
 
-class MissingPeerError(Exception):
-    """A peer was not given."""
+class Maker(Generic[LevelT]):
+    """Makes levels of new seeds, and keeps the first ones."""
+
+    def __init__(self, make: Callable[[int], LevelT]) -> None:
+        self.kept: list[LevelT] = []
+        self._make = make
+        self._seeds = count()
+
+    def play(self, times: int) -> int:
+        for seed in islice(self._seeds, times):
+            made = self._make(seed)
+            if len(self.kept) < GRADED:
+                self.kept.append(made)
+        return times
 
 
-def arguments(about: str | None) -> argparse.ArgumentParser:
-    """Return a parser of what all these benchmarks are told."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--roll", type=Path, metavar="PATH", help="checkout of ROLL; without it, it is left out")
-    parser.add_argument("--ragen", type=Path, metavar="PATH", help="checkout of RAGEN; without it, it is left out")
-    parser.add_argument("--rounds", type=int, default=11, help="rounds of which the median counts")
-    parser.add_argument("--round-cpu-s", type=float, default=0.4, help="CPU seconds a contestant and round, at least")
-    return parser
+def stepping(env: Any, actions: Sequence[object]) -> Play:
+    """Step `env` with `actions` over and over, with a reset at each end."""
+    following = cycle(actions)
+    seeds = count(1)
+    env.reset(seed=0)
+
+    def play(times: int) -> int:
+        for action in islice(following, times):
+            if True in env.step(action)[2:-1]:  # what stands between reward and info says whether it ended
+                env.reset(seed=next(seeds))
+        return times
+
+    return play
 
 
-def those_present(openings: Mapping[str, Callable[[], PeerT]]) -> dict[str, PeerT]:
-    """Open each; leave out with a note what is not here."""
-    opened = {}
-    for name, start in openings.items():
-        try:
-            opened[name] = start()
-        except MissingPeerError as error:
-            print(f"  left out: {name}: {error}")
-        except ImportError as error:
-            print(f"  left out: {name}: {error}; pip install -r benchmarks/peers.txt")
-    return opened
+def batches(num_envs: int) -> Any:
+    """Return 64 times random moves for so many environments."""
+    return np.random.default_rng(0).integers(0, 4, (64, num_envs))
+
+
+def stepping_all(envs: Any, batches: Sequence[Any]) -> Play:
+    """Step all of `envs` with one of `batches` after the other; they start again by themselves."""
+    following = cycle(batches)
+
+    def play(times: int) -> int:
+        for actions in islice(following, times):
+            envs.step(actions)
+        return times * len(batches[0])
+
+    return play
+
+
+def envpool(env_id: str, num_envs: str, num_threads: str) -> Play:
+    sizes = {"num_envs": int(num_envs), "num_threads": int(num_threads)}
+    envs = import_module("envpool").make_gymnasium(env_id, seed=0, **sizes)
+    envs.reset()
+    return stepping_all(envs, list(batches(int(num_envs)).astype(np.int32)))
+
+
+def gem_text() -> Play:
+    return stepping(gem_sokoban(SIZE, BOXES, max_turns=MAX_MOVES), [f"\\boxed{{{move}}}" for move in MOVES])
+
+
+def roll_text(checkout: str) -> Play:
+    env = roll_sokoban(checkout, SIZE, BOXES, max_steps=MAX_MOVES)
+    return stepping(env, [f"<answer>{move}</answer>" for move in MOVES])
+
+
+def ragen_text(checkout: str) -> Play:
+    env = ragen_sokoban(checkout, SIZE, BOXES, max_steps=MAX_MOVES)
+    numbers = {"up": 1, "down": 2, "left": 3, "right": 4}
+    return stepping(env, [numbers[move] for move in MOVES])
 
 
 def gem_sokoban(size: int, boxes: int, *, max_turns: int) -> Any:
@@ -60,17 +113,17 @@ def gem_sokoban(size: int, boxes: int, *, max_turns: int) -> Any:
     return gem.make("game:Sokoban-v0-easy", dim_room=(size, size), num_boxes=boxes, max_turns=max_turns)
 
 
-def roll_sokoban(checkout: Path | None, size: int, boxes: int, *, max_steps: int) -> Any:
+def roll_sokoban(checkout: str, size: int, boxes: int, *, max_steps: int) -> Any:
     """ROLL's Sokoban: text in, text out; at its default search depth."""
     packages = ("roll", "roll.utils", "roll.pipeline", "roll.pipeline.agentic", "roll.pipeline.agentic.env")
-    _find(checkout, "--roll", packages)
+    _find(checkout, packages)
     env = import_module("roll.pipeline.agentic.env.sokoban.env")
     return env.SokobanEnv(dim_room=(size, size), num_boxes=boxes, max_steps=max_steps)
 
 
-def ragen_sokoban(checkout: Path | None, size: int, boxes: int, *, max_steps: int) -> Any:
+def ragen_sokoban(checkout: str, size: int, boxes: int, *, max_steps: int) -> Any:
     """RAGEN's Sokoban: numbers 1 to 4 in (its answers are read elsewhere), text out; at its default search depth."""
-    _find(checkout, "--ragen", ("ragen", "ragen.env"))
+    _find(checkout, ("ragen", "ragen.env"))
     config = import_module("ragen.env.sokoban.config")
     env = import_module("ragen.env.sokoban.env")
     return env.SokobanEnv(config.SokobanEnvConfig(dim_room=(size, size), num_boxes=boxes, max_steps=max_steps))
@@ -98,12 +151,12 @@ def gem_levels(size: int, boxes: int) -> MakeLevel:
     return _resets(gem_sokoban(size, boxes, max_turns=_ENDLESS))
 
 
-def roll_levels(checkout: Path | None, size: int, boxes: int) -> MakeLevel:
+def roll_levels(checkout: str, size: int, boxes: int) -> MakeLevel:
     """The reset of ROLL's Sokoban."""
     return _resets(roll_sokoban(checkout, size, boxes, max_steps=_ENDLESS))
 
 
-def ragen_levels(checkout: Path | None, size: int, boxes: int) -> MakeLevel:
+def ragen_levels(checkout: str, size: int, boxes: int) -> MakeLevel:
     """The reset of RAGEN's Sokoban."""
     return _resets(ragen_sokoban(checkout, size, boxes, max_steps=_ENDLESS))
 
@@ -121,13 +174,30 @@ def _board(fixed: Any, state: Any) -> str:
     return "\n".join("".join(_SYMBOLS[code] for code in row) for row in codes)
 
 
-def _find(checkout: Path | None, option: str, packages: tuple[str, ...]) -> None:
+def _find(checkout: str, packages: tuple[str, ...]) -> None:
     """Let modules be imported from a checkout without running its packages, which would import a whole trainer."""
-    if checkout is None:
-        raise MissingPeerError(f"give its checkout with {option} PATH")
-    if not (checkout / packages[0]).is_dir():
-        sys.exit(f"{option} {checkout}: there is no folder {packages[0]} in it")
+    if not Path(checkout, packages[0]).is_dir():
+        raise ImportError(f"there is no folder {packages[0]} in {checkout}")
     for name in packages:
         package = ModuleType(name)
-        package.__path__ = [str(checkout.joinpath(*name.split(".")))]
+        package.__path__ = [str(Path(checkout, *name.split(".")))]
         sys.modules.setdefault(name, package)
+
+
+def _levels(start: Callable[..., MakeLevel], *arguments: str) -> Maker[str]:
+    """Make levels of a size and number of boxes, which are the last two arguments."""
+    *checkout, size, boxes = arguments
+    return Maker(start(*checkout, int(size), int(boxes)))
+
+
+PEERS: Mapping[str, Callable[..., Play | Maker[str]]] = {
+    "envpool": envpool,
+    "gem_text": gem_text,
+    "roll_text": roll_text,
+    "ragen_text": ragen_text,
+    "gym_sokoban_levels": partial(_levels, gym_sokoban_levels),
+    "gem_levels": partial(_levels, gem_levels),
+    "roll_levels": partial(_levels, roll_levels),
+    "ragen_levels": partial(_levels, ragen_levels),
+}
+"""By the names under which `peer_process.py` starts them, with their arguments as texts."""

@@ -1,5 +1,7 @@
 """Boxes of other projects: SWE-ReX, and ROCK with a server of its own. What they need is imported when they start.
 
+ROCK's programs are run from a virtual environment of its own, `ROCK_FOLDER`.
+
 Their servers, and all ports of their containers, listen on 127.0.0.1 alone: a ``docker`` in front of the real one sees
 to it. It also drops ``--privileged``, which ROCK always asks for and many machines refuse. Nothing else is changed.
 """
@@ -41,6 +43,7 @@ done
 exec {docker} "$@"
 """
 _START_TIMEOUT_S = 180.0
+ROCK_FOLDER = Path(__file__).resolve().parents[1] / ".venv" / "rock"
 ROCK_ROUTES = "/apis/envs/sandbox/v1/"
 
 
@@ -245,7 +248,8 @@ async def _until_alive(http: Any, sandbox_id: str) -> None:
 @asynccontextmanager
 async def rock_server() -> AsyncIterator[str]:
     """Start what a ROCK server consists of: Ray, the program that serves its host, and the server itself."""
-    _installed("rock")
+    if not (ROCK_FOLDER / "done").exists():
+        raise MissingPeerError("not installed: make .venv/rock/done")
     with TemporaryDirectory(prefix="rock-") as name:
         folder = Path(name)
         ray, host, admin = free_ports(3)
@@ -262,7 +266,7 @@ async def rock_server() -> AsyncIterator[str]:
         try:
             for port, (program, *words) in commands.items():
                 log = folder / f"{program}.log"
-                started.append(start([f"{sys.prefix}/bin/{program}", *words], environment, log))
+                started.append(start([f"{ROCK_FOLDER}/bin/{program}", *words], environment, log))
                 await _until_it_listens(started[-1], port, log)
             yield f"http://127.0.0.1:{admin}"
         finally:
@@ -273,13 +277,14 @@ async def rock_server() -> AsyncIterator[str]:
 def _rock_environment(folder: Path, ray_port: int, host_port: int) -> dict[str, str]:
     """Write ROCK's configuration; return the environment variables of its programs.
 
-    A sandbox gets ROCK's program by mounting this interpreter and its packages, read-only.
+    A sandbox gets ROCK's program by mounting its interpreter and packages, read-only.
     """
-    packages = sysconfig.get_path("purelib")
-    mounts = {sys.base_prefix: sys.base_prefix, sys.prefix: sys.prefix}
+    rock = str(ROCK_FOLDER)
+    packages = sysconfig.get_path("purelib", vars={"base": rock})
+    mounts = {sys.base_prefix: sys.base_prefix, rock: rock}
     volumes = [{"local": here, "container": there} for here, there in mounts.items()]
     volumes += [
-        {"local": sys.prefix, "container": "/tmp/miniforge"},
+        {"local": rock, "container": "/tmp/miniforge"},
         {"local": f"{packages}/rock/rocklet/local_files", "container": "/tmp/local_files"},
     ]
     config = {
@@ -299,6 +304,8 @@ def _rock_environment(folder: Path, ray_port: int, host_port: int) -> dict[str, 
         "ROCK_SERVICE_STATUS_DIR": str(folder),
         "ROCK_SCHEDULER_STATUS_DIR": str(folder),
         "ROCK_ENVHUB_DB_URL": f"sqlite:///{folder}/envs.db",
+        "HOME": str(folder),
+        "RAY_TMPDIR": str(folder),  # in whose folder `ray` Ray writes the cluster's address
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a cluster of one, so that Ray keeps to 127.0.0.1
     }

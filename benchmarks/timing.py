@@ -1,7 +1,7 @@
 """Timing: how much several contestants get done in a second of CPU, in rounds, so that noise meets each of them alike.
 
-CPU time is that of all threads of this process. It says less than the clock about a program that waits, and more about
-one that computes on a machine that others use, too.
+CPU time is that of all threads of a contestant's process. It says less than the clock about a program that waits, and
+more about one that computes on a machine that others use, too.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import truediv
 from typing import NamedTuple, TypeAlias
 
 Play: TypeAlias = Callable[[int], int]
 """Does its work so many times, and returns how many units (steps, levels) that was."""
+Turn: TypeAlias = Callable[[float], float]
+"""Plays for at least so many CPU seconds, and returns the units per CPU second."""
 Rates: TypeAlias = Mapping[str, Sequence[float]]
 """Units per CPU-second in each round, by contestant."""
 
@@ -35,7 +38,12 @@ class Claim(NamedTuple):
     peers: Sequence[str] = ()
 
 
-def measure(contestants: Mapping[str, Play], *, unit: str, rounds: int, round_cpu_s: float) -> Rates:
+def turns(play: Play) -> Turn:
+    """Play until it is warm, and return turns that are timed in this process."""
+    return partial(_rate, play, _calibrate(play))
+
+
+def measure(contestants: Mapping[str, Turn], *, unit: str, rounds: int, round_cpu_s: float) -> Rates:
     """Let all play, and print the median of `rounds` of each contestant.
 
     Args:
@@ -44,11 +52,10 @@ def measure(contestants: Mapping[str, Play], *, unit: str, rounds: int, round_cp
         rounds: Number of rounds; in each, every contestant plays once, in an order that turns round.
         round_cpu_s: CPU seconds a contestant and round, at least.
     """
-    counts = {name: _calibrate(play) for name, play in contestants.items()}
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds):
         for name in list(contestants)[:: -1 if number % 2 else 1]:
-            rates[name].append(_rate(contestants[name], counts[name], round_cpu_s))
+            rates[name].append(contestants[name](round_cpu_s))
     for name, each in rates.items():
         median = statistics.median(each)
         print(
@@ -59,9 +66,9 @@ def measure(contestants: Mapping[str, Play], *, unit: str, rounds: int, round_cp
     return rates
 
 
-def check(claims: Sequence[Claim], rates: Rates) -> None:
-    """Print each claim and whether it holds; leave the program with status 1 when one does not."""
-    print("Claims")
+def check(claims: Sequence[Claim], rates: Rates, *, is_strict: bool = True) -> None:
+    """Print each claim and whether it holds; if `is_strict`, leave the program with status 1 when one does not."""
+    print("Claims" if is_strict else "Claims (not of a quick run)")
     broken = 0
     for ours, at_least, peers in claims:
         present = [name for name in peers if name in rates]
@@ -78,12 +85,12 @@ def check(claims: Sequence[Claim], rates: Rates) -> None:
             said = f"{_short(found)} per CPU-second, at least {_short(at_least)} wanted"
         broken += found < at_least
         print(f"  {'BROKEN' if found < at_least else 'holds':11}  {ours}: {said}")
-    if broken:
+    if broken and is_strict:
         sys.exit(f"{broken} of {len(claims)} claims broken")
 
 
 def _calibrate(play: Play) -> int:
-    """Play until it is warm; return how often to play between two looks at the clock."""
+    """Play until it is warm, and return how often to play between two looks at the clock."""
     times = 1
     while True:
         begin = time.process_time()

@@ -94,7 +94,7 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 async def filtered(kind: Kind, *command: str, **fields: object) -> AsyncIterator[Box]:
     """Start a box of a kind that filters system calls."""
     if kind.has_images:
-        fields["image"] = image(whole=True)
+        fields["image"] = image()
     async with kind.backend() as backend:
         if not backend.capabilities()["seccomp"]:
             pytest.skip("no filter of system calls here")

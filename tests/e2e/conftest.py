@@ -14,5 +14,4 @@ from tests.e2e.fleet import games_image
 def no_image_is_left() -> Iterator[None]:
     yield
     if games_image.cache_info().currsize:
-        # Another run of the same tests may have the same image.
         subprocess.run(["docker", "image", "rm", "--force", games_image()], capture_output=True, check=False)

@@ -22,19 +22,17 @@ import anyio
 import httpx
 import pytest
 
-import envkit
 from envkit import clock
 from envkit.fleet.ledger import Ledger
 from envkit.sandbox import cgroups, folders, stays
 from envkit.types import SandboxSpec
 from envkit.wiring import servers
 from tests.contract.boxes import arguments, containers, processes, volumes
-from tests.sandbox.containers import docker, image
+from tests.sandbox.containers import docker, image, missing
 
 LOCAL = pytest.param("local", marks=pytest.mark.bwrap)
 DOCKER = pytest.param("docker", marks=pytest.mark.docker)
 
-_GAMES = "envkit/games:1"
 _BUILD_S = 180
 _READY_S = 180
 _STOP_S = 40
@@ -73,7 +71,7 @@ class Gateway:
 
     def spec(self, *command: str, **fields: Any) -> SandboxSpec:
         """A sandbox in which the programs of this machine, or of an image, can be run."""
-        return SandboxSpec(command, image=image(whole=True) if self.kind == "docker" else None, **fields)
+        return SandboxSpec(command, image=image() if self.kind == "docker" else None, **fields)
 
     @property
     def python(self) -> str:
@@ -256,7 +254,7 @@ def serving(
     words = ["--backend", kind, "--port", str(port), "--state", str(state), "--set", "access_log=null"]
     env_image = None
     if kind == "docker":
-        env_image = games_image() if worlds is None else _build_games_image(worlds)
+        env_image = games_image() if worlds is None else _games_image_with(worlds)
         settings = (*settings, f"envs.image={env_image}")
     for setting in settings:
         words += ["--set", setting]
@@ -284,27 +282,24 @@ def serving(
 
 @cache
 def games_image() -> str:
-    """What env boxes of docker are made of: the packages of an image that may be older, and envkit as it is here."""
-    return _build_games_image()
+    """Build the image of env boxes, with envkit as it is here, and return its tag; it goes with the tests."""
+    tag = f"envkit-test/games:{os.getpid()}"
+    command = [sys.executable, "-m", "envkit", "image", "build", "games", "--base", image(), "--offline", "--tag", tag]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
+    if done.returncode != 0:
+        missing(f"no image of the games can be built here: {done.stderr.strip().splitlines()[-1]}")
+    return tag
 
 
-def _build_games_image(worlds: Path | None = None) -> str:
-    """Build it, with what is in a folder of `install_world` too, and return its id."""
-    if not docker("image", "ls", "--quiet", _GAMES):
-        image(whole=True)  # what it is made from
-        command = [sys.executable, "-m", "envkit", "image", "build", "games", "--offline"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"{_GAMES} cannot be built here: {done.stderr.strip().splitlines()[-1]}")
+def _games_image_with(worlds: Path) -> str:
+    """Add what is in a folder of `install_world` to that image, and return the id of the new one."""
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w", dereference=True) as archive:
-        recipe = f"FROM {_GAMES}\nRUN rm -rf /opt/envkit/envkit\nCOPY added /opt/envkit\n".encode()
+        recipe = f"FROM {games_image()}\nCOPY added /opt/envkit\n".encode()
         entry = tarfile.TarInfo("Dockerfile")
         entry.size = len(recipe)
         archive.addfile(entry, io.BytesIO(recipe))
-        archive.add(Path(envkit.__file__).parent, "added/envkit", filter=_is_source)
-        if worlds is not None:
-            archive.add(worlds, "added", filter=_is_source)
+        archive.add(worlds, "added", filter=_is_source)
     command = ["docker", "build", "--quiet", "-"]
     built = subprocess.run(command, input=context.getvalue(), capture_output=True, timeout=_BUILD_S, check=True)
     return built.stdout.decode().split()[-1]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sandbox.containers import image
+
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
 
@@ -78,13 +80,9 @@ def test_an_image_that_is_missing_is_said_with_what_makes_it(tmp_path: Path) -> 
 
 @pytest.mark.docker
 def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_path: Path) -> None:
-    said = said_by(
-        tmp_path, "--backend", "docker", "--set", "envs.boxes=1", "--set", "envs.image=debian:bookworm-offline"
-    )
-    assert said.startswith(
-        "environments are served in boxes of image debian:bookworm-offline, which lacks envkit or Python ("
-    )
+    said = said_by(tmp_path, "--backend", "docker", "--set", "envs.boxes=1", "--set", f"envs.image={image()}")
+    assert said.startswith(f"environments are served in boxes of image {image()}, which lacks envkit or Python (")
     assert said.endswith(
-        "No module named 'envkit')); make one that has them: envkit image build games --base debian:bookworm-offline"
-        " --tag debian:bookworm-offline-envkit, and name it in envs.image"
+        f"No module named 'envkit')); make one that has them: envkit image build games --base {image()}"
+        f" --tag {image()}-envkit, and name it in envs.image"
     )

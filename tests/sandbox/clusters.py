@@ -15,22 +15,29 @@ from pathlib import Path
 
 from tests.contract.boxes import arguments, processes
 
+_LOG_CHARACTERS = 2000
+
 
 class Cluster:
-    """A cluster in a process of its own, its head at a port if one is given; it begins when it is waited for."""
+    """A cluster in a process of its own, its head at a port if one is given; it begins when it is waited for.
+
+    Ray's default folder and its home are inside `folder`, as on a machine where Ray never ran.
+    """
 
     def __init__(self, folder: str, nodes: int, port: int = 0) -> None:
         self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sandbox.ray_cluster", folder, str(nodes), str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-            cwd=Path(__file__).parents[2],
-            start_new_session=True,
-        )
+        self._log = Path(folder, "log")
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.sandbox.ray_cluster", folder, str(nodes), str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "HOME": folder, "RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"},
+                cwd=Path(__file__).parents[2],
+                start_new_session=True,
+            )
         self.address = ""
 
     def wait(self) -> None:
@@ -75,7 +82,7 @@ class Cluster:
         for line in self.process.stdout:
             if line.startswith("> "):
                 return line.split()[1:]
-        raise AssertionError("the cluster has ended")
+        raise AssertionError(f"the Ray cluster has ended: {self._log.read_text(errors='replace')[-_LOG_CHARACTERS:]}")
 
 
 @contextmanager

@@ -1,32 +1,49 @@
-"""What the tests of Docker share: an image with Python that is on this machine, and what is left with the daemon."""
+"""What the tests of Docker share: images with Python, and what is left with the daemon."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import NoReturn
 
 import anyio
 import pytest
 
 from envkit import clock
+from envkit.sandbox.images import OFFLINE_BASE
 
-_WHOLE = ("envkit/base:bookworm", "python:3.11-slim", "envkit/games:1")
-_REDUCED = ("debian:bookworm-offline",)  # its Python lacks parts, such as json and ctypes
+_REDUCED = """
+FROM {base}
+RUN cd /usr/lib/python3.*/ && rm -r ctypes json lib-dynload/_ctypes.* lib-dynload/_json.*
+"""
 
 
 @cache
-def image(*, whole: bool = False) -> str:
-    """Return an image with Python; skip, or fail where Docker is required, if there is none.
+def image() -> str:
+    """Return the image with Python that ``docker/with-base`` makes; without it, skip, or fail if Docker is required."""
+    name = os.environ.get("ENVKIT_BASE", OFFLINE_BASE)
+    if not docker("image", "ls", "--quiet", name):
+        missing(f"there is no image {name}; docker/base-from-debootstrap makes it")
+    return name
 
-    Args:
-        whole: Whether a Python without parts of its library, such as Debian's python3-minimal, will not do.
-    """
-    for name in _WHOLE if whole else _WHOLE + _REDUCED:
-        if docker("image", "ls", "--quiet", name):
-            return name
-    reason = "no image with Python is here; docker/base-from-debootstrap makes one"
+
+@contextmanager
+def reduced_image() -> Iterator[str]:
+    """An image for the length of the block whose Python lacks ctypes and json, as Debian's python3-minimal does."""
+    tag = f"envkit-test/reduced:{os.getpid()}"
+    command = ["docker", "build", "--quiet", "--tag", tag, "-"]
+    subprocess.run(command, input=_REDUCED.format(base=image()).encode(), capture_output=True, timeout=60, check=True)
+    try:
+        yield tag
+    finally:
+        docker("image", "rm", "--force", tag)
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip the test, or fail it where Docker is required."""
     if "docker" in os.environ.get("ENVKIT_REQUIRE", "").split(","):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

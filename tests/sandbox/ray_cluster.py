@@ -2,12 +2,16 @@
 
 Its standard input takes ``begin`` first, and then ``add``, ``kill NAME``, ``asked`` and ``behead``; every answer is a
 line that begins with a ``>``.
+
+``$RAY_TMPDIR`` must be the folder, too: Ray writes the cluster's address into its default folder, ``$RAY_TMPDIR/ray``,
+which it makes only as the ``temp_dir`` of a node.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 from ray.cluster_utils import Cluster
@@ -20,7 +24,7 @@ def main(folder: str, node_count: int, port: int) -> None:
     head: dict[str, Any] = {
         "num_cpus": 0,
         "include_dashboard": False,
-        "temp_dir": folder,
+        "temp_dir": str(Path(folder, "ray")),
         "object_store_memory": _OBJECTS,
         "_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False},
     }

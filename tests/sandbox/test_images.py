@@ -74,7 +74,7 @@ def test_a_missing_base_is_refused_offline() -> None:
 def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(wheel: Path, tag: str) -> None:
     async def main() -> None:
         before = docker("images", "--all", "--quiet", "--filter", "label=envkit.stage")
-        said = await build("python", base=image(whole=True), packages=(str(wheel),))
+        said = await build("python", base=image(), packages=(str(wheel),))
         assert any("FROM" in line for line in said)
         assert docker("images", "--all", "--quiet", "--filter", "label=envkit.stage") == before
         async with DockerBackend() as backend:

@@ -344,6 +344,34 @@ def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
         run(partial(main, old), 170)
 
 
+def test_a_server_on_a_machine_where_ray_never_ran_joins_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    home, ray_folder = tmp_path / "home", tmp_path / "ray"
+    home.mkdir()
+    words = ["--backend", "ray", "--port", "0", "--set", f"ray.address={cluster.address}", "--set", "access_log=null"]
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "envkit", "serve", *words, "--state", str(tmp_path / "state")],
+            env={**os.environ, "HOME": str(home), "RAY_TMPDIR": str(ray_folder)},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as server,
+    ):
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        server.terminate()
+    assert said.startswith("ready http://127.0.0.1:"), (tmp_path / "log").read_text()
+    assert not ray_folder.exists()
+
+
+def test_a_cluster_that_does_not_start_gives_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "ray").write_text("no folder")
+    broken = Cluster(str(tmp_path), 1)
+    with broken.process, pytest.raises(AssertionError, match=r"the Ray cluster has ended: (?s:.*)FileExistsError"):
+        broken.wait()
+
+
 @pytest.mark.parametrize(
     ("address", "hint"),
     [

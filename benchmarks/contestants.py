@@ -1,0 +1,98 @@
+"""Contestants of the benchmarks of the games: envkit in this process, each peer in its own (`peer_process.py`)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import settings
+
+_PROGRAM = Path(__file__).with_name("peer_process.py")
+_PYTHON = _PROGRAM.parents[1] / ".venv" / "bench" / "bin" / "python"
+
+ContestantT = TypeVar("ContestantT")
+
+
+class MissingPeerError(Exception):
+    """A peer is not installed, or was not given."""
+
+
+class Peer:
+    """A peer in its own process and virtual environment; calling it takes a turn, as a `timing.Turn` does.
+
+    Args:
+        told: The command line, of `parser`.
+        name: In `peers.PEERS`.
+        arguments: Of that; None is a checkout that was not given.
+
+    Raises:
+        MissingPeerError: It is not installed, or not given.
+    """
+
+    def __init__(self, told: argparse.Namespace, name: str, *arguments: object) -> None:
+        if None in arguments:
+            raise MissingPeerError(f"give its checkout with --{name.partition('_')[0]} PATH")
+        if not told.peers.exists():
+            raise MissingPeerError(f"there is no {told.peers}; make .venv/bench/done")
+        self._name = name
+        command = [str(told.peers), str(_PROGRAM), name, *map(str, arguments)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if reason := self._answer().get("missing"):
+            self.close()
+            raise MissingPeerError(reason)
+
+    def __call__(self, cpu_s: float) -> float:
+        return float(self._ask({"cpu_s": cpu_s}))
+
+    def levels(self) -> list[str]:
+        """Return the first levels that it made."""
+        return list(self._ask({}))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def _ask(self, order: dict[str, float]) -> Any:
+        assert self._process.stdin is not None
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        sys.exit(f"{self._name} ended with exit code {self._process.wait()}; its error is above")
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser of what the benchmarks of the games take."""
+    parser = settings.parser(about)
+    parser.add_argument("--peers", type=Path, default=_PYTHON, metavar="PYTHON", help="interpreter that has the peers")
+    parser.add_argument("--roll", type=Path, metavar="PATH", help="checkout of ROLL; without it, it is left out")
+    parser.add_argument("--ragen", type=Path, metavar="PATH", help="checkout of RAGEN; without it, it is left out")
+    parser.add_argument("--rounds", type=int, default=11, help="rounds of which the median counts")
+    parser.add_argument("--round-cpu-s", type=float, default=0.4, help="CPU seconds a contestant and round, at least")
+    return parser
+
+
+@contextmanager
+def taking_part(starts: Mapping[str, Callable[[], ContestantT]]) -> Iterator[dict[str, ContestantT]]:
+    """Start each for the length of the block; leave out with a note what is not here."""
+    with ExitStack() as stack:
+        started = {}
+        for name, start in starts.items():
+            try:
+                one = start()
+            except MissingPeerError as error:
+                print(f"  left out: {name}: {error}")
+                continue
+            if isinstance(one, Peer):
+                stack.callback(one.close)
+            started[name] = one
+        yield started
