@@ -83,7 +83,7 @@ def test_sandboxes_that_were_left_are_listed_used_and_ended() -> None:
 def test_a_sandbox_that_never_was_is_named_by_every_command() -> None:
     def work(address: str) -> None:
         name = envkit("run", "--url", address, "-d")[1].strip()
-        missing = (1, "", "there is no sandbox 'nosuch'\n")
+        missing = (1, "", "there is no sandbox nosuch\n")
         assert envkit("logs", "--url", address, "nosuch") == missing
         assert envkit("exec", "--url", address, "nosuch", "--", "true") == missing
         assert envkit("rm", "--url", address, "nosuch", name) == missing
