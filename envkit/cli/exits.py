@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from envkit.errors import ConfigError, EnvkitError, OptionError, UnknownEnvError, UsageError
+from envkit.errors import ConfigError, EnvkitError, OptionError, SandboxRefusedError, UnknownEnvError, UsageError
 from envkit.installation import explain
 
 FAILED = 1
@@ -54,7 +54,7 @@ def _told(errors: Sequence[BaseException]) -> tuple[Sequence[str], int] | None:
             lines.update(dict.fromkeys(error.problems))
         elif isinstance(error, EnvkitError):
             lines[" ".join(str(error).split())] = None
-            if not isinstance(error, (UsageError, UnknownEnvError, OptionError)):
+            if not isinstance(error, (UsageError, UnknownEnvError, OptionError, SandboxRefusedError)):
                 code = FAILED
         elif isinstance(error, ImportError) and (line := explain(error)) is not None:
             lines[line] = None

@@ -44,7 +44,7 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
         ConfigError: `check` found something.
         UsageError: The folder, model or checkpoint cannot be used as asked.
     """
-    problems = check(run) or await check_docker(run)
+    problems = [*check(run), *await check_docker(run)]
     if problems:
         raise ConfigError(problems)
     run = resolve(run)
