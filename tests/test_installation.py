@@ -46,11 +46,8 @@ def test_what_did_not_ask_for_docker_works_without_its_client_and_says_what_was_
     words: tuple[str, ...], bare: Path, tmp_path: Path
 ) -> None:
     code, _, said = run(bare / "envkit", *words, cwd=tmp_path)
-    assert (code, said) == (
-        0,
-        f"docker was left out: the package docker is not installed (the folder {ROOT}/docker only has its name); "
-        'install it: pip install "envkit[docker]"\n',
-    )
+    missing = f"the package docker is not installed (the folder {ROOT}/docker only has its name)"
+    assert (code, said) == (0, f'docker was left out: {missing}; install it: pip install "envkit[docker]"\n')
 
 
 def test_the_doctor_works_without_dockers_client_and_names_it_once(bare: Path, tmp_path: Path) -> None:
@@ -105,10 +102,10 @@ def test_a_command_is_written_as_it_works_when_typed(
     program = "from envkit.installation import command; print(command('list', 'a b'))"
     cwd = bare.parent if is_inside else tmp_path
     env = {**os.environ, "PATH": f"{bare}:/usr/bin:/bin" if is_on_path else "/usr/bin:/bin"}
-    done = subprocess.run(
-        [bare / "python", "-c", program], cwd=cwd, env=env, capture_output=True, text=True, check=True
-    )
+
+    def output(*words: str | Path) -> str:
+        return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=True).stdout
+
     start = "envkit" if is_on_path else "bin/envkit" if is_inside else f"{bare}/envkit"
-    assert done.stdout == f"{start} list 'a b'\n"
-    listed = subprocess.run([start, "list"], cwd=cwd, env=env, capture_output=True, text=True, check=True)
-    assert "Sokoban-v0" in listed.stdout
+    assert output(bare / "python", "-c", program) == f"{start} list 'a b'\n"
+    assert "Sokoban-v0" in output(start, "list")

@@ -91,13 +91,13 @@ def _check_model(name: str) -> None:
             raise ConfigError([f"engine.model: {name} is no model folder (it has no config.json)"])
         return
     from huggingface_hub import constants  # takes a moment
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
 
     try:
-        validate_repo_id(name)
+        is_cached = _is_cached(name)
     except HFValidationError:
         raise ConfigError([f"engine.model: {name} is neither a folder here nor a name of the hub"]) from None
-    if constants.HF_HUB_OFFLINE and not _is_cached(name):
+    if constants.HF_HUB_OFFLINE and not is_cached:
         raise ConfigError([f"engine.model: {name} is not in the hub's cache, and HF_HUB_OFFLINE forbids downloads"])
 
 
