@@ -77,7 +77,7 @@ clean:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"envkit needs Python 3.11 or newer, not {v[0]}.{v[1]}: make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(PIP) install torch==2.13.0
-	$(PIP) install --editable ".[train,serve]"
+	$(PIP) install --editable ".[train,serve,docker]"
 	touch $@
 
 .venv/dev: .venv/train

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import signal
 import socket
@@ -17,6 +16,7 @@ import anyio.from_thread
 
 from envkit import clock
 from envkit.errors import SandboxError
+from envkit.installation import load
 from envkit.sandbox import daemon_client
 from envkit.sandbox.container import Image
 from envkit.sandbox.stream import Address, AttachStream, attach
@@ -75,6 +75,7 @@ class Daemon:
 
         Raises:
             DaemonError: There is none, or it does not answer; the message says what to do.
+            UsageError: The package docker is not installed.
         """
         return await clock.to_thread(_connect)
 
@@ -296,7 +297,7 @@ class Daemon:
 
 
 def _connect() -> Daemon:
-    docker = _package()
+    docker = load("docker")
     try:
         settings = docker.utils.kwargs_from_env()
         address = _address(settings.get("base_url"), is_secured="tls" in settings)
@@ -315,7 +316,7 @@ def _connect() -> Daemon:
 
 def _address(url: str | None, *, is_secured: bool) -> Address:
     """Return where to open a connection of our own."""
-    found = _package().utils.parse_host(url, tls=is_secured)
+    found = load("docker").utils.parse_host(url, tls=is_secured)
     if found.startswith("http+unix://"):
         return str(found.removeprefix("http+unix://"))
     parts = urlsplit(found)
@@ -338,7 +339,7 @@ def _require_listener(address: Address) -> None:
 
 def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
     """Return what `call` returns, its errors as ours."""
-    errors = _package().errors
+    errors = load("docker").errors
     try:
         return call(*args, **kwargs)
     except errors.APIError as error:
@@ -348,13 +349,6 @@ def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[
         raise DaemonError(str(error)) from None
     except OSError as error:  # also of the package requests, below it
         raise DaemonError(f"the Docker daemon does not answer: {_innermost(error)}") from None
-
-
-def _package() -> Any:
-    try:
-        return importlib.import_module("docker")
-    except ImportError:
-        raise DaemonError("the package docker is not installed (pip install 'envkit[docker]')") from None
 
 
 def _innermost(error: BaseException) -> str:

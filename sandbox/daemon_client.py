@@ -4,7 +4,6 @@ accepts, and waits for events without a bound.
 
 from __future__ import annotations
 
-import importlib
 import json
 import socket
 from collections.abc import Generator, Mapping, Sequence
@@ -12,13 +11,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from envkit.installation import load
+
 
 def close_what_is_refused(api: Any, path: str) -> None:
     """Have `api` close the sockets by which it does not reach the daemon at `path`, at once.
 
     The package leaves that to the garbage collector, which warns of it whenever it comes by.
     """
-    package = importlib.import_module("docker.transport.unixconn")
+    package = load("docker.transport.unixconn")
     connection: Any = type("Connection", (package.UnixHTTPConnection,), {"connect": _connect})
     adapter = api.get_adapter(api.base_url)
     pool_of, timeout_s = adapter.get_connection, api.timeout
@@ -41,7 +42,7 @@ def events(
     Raises:
         OSError: It says nothing for as long as `api` waits, or refuses.
     """
-    broken_off = importlib.import_module("requests.exceptions").ChunkedEncodingError
+    broken_off = load("requests.exceptions").ChunkedEncodingError
     asked = {"since": f"{since:.3f}", "until": f"{until:.3f}", "filters": json.dumps(filters)}
     address = f"{api.base_url}/v{api.api_version}/events"
     with api.get(address, params=asked, stream=True, timeout=api.timeout) as answer:

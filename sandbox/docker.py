@@ -23,7 +23,7 @@ from typing import Self
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
+from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, UsageError
 from envkit.sandbox import agent, attached, container, fallback, interior, leftovers, proxy, snapshots, system_calls
 from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
 from envkit.sandbox.box import Box
@@ -36,7 +36,7 @@ from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.interior import AGENT_UID, DOOR, SOCKETS, WORK
 from envkit.sandbox.leftovers import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
-from envkit.sandbox.wanted_image import DEFAULT_IMAGE, find_image
+from envkit.sandbox.wanted_image import DEFAULT_IMAGE, find_image, why_missing
 from envkit.types import SandboxSpec
 
 __all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
@@ -48,14 +48,22 @@ _SNAPSHOTS = "snapshots"
 _ATTACH_S = 10.0
 
 
-async def why_unavailable() -> str | None:
-    """Return why there can be no boxes of Docker here, in one line; None when there can."""
+async def why_unavailable(image: str | None = None) -> str | None:
+    """Return why there can be no sandboxes of Docker here, in one line; None if there can.
+
+    Args:
+        image: Image that they start from; None does not look for one.
+    """
     try:
         daemon = await Daemon.connect()
-    except DaemonError as error:
+    except (DaemonError, UsageError) as error:
         return str(error)
-    await daemon.close()
-    return None
+    try:
+        if image is not None and await daemon.image(image) is None:
+            return await why_missing(daemon, image)
+        return None
+    finally:
+        await daemon.close()
 
 
 class DockerBackend:

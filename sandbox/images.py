@@ -27,11 +27,8 @@ from envkit import clock
 from envkit.errors import SandboxError, UsageError, did_you_mean
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.wanted_image import OFFLINE_BASE, ONLINE_BASE
 from envkit.types import SandboxSpec
-
-ONLINE_BASE = "python:3.11-slim"
-OFFLINE_BASE = "envkit/base:bookworm"
-"""What ``docker/base-from-debootstrap`` makes."""
 
 _PACKAGE = Path(__file__).parents[1]
 _DOCKERFILES = _PACKAGE.parent / "docker"

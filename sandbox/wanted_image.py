@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from envkit.errors import SandboxRefusedError, did_you_mean
+from envkit.installation import command
 from envkit.sandbox.container import Image
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.types import SandboxSpec
 
 DEFAULT_IMAGE = "envkit/games:1"
+ONLINE_BASE = "python:3.11-slim"
+OFFLINE_BASE = "envkit/base:bookworm"
+"""What images are built upon: the first comes from a registry, ``docker/base-from-debootstrap`` makes the second."""
 
 
 async def find_image(daemon: Daemon, box_id: str, spec: SandboxSpec, *, pull: bool) -> Image:
@@ -37,8 +42,20 @@ async def find_image(daemon: Daemon, box_id: str, spec: SandboxSpec, *, pull: bo
         image = await daemon.image(name)
     if image is not None:
         return image
-    if spec.image is None:
-        raise SandboxRefusedError(box_id, f"there is no image {name} here; make it: envkit image build games")
-    near = did_you_mean(name, await daemon.image_names())
+    raise SandboxRefusedError(box_id, await why_missing(daemon, name))
+
+
+async def why_missing(daemon: Daemon, name: str) -> str:
+    """Return in one line that there is no image of this name, and how to get it."""
+    there = await daemon.image_names()
+    if name == DEFAULT_IMAGE:
+        return f"there is no image {name} here; make it: {build_command(there)}"
+    near = did_you_mean(name, there)
     near = near if near.startswith("; did you mean") else ""  # not a list of all that there are
-    raise SandboxRefusedError(box_id, f"there is no image {name!r} here (docker pull {name}){near}")
+    return f"there is no image {name!r} here (docker pull {name}){near}"
+
+
+def build_command(images: Sequence[str]) -> str:
+    """Return the command that builds `DEFAULT_IMAGE` where there are these images, offline where only that base is."""
+    is_offline = OFFLINE_BASE in images and ONLINE_BASE not in images
+    return command("image", "build", "games", *(["--offline"] if is_offline else []))

@@ -137,7 +137,7 @@ def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Pa
     assert (code, out) == (2, "")
     assert err.splitlines() == [
         "env.num_env: no such key; did you mean 'num_envs'?",
-        "rollout.group_size: Input should be greater than or equal to 1, got 0",
+        "rollout.group_size: must be at least 1, got 0",
         "seeds: no such key; did you mean 'seed'?",
     ]
 
@@ -241,8 +241,16 @@ def test_inside_a_sandbox_a_socket_is_needed(call: Call) -> None:
         (UnreachableError("nothing answers\nat all"), 1, ["nothing answers at all"]),
         (ExceptionGroup("", [ExceptionGroup("", [UsageError("no")]), UsageError("no")]), 2, ["no"]),
         (ExceptionGroup("", [UsageError("no"), EnvError("A-v0", "x")]), 1, ["no", "A-v0 raised x"]),
-        (ModuleNotFoundError(name="torch.nn"), 2, ["this needs envkit[train]: pip install 'envkit[train]'"]),
-        (ModuleNotFoundError(name="uvicorn"), 2, ["this needs envkit[serve]: pip install 'envkit[serve]'"]),
+        (
+            ModuleNotFoundError(name="torch.nn"),
+            2,
+            ['the package torch is not installed; install it: pip install "envkit[train]"'],
+        ),
+        (
+            ModuleNotFoundError(name="uvicorn"),
+            2,
+            ['the package uvicorn is not installed; install it: pip install "envkit[serve]"'],
+        ),
         (BaseExceptionGroup("", [KeyboardInterrupt()]), 130, []),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -107,7 +109,9 @@ def test_wrong_words_are_refused_in_a_line() -> None:
     assert sandbox("run", "--env", "A", "--", "true") == (2, "", "--env: must be NAME=VALUE, got 'A'\n")
     assert sandbox("run", "--upload", "/nowhere", "--", "true") == (2, "", "--upload: there is no /nowhere\n")
     assert sandbox("run", "--backend", "local", "--tty", "--", "true")[2].startswith("--tty: ")
-    assert sandbox("exec", "box-1", "true")[0] == 2
+    for word in ("logs", "rm", "exec"):
+        code, _, said = sandbox(word, "nosuch", *(["true"] if word == "exec" else []))
+        assert (code, said) == (1, "no sandbox 'nosuch' on this machine: ids begin with bwrap- or docker-\n")
     code, _, said = sandbox("exec", "bwrap-nothere1", "true")
     assert (code, said) == (1, "there is no box 'bwrap-nothere1' that stays on this machine\n")
 
@@ -138,7 +142,13 @@ def test_a_detached_box_is_used_from_other_processes_until_it_is_removed(detache
     assert sandbox("exec", detached, "--", "sh", "-c", "echo kept >note; exit 5") == (5, "", "")
     assert sandbox("exec", detached, "cat", "note") == (0, "kept\n", "")
     assert sandbox("logs", detached) == (0, "ready\n", "")
-    assert f"{detached}\t" in sandbox("ls")[1]
+    headings, *rows = [re.split("  +", line) for line in sandbox("ls")[1].splitlines()]
+    assert headings == ["ID", "AGE", "PROCESSES", "MEMORY", "NOTE"]
+    (row,) = [row for row in rows if row[0] == detached]
+    assert re.fullmatch(r"\d+ s", row[1])
+    assert int(row[2]) >= 1
+    (listed,) = [one for one in json.loads(sandbox("ls", "--json")[1]) if one["id"] == detached]
+    assert (listed["problem"], listed["owner"]) == ("", [])
     missing = "there is no box 'bwrap-nothere1' that stays on this machine\n"
     assert sandbox("rm", "bwrap-nothere1", detached) == (1, "", missing)
     assert detached not in sandbox("ls")[1]
@@ -153,7 +163,7 @@ def test_a_servers_box_was_not_left_running_and_is_listed_only_where_all_are() -
                 left, every = await clock.to_thread(sandbox, "ls"), await clock.to_thread(sandbox, "ls", "--all")
                 assert box.id not in left[1]
                 (line,) = [one for one in every[1].splitlines() if box.id in one]
-                assert line.endswith("\tof an unknown server")
+                assert line.endswith("  of an unknown server")
             finally:
                 await box.stop()
 

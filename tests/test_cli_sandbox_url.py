@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,13 @@ SCRIPT = str(Path(sys.executable).with_name("envkit"))
 def envkit(*words: str) -> tuple[int, str, str]:
     done = subprocess.run([SCRIPT, "sandbox", *words], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout, done.stderr
+
+
+def table(*words: str) -> list[list[str]]:
+    """The cells that are not empty, of the headings and of each row."""
+    code, out, _ = envkit(*words)
+    assert code == 0
+    return [re.split("  +", line) for line in out.splitlines()]
 
 
 def beside_a_server(work: Callable[[str], None], *, is_real: bool = False) -> None:
@@ -72,10 +81,28 @@ def test_sandboxes_that_were_left_are_listed_used_and_ended() -> None:
         code, name, _ = envkit("run", "--url", address, "-d")
         assert code == 0
         assert envkit("exec", "--url", address, name.strip(), "--", "echo", "hi")[:2] == (0, "echo hi")
-        columns = envkit("ls", "--url", address)[1].rstrip("\n").split("\t")
-        assert (columns[:2], columns[3:]) == ([name.strip(), "leased"], ["here", "it answers"])
-        assert envkit("rm", "--url", address, name.strip(), "nobody")[0] == 0
+        headings, row = table("ls", "--url", address)
+        assert headings == ["ID", "STATE", "AGE", "NODE", "COMMAND", "REASON"]
+        assert (row[:2], row[3:]) == ([name.strip(), "leased"], ["here", "it answers"])
+        assert envkit("rm", "--url", address, name.strip()) == (0, "", "")
         assert envkit("exec", "--url", address, name.strip(), "--", "echo")[0] == 125
+        _, row = table("ls", "--url", address)
+        assert re.fullmatch(r"ended \d+ s ago", row[1])
+        (listed,) = json.loads(envkit("ls", "--url", address, "--json")[1])
+        assert (listed["id"], listed["state"]) == (name.strip(), "stopped")
+
+    beside_a_server(work)
+
+
+def test_a_sandbox_that_never_was_is_named_by_every_command() -> None:
+    def work(address: str) -> None:
+        name = envkit("run", "--url", address, "-d")[1].strip()
+        missing = (1, "", "there is no sandbox nosuch\n")
+        assert envkit("logs", "--url", address, "nosuch") == missing
+        assert envkit("exec", "--url", address, "nosuch", "--", "true") == missing
+        assert envkit("rm", "--url", address, "nosuch", name) == missing
+        _, row = table("ls", "--url", address)
+        assert row[1].startswith("ended ")
 
     beside_a_server(work)
 
@@ -84,10 +111,13 @@ def test_snapshots_are_listed_and_removed() -> None:
     def work(address: str) -> None:
         name = envkit("run", "--url", address, "-d")[1].strip()
         kept = httpx.post(f"{address}/v1/sandboxes/{name}/snapshot", trust_env=False).json()["snapshot"]
-        columns = envkit("snapshot", "ls", "--url", address)[1].rstrip("\n").split("\t")
-        assert (columns[:2], columns[3:]) == ([kept, "0.0 MiB"], [name, ""])
+        headings, row = table("snapshot", "ls", "--url", address)
+        assert headings == ["NAME", "SIZE", "TAKEN", "SANDBOX", "TENANT"]
+        assert (row[:2], row[3:]) == ([kept, "0.0 MiB"], [name])
+        (listed,) = json.loads(envkit("snapshot", "ls", "--url", address, "--json")[1])
+        assert (listed["name"], listed["sandbox"], listed["tenant"]) == (kept, name, "")
         assert envkit("snapshot", "rm", "--url", address, kept, "none") == (0, "", "")
-        assert envkit("snapshot", "ls", "--url", address) == (0, "", "")
+        assert table("snapshot", "ls", "--url", address) == [headings]
 
     beside_a_server(work)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeAlias
 
@@ -47,15 +50,23 @@ def test_a_list_tells_what_is_live_and_for_how_long_and_no_secret(call: Call) ->
     assert call("revoke", ids[1]) == (0, f"revoked {ids[1]}\n", "")
     code, out, err = call("ls")
     assert (code, err) == (0, "")
-    rows = [line.split("\t") for line in out.splitlines()]
+    headings, *rows = [re.split("  +", line) for line in out.splitlines()]
+    assert headings == ["ID", "NAME", "TENANT", "SCOPES", "STATE", "CREATED", "EXPIRES", "LAST USED"]
     assert [row[:5] for row in rows] == [
-        [ids[0], "bob", "acme", "play,sandbox", "live"],
+        [ids[0], "bob", "acme", "play,sandbox", "valid"],
         [ids[1], ids[1], "umbrella", "play,sandbox", "revoked"],
     ]
     assert rows[1][6:] == ["never", "never"]
-    assert rows[0][5] < rows[0][6]
+    made, ends = (datetime.strptime(text, "%Y-%m-%d %H:%M") for text in rows[0][5:7])
+    assert ends - made == timedelta(days=30)
     assert not any(text.split("_", 2)[2].strip() in out for text in secrets)
     assert clock.wall() - began < 30
+    listed = json.loads(call("ls", "--json")[1])
+    assert [(one["id"], one["state"], one["used_s"]) for one in listed] == [
+        (ids[0], "valid", None),
+        (ids[1], "revoked", None),
+    ]
+    assert listed[0]["expires_s"] - listed[0]["created_s"] == 30 * 86400
 
 
 @pytest.mark.parametrize(

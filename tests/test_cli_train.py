@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,8 +100,9 @@ def test_an_interrupted_run_keeps_its_last_step_and_says_how_to_go_on(tmp_path: 
 
     assert (process.returncode, errors) == (130, "")
     steps = [row["step"] for row in read_rows(tmp_path / "run/metrics.jsonl")]
-    assert out.splitlines()[-1] == (
-        f"stopped after train step {steps[-1]}; continue with: "
-        "envkit train lake.yaml --output run --set trainer.steps=100000 --resume"
-    )
+    before, _, again = out.splitlines()[-1].partition(" continue with: ")
+    assert before == f"stopped after train step {steps[-1]};"
+    program, *words_again = shlex.split(again)
+    assert Path(shutil.which(program) or "").samefile(SCRIPT)
+    assert words_again == [*words, "--resume"]
     assert (tmp_path / f"run/checkpoints/step-{steps[-1]}").exists()

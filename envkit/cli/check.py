@@ -19,12 +19,16 @@ Overrides = Annotated[
 def check(file: File, overrides: Overrides = None) -> None:
     """Check a training file without running it.
 
-    Prints ok, or one line for each problem, starting with its key.
+    Prints ok, or one line for each problem, starting with its key. It asks no network: whether the hub has a model that
+    is not on this machine is not known before training.
     """
-    from envkit import config
+    from envkit import clock, config
     from envkit.wiring import checks
 
-    problems = checks.check(config.load(file, overrides or ()))
+    run = config.load(file, overrides or ())
+    problems = [*checks.check(run), *clock.run(checks.check_docker, run)]
     if problems:
         raise ConfigError(problems)
+    for line in checks.unverified(run):
+        typer.echo(line, err=True)
     typer.echo("ok")

@@ -8,18 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from envkit.errors import ConfigError, EnvkitError, OptionError, UnknownEnvError, UsageError
+from envkit.errors import ConfigError, EnvkitError, OptionError, SandboxRefusedError, UnknownEnvError, UsageError
+from envkit.installation import explain
 
 FAILED = 1
 REFUSED = 2
 STOPPED = 130
-
-_EXTRAS = {
-    "serve": ("fastapi", "httpx", "msgspec", "prometheus_client", "starlette", "uvicorn", "uvloop"),
-    "train": ("jinja2", "matplotlib", "safetensors", "tensorboard", "torch", "transformers"),
-    "docker": ("docker",),
-    "ray": ("ray",),
-}
 
 
 @contextmanager
@@ -60,19 +54,13 @@ def _told(errors: Sequence[BaseException]) -> tuple[Sequence[str], int] | None:
             lines.update(dict.fromkeys(error.problems))
         elif isinstance(error, EnvkitError):
             lines[" ".join(str(error).split())] = None
-            if not isinstance(error, (UsageError, UnknownEnvError, OptionError)):
+            if not isinstance(error, (UsageError, UnknownEnvError, OptionError, SandboxRefusedError)):
                 code = FAILED
-        elif isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name)):
-            lines[f"this needs envkit[{extra}]: pip install 'envkit[{extra}]'"] = None
+        elif isinstance(error, ImportError) and (line := explain(error)) is not None:
+            lines[line] = None
         else:
             return None
     return tuple(lines), code
-
-
-def _extra_with(module: str | None) -> str | None:
-    """Return the extra that brings `module`."""
-    package = (module or "").partition(".")[0]
-    return next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from envkit.cli.tables import AsJson, duration, moment, print_json, print_table
 from envkit.errors import UsageError
-from envkit.types import JSON
+from envkit.types import JSON, SandboxState, SandboxView
 
 if TYPE_CHECKING:
     from envkit.wiring.remote_commands import Server
 
+_PROGRAM_CHARACTERS = 40
 _PROGRAM_LAST = {"allow_interspersed_args": False}
 
 app = typer.Typer(no_args_is_help=True, help="Run programs in sandboxes.", rich_markup_mode=None)
@@ -197,16 +200,15 @@ def list_boxes(
         bool,
         typer.Option("--all", help="Also those that servers on this machine have started, and whose they are."),
     ] = False,
+    as_json: AsJson = False,
     url: Url = None,
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """List the boxes that were left running: id, seconds since its start, processes, MiB of memory.
+    """List the sandboxes that were left running on this machine, or all those of a server (--url).
 
-    Those of a server on this machine are not left: it ends them, and those of one that is gone end by themselves. Each
-    is listed with --all, and after it the server's process and whether that is gone, its address, and its ledger.
-
-    Of a server (--url), all its sandboxes: id, state, seconds since its start, node, and why it is in that state.
+    Those of a server on this machine are not left: it ends them, and those of one that is gone end by themselves. They
+    are listed with --all, each with the server's process and whether that is gone, its address, and its ledger.
     """
     server = _server(url, token_file, ca)
     if server is not None and with_servers:
@@ -216,15 +218,17 @@ def list_boxes(
     if server is not None:
         from envkit.wiring import remote_commands
 
-        now = clock.wall()
-        for view in clock.run(remote_commands.views, server):
-            age_s = max(0.0, now - view.phases[0].at_s)
-            print(view.id, view.state.value, f"{age_s:.0f} s", view.node, view.phases[-1].reason, sep="\t")
+        _print_views(clock.run(remote_commands.views, server), clock.wall(), as_json)
         return
     from envkit.wiring import box_commands
 
-    for found in clock.run(partial(box_commands.list_staying, with_servers=with_servers)):
-        print(found.id, found.problem or _figures(found.stats), *found.owner, sep="\t")
+    found = clock.run(partial(box_commands.list_staying, with_servers=with_servers, warn=_warn))
+    if as_json:
+        print_json({"id": one.id, **one.stats, "problem": one.problem, "owner": [*one.owner]} for one in found)
+        return
+    headings = ("ID", "AGE", "PROCESSES", "MEMORY", "SERVER" if with_servers else "NOTE")
+    notes = (", ".join(filter(None, (one.problem, *one.owner))) for one in found)
+    print_table(headings, [(one.id, *_figures(one.stats), note) for one, note in zip(found, notes, strict=True)])
 
 
 @app.command("prune")
@@ -238,21 +242,37 @@ def prune(
     from envkit import clock
     from envkit.wiring.prune import prune as prune_all
 
-    for line in clock.run(partial(prune_all, dry_run=dry_run)):
+    for line in clock.run(partial(prune_all, dry_run=dry_run, warn=_warn)):
         print(line)
 
 
 @snapshot_app.command("ls")
-def list_snapshots(url: ServersUrl, token_file: TokenFile = None, ca: Ca = None) -> None:
-    """List the snapshots of a server: name, MiB, seconds since it was taken, sandbox, tenant."""
+def list_snapshots(url: ServersUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
+    """List the snapshots of a server. Times are in UTC."""
     from envkit import clock
     from envkit.wiring import remote_commands
 
     server = remote_commands.Server(url, token_file, ca)
-    now = clock.wall()
-    for one in clock.run(remote_commands.snapshots, server):
-        age_s = max(0.0, now - one.at_s)
-        print(one.snapshot, f"{one.bytes / (1 << 20):.1f} MiB", f"{age_s:.0f} s", one.sandbox_id, one.tenant, sep="\t")
+    found = clock.run(remote_commands.snapshots, server)
+    if as_json:
+        print_json(
+            {
+                "name": one.snapshot,
+                "bytes": one.bytes,
+                "taken_s": one.at_s,
+                "sandbox": one.sandbox_id,
+                "tenant": one.tenant,
+            }
+            for one in found
+        )
+        return
+    print_table(
+        ("NAME", "SIZE", "TAKEN", "SANDBOX", "TENANT"),
+        [
+            (one.snapshot, f"{one.bytes / (1 << 20):.1f} MiB", moment(one.at_s), one.sandbox_id, one.tenant)
+            for one in found
+        ],
+    )
 
 
 @snapshot_app.command("rm")
@@ -282,10 +302,46 @@ def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool
     return Server(url, token_file, ca)
 
 
-def _figures(stats: Mapping[str, JSON]) -> str:
+def _print_views(views: Sequence[SandboxView], now_s: float, as_json: bool) -> None:
+    """Print the sandboxes of a server."""
+    if as_json:
+        print_json(
+            {
+                "id": view.id,
+                "state": view.state.value,
+                "started_s": view.phases[0].at_s,
+                "since_s": view.phases[-1].at_s,
+                "node": view.node,
+                "command": [*view.spec.command],
+                "reason": view.phases[-1].reason,
+            }
+            for view in views
+        )
+        return
+    rows = []
+    for view in views:
+        state, last = view.state.value, view.phases[-1]
+        if view.state in (SandboxState.STOPPED, SandboxState.LOST):
+            ended = "ended" if view.state is SandboxState.STOPPED else "lost"
+            state = f"{ended} {duration(max(0.0, now_s - last.at_s))} ago"
+        program = shlex.join(view.spec.command)
+        shown = program if len(program) <= _PROGRAM_CHARACTERS else f"{program[:_PROGRAM_CHARACTERS]}..."
+        rows.append((view.id, state, duration(max(0.0, now_s - view.phases[0].at_s)), view.node, shown, last.reason))
+    print_table(("ID", "STATE", "AGE", "NODE", "COMMAND", "REASON"), rows)
+
+
+def _figures(stats: Mapping[str, JSON]) -> tuple[str, str, str]:
+    """Return age, processes and memory; empty where they are not known."""
     seconds, processes, memory = (stats.get(name) for name in ("uptime_s", "processes", "memory_bytes"))
-    figures = [f"{seconds:.0f} s" if isinstance(seconds, (int, float)) else "", f"{processes} processes"]
-    return "\t".join([*figures, *([f"{memory >> 20} MiB"] if isinstance(memory, int) else ())])
+    return (
+        duration(seconds) if isinstance(seconds, (int, float)) else "",
+        "" if processes is None else str(processes),
+        f"{memory >> 20} MiB" if isinstance(memory, int) else "",
+    )
+
+
+def _warn(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from envkit.cli.tables import AsJson, moment, print_json, print_table
 from envkit.errors import UsageError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -56,17 +56,33 @@ def revoke(
 
 
 @app.command("ls")
-def list_tokens(state: State = None) -> None:
-    """List the tokens: id, name, tenant, scopes, whether it is valid, when it was made, expires and was last used."""
+def list_tokens(state: State = None, as_json: AsJson = False) -> None:
+    """List the tokens of a server. Times are in UTC."""
     from envkit import clock
     from envkit.wiring.tokens import open_tokens
 
     now = clock.wall()
     with open_tokens(state) as tokens:
-        for one in tokens.list():
-            validity = "revoked" if one.revoked is not None else "live" if one.is_live(now) else "expired"
-            times = (_moment(at) for at in (one.created, one.expires, one.used))
-            print(one.id, one.name, one.tenant, ",".join(sorted(one.scopes)), validity, *times, sep="\t")
+        listed = [
+            {
+                "id": one.id,
+                "name": one.name,
+                "tenant": one.tenant,
+                "scopes": ",".join(sorted(one.scopes)),
+                "state": "revoked" if one.revoked is not None else "valid" if one.is_live(now) else "expired",
+                "created_s": one.created,
+                "expires_s": one.expires,
+                "used_s": one.used,
+            }
+            for one in tokens.list()
+        ]
+    if as_json:
+        print_json(listed)
+        return
+    print_table(
+        ("ID", "NAME", "TENANT", "SCOPES", "STATE", "CREATED", "EXPIRES", "LAST USED"),
+        [[value if isinstance(value, str) else moment(value) for value in one.values()] for one in listed],
+    )
 
 
 def _seconds(text: str) -> float:
@@ -74,7 +90,3 @@ def _seconds(text: str) -> float:
     if parts is None:
         raise UsageError(f"--ttl: must be a number of s, m, h or d, such as 30d, got {text!r}")
     return float(int(parts[1]) * _UNITS_S[parts[2]])
-
-
-def _moment(at: float | None) -> str:
-    return "never" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ")

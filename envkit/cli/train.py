@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -15,6 +14,7 @@ import typer
 from envkit.cli.check import File, Overrides
 from envkit.cli.exits import STOPPED
 from envkit.errors import UsageError
+from envkit.installation import command
 
 if TYPE_CHECKING:
     from envkit.types import JSON
@@ -44,13 +44,13 @@ def train(
         summary = clock.run(partial(training.train, settings, folder, resume=resume, force=force, display=display))
     _print_summary(summary, folder)
     if summary.get("stopped"):
-        again = ["envkit", "train", str(file), "--output", str(folder)]
+        again = ["train", str(file), "--output", str(folder)]
         again += [word for override in overrides or () for word in ("--set", override)]
         if any((folder / "checkpoints").glob("step-*")):
             again.append("--resume")
-            typer.echo(f"stopped after train step {summary.get('train_steps')}; continue with: {shlex.join(again)}")
+            typer.echo(f"stopped after train step {summary.get('train_steps')}; continue with: {command(*again)}")
         else:
-            typer.echo(f"stopped before the first checkpoint; start again with: {shlex.join(again)}")
+            typer.echo(f"stopped before the first checkpoint; start again with: {command(*again)}")
         raise typer.Exit(STOPPED)
 
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from envkit.config import wording
 from envkit.errors import ConfigError, did_you_mean
-from envkit.types import JSON
 
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 
@@ -73,7 +73,7 @@ def content_of(path: Path, *, example: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or error}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: not YAML: {' '.join(str(error).split())}"]) from None
+        raise ConfigError([f"{path}: {wording.yaml_problem(error)}"]) from None
     if repeats:
         raise ConfigError(
             f"{path}: line {again}: the key {key} is there already, in line {first}; remove one of the two"
@@ -171,11 +171,7 @@ def _line(problem: Any, root: type[BaseModel]) -> str:
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         return f"{key}: no such key{did_you_mean(str(location[-1]), _keys(location[:-1], root))}"
-    value: JSON = problem.get("input")
-    shown = f", got {value!r}" if isinstance(value, (str, int, float, bool)) else ""
-    if problem["type"] == "model_type":
-        return f"{key}: must hold keys and values{shown}"
-    return f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}"
+    return f"{key}: {wording.value_problem(problem)}"
 
 
 def _keys(location: Sequence[str | int], root: type[BaseModel]) -> list[str]:

@@ -138,19 +138,22 @@ def say(result: ExecResult, bound_s: float) -> int:
     return _exit_code(result.exit_code)
 
 
-async def list_staying(*, with_servers: bool) -> Sequence[Staying]:
+async def list_staying(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[Staying]:
     """Return the boxes of this machine that stay, of every backend that works here.
 
     Args:
         with_servers: Also those that servers have started.
+        warn: Called with a line about what was left out.
     """
     found: list[Staying] = []
     if local.why_unavailable() is None:
         async with LocalBackend() as backend:
             found += await _staying(backend, with_servers)
-    if await docker.why_unavailable() is None:
+    if (why := await docker.why_unavailable()) is None:
         async with DockerBackend() as backend:
             found += await _staying(backend, with_servers)
+    else:
+        warn(f"docker was left out: {why}")
     return found
 
 

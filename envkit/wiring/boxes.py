@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from envkit import clock
 from envkit.env import close_here, loop_thread
-from envkit.errors import SandboxLostError, UnsupportedError, UsageError, did_you_mean
+from envkit.errors import SandboxLostError, SandboxNotFoundError, UnsupportedError, UsageError, did_you_mean
 from envkit.protocols import Shell
 from envkit.sandbox import docker, local, trees
 from envkit.sandbox.box import Box
@@ -76,12 +76,12 @@ def kind_of(box_id: str) -> BackendKind:
     """Return the kind of backend that gave this id.
 
     Raises:
-        UsageError: None did.
+        SandboxNotFoundError: None did.
     """
     for prefix, kind in (("bwrap-", "local"), ("docker-", "docker")):
         if box_id.startswith(prefix):
             return kind  # type: ignore[return-value]
-    raise UsageError(f"{box_id!r} is no id of a sandbox: they begin with bwrap- or docker-")
+    raise SandboxNotFoundError(f"no sandbox {box_id!r} on this machine: ids begin with bwrap- or docker-")
 
 
 def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
@@ -99,8 +99,10 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
     try:
         return TypeAdapter(SandboxSpec).validate_python(options)
     except ValidationError as error:
-        wrong = {str(problem["loc"][0]): problem["msg"] for problem in error.errors()}
-        raise UsageError("; ".join(f"{name}={options[name]!r}: {why}" for name, why in wrong.items())) from None
+        from envkit.config.wording import value_problem  # loads all of the config
+
+        wrong = {str(problem["loc"][0]): value_problem(problem) for problem in error.errors()}
+        raise UsageError("; ".join(f"{name}: {why}" for name, why in wrong.items())) from None
 
 
 @asynccontextmanager

@@ -7,6 +7,8 @@ from pathlib import Path
 from envkit.config import RunConfig
 from envkit.env import AsyncEnv
 from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
+from envkit.installation import EXTRAS, why_missing
+from envkit.sandbox import docker
 from envkit.sandbox.local import why_unavailable
 from envkit.wiring import envs
 from envkit.wiring.meanings import algorithm_of
@@ -15,12 +17,33 @@ from envkit.wiring.meanings import algorithm_of
 def check(run: RunConfig) -> list[str]:
     """Return what is wrong with a configuration beyond its grammar, one line each, starting with the key."""
     problems: list[str] = []
-    for examine in (_check_env, _check_sandbox, _check_engine, _check_algorithm, _check_warmup):
+    for examine in (_check_packages, _check_env, _check_sandbox, _check_engine, _check_algorithm, _check_warmup):
         try:
             examine(run)
         except ConfigError as error:
             problems += error.problems
     return problems
+
+
+async def check_docker(run: RunConfig) -> list[str]:
+    """Return why the Docker sandboxes that `run` asks for cannot start here: the client, the daemon or the image."""
+    if run.sandbox.kind != "docker" or (why := await docker.why_unavailable(docker.DEFAULT_IMAGE)) is None:
+        return []
+    return [f"sandbox.kind: docker cannot work here: {why}; or take auto or process"]
+
+
+def unverified(run: RunConfig) -> list[str]:
+    """Return what `check` cannot know without a network, one line each: whether the hub has the model."""
+    name = run.engine.model
+    if name is None or _is_path(name) or _is_cached(name):
+        return []
+    line = f"engine.model: {name} is not in the hub's cache on this machine, so training would download it; "
+    return [f"{line}check did not ask the hub whether it exists"]
+
+
+def _check_packages(run: RunConfig) -> None:
+    if why := next(filter(None, map(why_missing, EXTRAS["train"])), None):
+        raise ConfigError([f"engine.kind: {run.engine.kind} cannot work here: {why}"])
 
 
 def _check_env(run: RunConfig) -> None:
@@ -59,13 +82,37 @@ def _check_engine(run: RunConfig) -> None:
             [f"engine.heads: twice {section.heads} must divide engine.hidden_size, which is {section.hidden_size}"]
         )
     if section.model is not None:
-        path = Path(section.model).expanduser()
-        begins_here = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
-        is_path = section.model.startswith((".", "/", "~")) or begins_here or path.exists()
-        if is_path and not (path / "config.json").is_file():
-            raise ConfigError([f"engine.model: {section.model} is no model folder (it has no config.json)"])
-        if not is_path and section.model.count("/") > 1:
-            raise ConfigError([f"engine.model: {section.model} is neither a folder here nor a name of the hub"])
+        _check_model(section.model)
+
+
+def _check_model(name: str) -> None:
+    if _is_path(name):
+        if not (Path(name).expanduser() / "config.json").is_file():
+            raise ConfigError([f"engine.model: {name} is no model folder (it has no config.json)"])
+        return
+    from huggingface_hub import constants  # takes a moment
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        is_cached = _is_cached(name)
+    except HFValidationError:
+        raise ConfigError([f"engine.model: {name} is neither a folder here nor a name of the hub"]) from None
+    if constants.HF_HUB_OFFLINE and not is_cached:
+        raise ConfigError([f"engine.model: {name} is not in the hub's cache, and HF_HUB_OFFLINE forbids downloads"])
+
+
+def _is_path(name: str) -> bool:
+    """Whether the name of a model means a folder of this machine, which may be missing."""
+    path = Path(name).expanduser()
+    begins_here = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
+    return name.startswith((".", "/", "~")) or begins_here or path.exists()
+
+
+def _is_cached(name: str) -> bool:
+    """Whether the hub's cache on this machine holds the model."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def _check_algorithm(run: RunConfig) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import anyio
 
 from envkit import __version__, clock
-from envkit.errors import EnvkitError
+from envkit.errors import EnvkitError, UsageError
+from envkit.installation import why_missing
 from envkit.sandbox import attached, docker, local, uids
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.docker import DockerBackend
@@ -28,13 +29,13 @@ from envkit.wiring.boxes import Backend
 
 CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 _PROBE_S = 20.0
+_DOCKER_SOCKET = Path("/var/run/docker.sock")
 _ROUNDS = 5
 _PACKAGES = ("torch", "transformers", "vllm", "ray", "docker", "fastapi")
 _INSTALL = {
-    "bubblewrap": "apt install bubblewrap",
     "docker": "apt install docker.io, and as root: dockerd &",
-    "docker (python)": "pip install 'envkit[docker]'",
-    "image": "envkit image build games",
+    "docker daemon": "as root: dockerd &",
+    "docker socket": "as root: usermod -aG docker USER, and log in again",
     "groups": "run as root, or give this user a control group of its own (systemd-run --user --scope -p Delegate=yes)",
 }
 
@@ -46,10 +47,10 @@ class BackendFound:
     Attributes:
         name: ``"local"``, ``"docker"`` or ``"process"``.
         problem: Why it does not work, in one line; None where it does.
-        capabilities: What it enforces.
+        capabilities: What it enforces; empty where it does not work.
         start_ms: Median of five starts, until a program can be run.
         exec_ms: Median of five runs of ``true``.
-        remedies: What to type for what is missing.
+        remedies: What to type for what is missing, where `problem` does not say it.
         shared: What the kernel counts for all sandboxes of this kind together, so that one can take it from the others.
     """
 
@@ -110,29 +111,32 @@ async def examine(image: str | None, say: Callable[[str], None]) -> Found:
 async def _local() -> BackendFound:
     why = await clock.to_thread(local.why_unavailable)
     if why is not None:
-        return BackendFound("local", why, remedies=[] if shutil.which("bwrap") else [_INSTALL["bubblewrap"]])
+        return BackendFound("local", why)
     return await _measure("local", LocalBackend(), None)
 
 
 async def _docker(image: str | None) -> BackendFound:
-    try:
-        importlib.metadata.version("docker")
-    except importlib.metadata.PackageNotFoundError:
-        return BackendFound("docker", "the package docker is not installed", remedies=[_INSTALL["docker (python)"]])
-    why = await docker.why_unavailable()
-    if why is not None:
-        return BackendFound("docker", why, remedies=[_INSTALL["docker"]])
-    found = await _measure("docker", DockerBackend(), image)
-    if found.problem is not None and "image" in found.problem:
-        return BackendFound("docker", found.problem, found.capabilities, remedies=[_INSTALL["image"]])
-    return found
+    if (why := why_missing("docker")) is not None:
+        return BackendFound("docker", why)
+    if (why := await docker.why_unavailable()) is not None:
+        return BackendFound("docker", why, remedies=[_docker_remedy()])
+    if (why := await docker.why_unavailable(image or docker.DEFAULT_IMAGE)) is not None:
+        return BackendFound("docker", why)
+    return await _measure("docker", DockerBackend(), image)
+
+
+def _docker_remedy() -> str:
+    """Return what to do about a daemon that does not answer."""
+    if _DOCKER_SOCKET.exists() and not os.access(_DOCKER_SOCKET, os.W_OK):
+        return _INSTALL["docker socket"]
+    return _INSTALL["docker" if shutil.which("dockerd") is None else "docker daemon"]
 
 
 async def _docker_daemon() -> tuple[str, Sequence[str]]:
     """Return its version, and what its sandboxes share."""
     try:
         daemon = await Daemon.connect()
-    except DaemonError:
+    except (DaemonError, UsageError):
         return "no", ()
     try:
         return str(daemon.info.get("ServerVersion", "unknown")), attached.shared(daemon)
@@ -168,7 +172,7 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
     except (EnvkitError, OSError) as error:
         problem = " ".join(str(error).split()) or type(error).__name__
     if problem is not None:
-        return BackendFound(name, problem, capabilities)
+        return BackendFound(name, problem)
     remedies = [_INSTALL["groups"]] if name == "local" and not capabilities["memory"] else []
     start_ms, exec_ms = (round(1000 * statistics.median(times), 1) for times in (starts, execs))
     return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies, shared)

@@ -29,6 +29,7 @@ from envkit.http.rates import Rate
 from envkit.http.server import require_address, serve
 from envkit.http.snapshots import SnapshotBounds
 from envkit.http.tokens import TokenStore
+from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.restarts import RestartBudget
 from envkit.sandbox import trees
@@ -94,7 +95,7 @@ async def serve_fleet(
     require_address(listen.host, listen.port, listen.socket, certificate, key)
     tokens = _tokens(config)
     if tokens.is_needed():
-        announce("tokens: every caller needs one (envkit token create)")
+        announce(f"tokens: every caller needs one ({command('token', 'create', '--tenant', 'NAME')})")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     end = _End()
     end.on_signals()
@@ -270,7 +271,7 @@ def _tokens(config: ServeConfig) -> TokenStore:
         store.close()
         raise UsageError(
             f"{config.listen.host} can be reached by others, and there are no tokens: make one with "
-            "'envkit token create', or listen on 127.0.0.1"
+            f"'{command('token', 'create', '--tenant', 'NAME')}', or listen on 127.0.0.1"
         )
     return store
 

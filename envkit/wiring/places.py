@@ -12,6 +12,7 @@ from envkit import clock
 from envkit.config.serving import ListenSection, ServeConfig
 from envkit.errors import UsageError
 from envkit.fleet.ledger import Ledger
+from envkit.installation import command
 from envkit.sandbox.docker import DEFAULT_IMAGE, DockerBackend
 from envkit.sandbox.pool.nodes import Holds, Node
 from envkit.sandbox.process import ProcessBackend
@@ -66,7 +67,7 @@ async def _require_image(backend: DockerBackend, image: str) -> None:
         tag = "" if image == DEFAULT_IMAGE else f" --tag {image}, or fetch it: docker pull {image}"
         raise UsageError(
             f"there is no image {image} here, in whose boxes environments are served; make it: "
-            f"envkit image build games{tag}"
+            f"{command('image', 'build', 'games')}{tag}"
         )
 
 
@@ -74,7 +75,7 @@ def image_lacks(image: str, cause: str) -> str:
     made = "" if image == DEFAULT_IMAGE else f" --base {image} --tag {image}{'' if ':' in image else ':1'}-envkit"
     return (
         f"environments are served in boxes of image {image}, which lacks envkit or Python ({cause}); make one that has "
-        f"them: envkit image build games{made}{', and name it in envs.image' if made else ''}"
+        f"them: {command('image', 'build', 'games')}{made}{', and name it in envs.image' if made else ''}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from envkit import clock
 from envkit.sandbox import cgroups, docker, folders, leftovers, stays, unborn
@@ -11,17 +11,18 @@ from envkit.sandbox.daemon import Daemon
 from envkit.wiring import servers
 
 
-async def prune(*, dry_run: bool) -> Sequence[str]:
+async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
     """End and remove all that nobody owns any more, and say what it was, a line each.
 
     Boxes that were left running on purpose are left.
 
     Args:
         dry_run: Only say it.
+        warn: Called with a line about what was left out.
     """
     done = await clock.to_thread(_prune_here, dry_run)
     without_boxes = [note for note in servers.known() if note.is_gone() and not stays.ids(note.ledger_id)]
-    if await docker.why_unavailable() is None:
+    if (why := await docker.why_unavailable()) is None:
         daemon = await Daemon.connect()
         try:
             found = await leftovers.gone(daemon) if dry_run else await leftovers.reap(daemon)
@@ -30,6 +31,8 @@ async def prune(*, dry_run: bool) -> Sequence[str]:
         finally:
             await daemon.close()
         done += [f"{kind} {id}" for kind, id in found]
+    else:
+        warn(f"docker was left out: {why}")
     for note in without_boxes:
         done.append(f"note of server {note.pid} ({note.ledger})")
         if not dry_run:

@@ -106,6 +106,7 @@ async def exec_in(server: Server, id: str, program: Sequence[str], timeout_s: fl
 
     async def run() -> int:
         async with server.client() as client:
+            await client.view(id)  # raises for one that never was; one that has ended is lost
             _announce()
             return say(await client.get(id).exec(program, timeout_s=bound_s), bound_s)
 
@@ -115,6 +116,7 @@ async def exec_in(server: Server, id: str, program: Sequence[str], timeout_s: fl
 async def log_of(server: Server, id: str) -> str:
     """Return the end of what the command of a sandbox wrote to standard error."""
     async with server.client() as client:
+        await client.view(id)
         return await client.get(id).log()
 
 
@@ -128,6 +130,7 @@ async def remove(server: Server, ids: Sequence[str]) -> None:
     async with server.client() as client:
         for id in ids:
             try:
+                await client.view(id)
                 await client.stop(id)
             except EnvkitError as error:
                 failures.append(error)

@@ -23,7 +23,7 @@ from envkit.trainer_bridge.record import RunRecord
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.types import JSON, Options, Task, Trajectory
 from envkit.wiring import envs
-from envkit.wiring.checks import check
+from envkit.wiring.checks import check, check_docker
 from envkit.wiring.meanings import algorithm_of, limits_of, resolve, task_of
 from envkit.wiring.sandboxes import sandbox_host
 
@@ -44,7 +44,7 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
         ConfigError: `check` found something.
         UsageError: The folder, model or checkpoint cannot be used as asked.
     """
-    problems = check(run)
+    problems = [*check(run), *await check_docker(run)]
     if problems:
         raise ConfigError(problems)
     run = resolve(run)

@@ -13,7 +13,6 @@ its own end.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import os
 import pickle
@@ -27,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from envkit.errors import UsageError
+from envkit.installation import load, why_missing
 from envkit.sandbox.ray import head
 from envkit.sandbox.ray.actor import Answer, NodeActor, NodeKind
 
@@ -125,7 +125,7 @@ class _Driver:
 
     async def _request(self, bundles: Sequence[Mapping[str, float]]) -> None:
         """Tell the autoscaler for how much there is to be room in all; nothing cancels that."""
-        sdk = importlib.import_module("ray.autoscaler.sdk")
+        sdk = load("ray.autoscaler.sdk")
         await asyncio.to_thread(sdk.request_resources, bundles=[dict(bundle) for bundle in bundles])
 
     async def _make(self, number: int, node_id: str, kind: NodeKind, address: str) -> None:
@@ -134,7 +134,7 @@ class _Driver:
         await making
 
     def _made(self, node_id: str, kind: NodeKind, address: str) -> Any:
-        scheduling = importlib.import_module("ray.util.scheduling_strategies")
+        scheduling = load("ray.util.scheduling_strategies")
         handle = (
             self._ray.remote(NodeActor)
             .options(
@@ -166,15 +166,15 @@ def _connected(address: str, tell: Callable[[str], None]) -> Any:
     Raises:
         UsageError: Ray is not installed, or there is no such cluster; says what to do.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise UsageError("the package ray is not installed (pip install 'envkit[ray]')")
+    if (why := why_missing("ray")) is not None:
+        raise UsageError(why)
     place, advice = f"{address!r} (ray start --head)", ""
     try:
         found = head.find(address)
         place, advice = str(found), f"; {head.WHAT_TO_DO}"
         tell(place)
         head.require(found)  # Ray itself would take minutes to find that nobody is there
-        ray: Any = importlib.import_module("ray")
+        ray: Any = load("ray")
         ray.init(address=found.address, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError as error:
         raise UsageError(f"the package ray cannot be used: {_line(error)}") from None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from envkit.errors import UsageError
+from envkit.installation import load
 
 _REACH_S = 3.0
 _GREETING_S = 10.0
@@ -45,7 +45,7 @@ def find(address: str) -> Head:
         return Head(address, "as given by ray.address")
     if (named := os.environ.get("RAY_ADDRESS", "")) not in ("", "auto"):
         return Head(named, "as given by $RAY_ADDRESS")
-    services = importlib.import_module("ray._private.services")
+    services = load("ray._private.services")
     found = str(services.get_ray_address_from_environment("auto", None))
     file = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray", "ray_current_cluster")
     if file.is_file() and file.read_text().strip() == found:

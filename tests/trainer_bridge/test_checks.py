@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envkit import config, register
+from envkit import clock, config, register
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
+from envkit.trainer_bridge.display import SilentDisplay
 from envkit.wiring import checks, envs, meanings
 from envkit.wiring.training import train
 from tests.trainer_bridge.models import write_tiny
+
+
+def envkit(*words: str, cwd: Path, **env: str) -> tuple[int, str, str]:
+    script = Path(sys.executable).with_name("envkit")
+    done = subprocess.run(
+        [script, *words], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def run_of(**sections: Any) -> RunConfig:
@@ -93,6 +106,54 @@ def test_a_sandbox_that_cannot_be_had_here_is_a_problem(monkeypatch: pytest.Monk
     assert checks.check(run_of(sandbox={"kind": "auto"})) == []
 
 
+def test_a_docker_daemon_that_does_not_answer_is_a_problem_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    run = run_of(sandbox={"kind": "docker"})
+    problem = "sandbox.kind: docker cannot work here: no Docker daemon answers: No such file or directory; "
+    (found,) = clock.run(checks.check_docker, run)
+    assert found.startswith(problem)
+    assert clock.run(checks.check_docker, run_of(sandbox={"kind": "auto"})) == []
+    with pytest.raises(ConfigError, match=problem):
+        clock.run(partial(train, run, tmp_path / "run", resume=False, force=False, display=SilentDisplay()))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "said"),
+    [
+        (
+            {},
+            0,
+            "engine.model: a/b is not in the hub's cache on this machine, so training would download it; check did",
+        ),
+        (
+            {"HF_HUB_OFFLINE": "1"},
+            2,
+            "engine.model: a/b is not in the hub's cache, and HF_HUB_OFFLINE forbids downloads",
+        ),
+    ],
+)
+def test_a_model_of_the_hub_that_is_not_here_is_named_without_a_network(
+    env: dict[str, str], code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text("{env: {id: FrozenLake-v0}, engine: {model: a/b}}")
+    told = envkit("check", "run.yaml", cwd=tmp_path, HF_HOME=str(tmp_path / "hub"), **env)
+    assert (told[0], told[1]) == (code, "" if code else "ok\n")
+    assert told[2].startswith(said)
+
+
+def test_a_model_of_the_hub_that_is_here_needs_no_word(tmp_path: Path) -> None:
+    kept = tmp_path / "hub" / "hub" / "models--a--b"
+    for file, text in (("refs/main", "0123"), ("snapshots/0123/config.json", "{}")):
+        (kept / file).parent.mkdir(parents=True)
+        (kept / file).write_text(text)
+    (tmp_path / "run.yaml").write_text("{env: {id: FrozenLake-v0}, engine: {model: a/b}}")
+    for env in ({}, {"HF_HUB_OFFLINE": "1"}):
+        assert envkit("check", "run.yaml", cwd=tmp_path, HF_HOME=str(tmp_path / "hub"), **env) == (0, "ok\n", "")
+
+
 def test_what_only_make_takes_belongs_to_an_id_of_ones_own(tmp_path: Path) -> None:
     rooms = tmp_path / "rooms.txt"
     rooms.write_text("#####\n#@$.#\n#   #\n#   #\n#####\n")
@@ -147,9 +208,6 @@ def test_a_model_folder_is_found_also_from_home(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_run_with_problems_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    from envkit import clock
-    from envkit.trainer_bridge.display import SilentDisplay
-
     run = run_of(env={"id": "Chess-v0"}, rollout={"group_size": 1})
 
     async def main() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import envkit
 from envkit import clock
-from envkit.errors import MissingFileError, SandboxLostError, SandboxStartError, UsageError
+from envkit.errors import MissingFileError, SandboxLostError, SandboxNotFoundError, SandboxStartError, UsageError
 from envkit.wiring.boxes import BlockingSandbox, kind_of
 from tests.contract.boxes import new_marker
 
@@ -108,17 +108,17 @@ def test_what_is_unknown_is_named_with_the_nearest_that_is_known() -> None:
         envkit.open_sandbox(backend="local", lonely_s=1.0)
     with pytest.raises(UsageError, match="backend: must be one of 'auto', 'local', 'docker', 'process', got 'podman'"):
         envkit.open_sandbox(backend="podman")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="no id of a sandbox"):
+    with pytest.raises(SandboxNotFoundError, match="no sandbox 'box-1' on this machine"):
         kind_of("box-1")
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"command": "sleep 5"}, "command='sleep 5': Input should be a valid tuple"),
-        ({"memory_mib": "much"}, "memory_mib='much': Input should be a valid integer"),
-        ({"profile": "loose"}, "profile='loose': Input should be 'strict' or 'system'"),
-        ({"env": {"A": 1}}, "env={'A': 1}: Input should be a valid string"),
+        ({"command": "sleep 5"}, "command: must be a list, got 'sleep 5'"),
+        ({"memory_mib": "much"}, "memory_mib: must be a whole number, got 'much'"),
+        ({"profile": "loose"}, "profile: must be one of strict, system, got 'loose'"),
+        ({"env": {"A": 1}}, "env: must be text, got 1"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_by_its_name(options: dict[str, Any], why: str) -> None:

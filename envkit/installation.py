@@ -1,0 +1,79 @@
+"""This installation of envkit: the optional packages that it has, and how its command is typed.
+
+Optional packages that are not imported at the top of a module are imported here, by `load`, so that a missing one is
+always reported with the command that installs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from envkit.errors import UsageError
+
+EXTRAS: Mapping[str, Sequence[str]] = {
+    "serve": ("fastapi", "httpx", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    "train": ("huggingface_hub", "jinja2", "matplotlib", "safetensors", "tensorboard", "torch", "transformers"),
+    "docker": ("docker", "requests"),
+    "ray": ("ray",),
+}
+"""The packages that each extra installs, by the names under which they are imported."""
+
+
+def load(module: str) -> Any:
+    """Import an optional package, or a module of one, and return the module.
+
+    Raises:
+        UsageError: The package is not installed; the message names the command that installs it.
+    """
+    if (why := why_missing(module.partition(".")[0])) is not None:
+        raise UsageError(why)
+    return importlib.import_module(module)
+
+
+def why_missing(package: str) -> str | None:
+    """Return why an optional package cannot be imported and the command that installs it; None if it is installed.
+
+    A folder that only has the package's name does not count, although Python imports it as a namespace package.
+    """
+    spec = find_spec(package)
+    if spec is not None and spec.origin is not None:
+        return None
+    folders = () if spec is None else tuple(spec.submodule_search_locations or ())
+    return _remedy(package, f" (the folder {folders[0]} only has its name)" if folders else "")
+
+
+def explain(error: ImportError) -> str | None:
+    """Return what to say about a failed import of an optional package; None for any other import."""
+    package = (error.name or "").partition(".")[0]
+    if _extra_with(package) is None:
+        return None
+    return why_missing(package) or (_remedy(package) if isinstance(error, ModuleNotFoundError) else None)
+
+
+def command(*words: str) -> str:
+    """Return the command line that runs this envkit with `words`, as it is typed in the current folder."""
+    program = Path(sys.executable).with_name("envkit")
+    on_path = shutil.which("envkit")
+    if on_path is not None and program.exists() and program.samefile(on_path):
+        start = ["envkit"]
+    elif program.exists():
+        here = Path.cwd()
+        start = [str(program.relative_to(here) if program.is_relative_to(here) else program)]
+    else:
+        start = [sys.executable, "-m", "envkit"]
+    return shlex.join([*start, *words])
+
+
+def _remedy(package: str, detail: str = "") -> str:
+    return f'the package {package} is not installed{detail}; install it: pip install "envkit[{_extra_with(package)}]"'
+
+
+def _extra_with(package: str) -> str | None:
+    return next((extra for extra, packages in EXTRAS.items() if package in packages), None)

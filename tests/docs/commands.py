@@ -1,0 +1,71 @@
+"""The commands and the Python programs that the documents print in blocks of code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+_PROGRAM = re.compile(
+    r"(\w+=\S* )*([\w./-]*/)?(apt|apt-get|bash|cd|chmod|cp|curl|docker|envkit|export|git|kill|make|mkdir|pip|printf"
+    r"|python3?|ray|sh|source|ssh|sudo|systemctl|tensorboard|timeout)( |$)"
+)
+"""How a line of a block begins that is a command. Other lines show output, or a file."""
+_BLOCK = re.compile(
+    r"^```(?P<language>\w*)\n(?P<fenced>.*?)^```$|(?<=\n\n)(?P<indented>(?:^    [^\n]+\n)+)", re.MULTILINE | re.DOTALL
+)
+_COMMENT = re.compile(r"\s+# .*$")
+_SHELLS = frozenset(("", "sh", "bash", "shell", "console"))
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A command, or a Python program, that a page prints.
+
+    Attributes:
+        key: What the table calls it: the command itself, or ``python: `` and the program's first line but imports.
+        text: What is run.
+        place: Page and line, for people.
+    """
+
+    key: str
+    text: str
+    place: str
+
+
+def printed() -> Iterator[Printed]:
+    """Yield all that the pages print, in order; the same command may come more than once."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in _BLOCK.finditer(text):
+            place = f"{page.relative_to(ROOT)}, line {text.count(chr(10), 0, block.start()) + 1}"
+            content = (
+                block["fenced"] if block["indented"] is None else re.sub("^    ", "", block["indented"], flags=re.M)
+            )
+            if block["language"] == "python" and not _is_file(text, block.start()):
+                yield Printed(f"python: {_first_line(content)}", content, place)
+            elif (block["language"] or "") in _SHELLS:
+                yield from (Printed(command, command, place) for command in _commands(content))
+
+
+def _commands(block: str) -> Iterator[str]:
+    lines = block.replace("\\\n", " ").splitlines()
+    if any(line.startswith("$ ") for line in lines):  # the other lines are what the commands print
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    for line in lines:
+        if _PROGRAM.match(command := _COMMENT.sub("", line).strip()):
+            yield command
+
+
+def _first_line(program: str) -> str:
+    lines = [line for line in program.splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith(("import ", "from "))), lines[0])
+
+
+def _is_file(text: str, start: int) -> bool:
+    """Whether a block shows a file of the page's example, which ``tests/test_docs.py`` installs."""
+    return re.search(r"^`[\w.]+`:\n\n\Z", text[:start], flags=re.M) is not None

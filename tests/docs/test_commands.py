@@ -1,0 +1,152 @@
+"""Every command that the documents print is in the table ``commands.toml``, and works as that says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from envkit import cli
+from tests.docs.commands import ROOT, printed
+from tests.docs.installed import bin_folder
+
+TABLE = Path(__file__).with_name("commands.toml")
+PRINTED = {one.key: one for one in printed()}
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What to do with a command: whether it is run, with which settings, and what that needs of the machine."""
+
+    is_run: bool
+    settings: Sequence[str] = ()
+    needs: str | None = None
+
+    @classmethod
+    def of(cls, key: str, value: str | Mapping[str, Any]) -> Row:
+        row = {"mark": value} if isinstance(value, str) else dict(value)
+        settings, needs = row.pop("set", ()), row.pop("needs", None)
+        mark = row.pop("mark", "run" if settings else None)
+        assert mark in ("run", "shown"), f"{TABLE.name}: {key}: mark must be run or shown"
+        assert not row, f"{TABLE.name}: {key}: unknown: {row}"
+        return cls(mark == "run", settings, needs)
+
+
+ROWS = {key: Row.of(key, value) for key, value in tomllib.loads(TABLE.read_text(encoding="utf-8")).items()}
+
+
+def known(*, is_run: bool) -> list[Any]:
+    """The commands that are both printed and in the table, with what they need as a mark of pytest."""
+    return [
+        pytest.param(key, id=key, marks=[getattr(pytest.mark, row.needs)] if row.needs else [])
+        for key, row in ROWS.items()
+        if key in PRINTED and row.is_run == is_run
+    ]
+
+
+def test_every_printed_command_is_in_the_table() -> None:
+    lines = [f'{json.dumps(one.key)} = "shown" # {one.place}' for key, one in PRINTED.items() if key not in ROWS]
+    assert not lines, (
+        f'add these lines to {TABLE.relative_to(ROOT)}, with "run" or {{ set = ["key=value"] }} where that works:\n'
+        + "\n".join(lines)
+    )
+
+
+def test_every_command_of_the_table_is_printed_somewhere() -> None:
+    lines = [json.dumps(key) for key in ROWS if key not in PRINTED]
+    assert not lines, f"remove these lines from {TABLE.relative_to(ROOT)}, no document prints them:\n" + "\n".join(
+        lines
+    )
+
+
+@pytest.mark.parametrize("key", known(is_run=True))
+def test_a_printed_command_runs_where_only_make_install_has_been_run(key: str, tmp_path: Path) -> None:
+    one, folder = PRINTED[key], bin_folder()
+    (tmp_path / ".venv").symlink_to(folder.parent)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    settings = shlex.join(word for setting in ROWS[key].settings for word in ("--set", setting))
+    if key.startswith("python: "):
+        (tmp_path / "program.py").write_text(f"import envkit\n{one.text}", encoding="utf-8")
+        command = "python -W error program.py"
+    else:
+        command = f"{one.text} {settings}"
+    code, said = run(command, tmp_path, until="ready " if key.startswith("envkit serve") else None)
+    assert code == 0, f"{one.place}: exit code {code}:\n{said}"
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("key", known(is_run=False))
+def test_a_printed_command_that_is_not_run_can_be_parsed(key: str) -> None:
+    text = PRINTED[key].text
+    if key.startswith("python: "):
+        compile(text, PRINTED[key].place, "exec")
+        return
+    words = shlex.split(text)
+    program = words[0].rpartition("/")[2]
+    if program == "envkit":
+        parse(words[1:])
+    elif program == "make":
+        done = subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
+        named = re.search(r"\[([\w,-]+)\]", text)
+        assert set(named[1].split(",") if named else ()) <= set(extras)
+
+
+def run(command: str, folder: Path, until: str | None) -> tuple[int, str]:
+    """Run a command in `folder`, as a user whose home is empty; return its exit code and what it says.
+
+    Args:
+        command: For bash.
+        folder: Its home and current folder.
+        until: Start of the line after which it is stopped by Ctrl-C; None waits for its end.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ENVKIT_", "PYTHON"))}
+    env |= {"PATH": f"{bin_folder()}:{env['PATH']}", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    words = ["bash", "-c", f"exec {command}" if until else command]
+    said = ""
+    with subprocess.Popen(
+        words,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            if until:
+                while (line := process.stdout.readline()) and not line.startswith(until):
+                    said += line
+                process.send_signal(signal.SIGINT)
+            said += process.communicate(timeout=TIMEOUT_S)[0]
+        finally:
+            process.kill()
+    return process.returncode, said
+
+
+def parse(words: Sequence[str]) -> None:
+    """Parse the words of an envkit command without running it; a command line that is wrong raises."""
+    command: Any = typer.main.get_command(cli.app)
+    rest, name = list(words), "envkit"
+    while hasattr(command, "resolve_command"):
+        context = command.make_context(name, rest)
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    command.make_context(name, rest)

@@ -1,0 +1,184 @@
+"""What is wrong on the command line is named in one line, with the exit code for it and no traceback."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import chdir, closing
+from pathlib import Path
+
+import pytest
+
+from envkit import cli
+from tests.docs.installed import bin_folder
+
+NO_SERVER = "http://127.0.0.1:1"
+
+# Words of the command line, the exit code, and what the line says. PORT is one that is in use.
+WRONG = [
+    ("evl", 2, "No such command 'evl'. Did you mean 'eval'?"),
+    ("list extra", 2, "unexpected extra argument"),
+    ("--verbose", 2, "No such option: --verbose"),
+    ("doctor --jsn", 2, "No such option: --jsn (Possible options: --json)"),
+    # Files.
+    ("train", 2, "Missing argument 'FILE'"),
+    ("train nosuch.yaml", 2, "nosuch.yaml: No such file or directory"),
+    ("train folder", 2, "folder: Is a directory"),
+    ("train broken.yaml", 2, "broken.yaml: line 2, column 1: not YAML: the '{' of line 1, column 6 has no '}'"),
+    ("train tab.yaml", 2, "tab.yaml: line 2, column 1: not YAML: a tab; indent with spaces"),
+    ("train empty.yaml", 2, "empty.yaml: must hold keys and values, such as"),
+    ("train list.yaml", 2, "list.yaml: must hold keys and values, such as"),
+    ("train binary.yaml", 2, "binary.yaml: not UTF-8 text (byte 1)"),
+    ("check /nosuch/good.yaml", 2, "/nosuch/good.yaml: No such file or directory"),
+    ("train good.yaml --resume --force", 2, "--resume and --force exclude each other"),
+    ("train good.yaml --resume --output nowhere", 2, "no checkpoint to continue from; start without --resume"),
+    ("train good.yaml --output file", 2, "a file stands where a folder is needed; choose another folder"),
+    ("train good.yaml --output run", 2, "run: holds config.yaml, which no run made; choose another folder"),
+    # Keys and values of a training file.
+    ("train good.yaml --set trainer.step=3", 2, "trainer.step: no such key; did you mean 'steps'?"),
+    ("train good.yaml --set trainer.steps", 2, "trainer.steps: must read section.key=value"),
+    ("check good.yaml --set trainer.steps=many", 2, "trainer.steps: must be a whole number, got 'many'"),
+    ("check good.yaml --set trainer.learning_rate=fast", 2, "must be a number, got 'fast'"),
+    ("check good.yaml --set trainer.learning_rate=-1", 2, "trainer.learning_rate: must be above 0, got -1"),
+    ("check good.yaml --set sandbox.boxes=0", 2, "sandbox.boxes: must be at least 1, got 0"),
+    ("check good.yaml --set tracking.tensorboard=1", 2, "tracking.tensorboard: must be true or false, got 1"),
+    ("check good.yaml --set env=3", 2, "env: must hold keys and values, got 3"),
+    ("check good.yaml --set 'env.options={size: '", 2, "env.options: '{size: ' is not YAML"),
+    ("check good.yaml --set env.id=FrozenLak-v0", 2, "did you mean 'FrozenLake-v0'?"),
+    ("check good.yaml --set env.options.sise=3", 2, "env.options.sise: no such option; did you mean 'size'?"),
+    ("check good.yaml --set engine.device=tpu", 2, "engine.device: must be one of auto, cpu, cuda, got 'tpu'"),
+    ("check good.yaml --set engine.model=./nowhere", 2, "./nowhere is no model folder (it has no config.json)"),
+    ("check good.yaml --set engine.model=folder", 2, "folder is no model folder (it has no config.json)"),
+    ("check good.yaml --set engine.model=a/b/c", 2, "a/b/c is neither a folder here nor a name of the hub"),
+    ("check good.yaml --set 'engine.model=no name'", 2, "no name is neither a folder here nor a name of the hub"),
+    ("check good.yaml --set engine.heads=3", 2, "engine.heads: twice 3 must divide engine.hidden_size"),
+    ("check good.yaml --set algorithm.preset=gprp", 2, "did you mean 'grpo'?"),
+    ("check good.yaml --set sandbox.kind=podman", 2, "must be one of auto, local, docker, process, none, got 'podman'"),
+    ("check good.yaml --set rollout.group_size=1", 2, "rollout.group_size: grpo compares the episodes of a group"),
+    ("check good.yaml --set warmup.kind=none", 2, "warmup.kind: a tiny policy that knows nothing needs"),
+    ("check good.yaml --steps 3", 2, "No such option: --steps"),
+    # Playing and measuring.
+    ("eval FrozenLake-v0", 2, "Missing option '--policy'"),
+    ("eval Chess-v0 --policy random", 2, "no environment is called 'Chess-v0'; there are: "),
+    ("eval FrozenLake-v0 --policy randm", 2, "--policy: there is no 'randm'; did you mean 'random'?"),
+    ("eval FrozenLake-v0 --policy checkpoint:folder", 2, "folder: neither a run's folder nor a checkpoint"),
+    ("eval FrozenLake-v0 --policy random --episodes 0", 2, "Invalid value for '--episodes'"),
+    ("eval FrozenLake-v0 --policy random --option slip=2", 2, "slip: must be a number from 0 to 1, got 2"),
+    ("eval FrozenLake-v0 --policy random --option slip", 2, "--option slip: must read key=value"),
+    ("eval FrozenLake-v0 --policy random --split test", 2, "--split: there is no 'test'; there are: "),
+    ("eval FrozenLake-v0 --policy random --url nonsense", 2, "'nonsense' is no address of a server, such as"),
+    (f"eval FrozenLake-v0 --policy random --url {NO_SERVER}", 1, f"{NO_SERVER} does not answer"),
+    ("eval FrozenLake-v0 --policy random --episodes 1 --output file", 2, "file: Not a directory; choose a folder"),
+    ("play Chess-v0", 2, "no environment is called 'Chess-v0'"),
+    ("play FrozenLake-v0 --seed -1", 2, "Invalid value for '--seed'"),
+    ("play FrozenLake-v0 --option map=9x9", 2, "map: '9x9' is not one of them; there are: 4x4, 8x8"),
+    ("play Sokoban-v0 --option boxes=many", 2, "boxes: must be an integer from 1 to 4, got 'many'"),
+    (f"play FrozenLake-v0 --url {NO_SERVER}", 1, f"{NO_SERVER} does not answer"),
+    # Serving.
+    ("serve --backend podman", 2, "backend: must be one of auto, local, docker, process, ray, none, got 'podman'"),
+    ("serve --port 70000", 2, "Invalid value for '--port'"),
+    ("serve --backend none --state state --port PORT", 2, "is in use; choose another one, or 0 for any that is free"),
+    ("serve --config nosuch.yaml", 2, "nosuch.yaml: No such file or directory"),
+    ("serve --config fleet.yaml", 2, "listen.port: must be at most 65535, got 70000"),
+    ("serve --config webhook.yaml", 2, "alerts.webhook: must be the address of a page, such as https://"),
+    ("serve --set listen.prot=1", 2, "listen.prot: no such key; did you mean 'port'?"),
+    ("serve --set limits.calls_per_s=0", 2, "limits.calls_per_s: must be above 0, got 0"),
+    ("serve --host 0.0.0.0 --port 0 --state state", 2, "there are no tokens: make one with"),
+    ("serve --host no.such.host.invalid --port 0 --state state", 2, "no.such.host.invalid"),
+    ("serve --socket /nosuch/x.sock --state state", 2, "no socket can be made at /nosuch/x.sock"),
+    ("serve --state file --port 0", 2, "choose a folder that can be written (--state)"),
+    ("serve --inside", 2, "--inside needs --socket"),
+    ("token create", 2, "Missing option '--tenant'"),
+    ("token create --tenant 'a b' --state state", 2, "tenant: must be 1 to 32"),
+    ("token create --tenant a --scopes plai --state state", 2, "scopes: there is no 'plai'; did you mean 'play'?"),
+    ("token create --tenant a --ttl soon", 2, "--ttl: must be a number of s, m, h or d, such as 30d, got 'soon'"),
+    ("token revoke nosuch --state state", 2, "there is no token 'nosuch' to revoke"),
+    ("token ls --state file", 2, "choose a folder that can be written (--state)"),
+    # Sandboxes and images.
+    ("sandbox run --backend podman -- true", 2, "Invalid value for '--backend'"),
+    ("sandbox run --memory-mib 0 -- true", 2, "Invalid value for '--memory-mib'"),
+    ("sandbox run --env A -- true", 2, "--env: must be NAME=VALUE, got 'A'"),
+    ("sandbox run --upload nosuch -- true", 2, "--upload: there is no nosuch"),
+    ("sandbox run --detach --tty -- true", 2, "--detach goes with neither --tty nor --timeout-s"),
+    ("sandbox run --backend process --runtime runsc -- true", 2, "runtime=runsc is refused"),
+    ("sandbox run --url nonsense -- true", 2, "'nonsense' is no address of a server"),
+    (f"sandbox run --url {NO_SERVER} -- true", 1, f"{NO_SERVER} does not answer"),
+    ("sandbox exec nosuch -- true", 1, "no sandbox 'nosuch'"),
+    ("sandbox logs nosuch", 1, "no sandbox 'nosuch'"),
+    ("sandbox rm nosuch", 1, "no sandbox 'nosuch'"),
+    ("sandbox ls --token-file token", 2, "--token-file and --ca go with --url"),
+    (f"sandbox ls --url {NO_SERVER} --token-file nosuch", 2, "no token can be read from nosuch"),
+    ("sandbox ls --url https://127.0.0.1:1 --ca file", 2, "no certificates can be read from file"),
+    ("sandbox snapshot ls", 2, "Missing option '--url'"),
+    ("image build", 2, "Missing argument 'NAME'"),
+    ("image build gams", 2, "no image is called 'gams'; did you mean 'games'?"),
+]
+
+AS_PROCESSES = [
+    "evl",
+    "train broken.yaml",
+    "check good.yaml --set trainer.steps=many",
+    "eval FrozenLake-v0 --policy randm",
+    f"play FrozenLake-v0 --url {NO_SERVER}",
+    "serve --backend none --state state --port PORT",
+    "sandbox rm nosuch",
+    "token ls --state file",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The current folder, with files to be wrong about."""
+    made = tmp_path_factory.mktemp("wrong")
+    (made / "good.yaml").write_text("env: {id: FrozenLake-v0}\n")
+    (made / "broken.yaml").write_text("env: {id: FrozenLake-v0\n")
+    (made / "tab.yaml").write_text("env:\n\tid: FrozenLake-v0\n")
+    (made / "empty.yaml").write_text("")
+    (made / "list.yaml").write_text("- env\n")
+    (made / "binary.yaml").write_bytes(b"\xff\xfe")
+    (made / "fleet.yaml").write_text("listen: {port: 70000}\n")
+    (made / "webhook.yaml").write_text("alerts: {webhook: nowhere}\n")
+    (made / "file").write_text("neither a folder nor a certificate")
+    (made / "folder").mkdir()
+    (made / "run").mkdir()
+    (made / "run" / "config.yaml").write_text("env: {id: FrozenLake-v0}\n")
+    with chdir(made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A port that is in use."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        yield listener.getsockname()[1]
+
+
+def line_of(errors: str) -> str:
+    """The one line that says what is wrong; the command line's own errors come after two lines on its use."""
+    assert "Traceback" not in errors
+    (line,) = [line for line in errors.splitlines() if line and not line.startswith(("Usage: envkit ", "Try 'envkit "))]
+    return line
+
+
+@pytest.mark.parametrize(("words", "code", "said"), WRONG, ids=[words for words, _, _ in WRONG])
+def test_a_wrong_input_is_named_in_one_line(
+    words: str, code: int, said: str, folder: Path, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(shlex.split(words.replace("PORT", str(port))))
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (code, "")
+    assert said in line_of(told.err)
+
+
+@pytest.mark.parametrize("words", AS_PROCESSES)
+def test_a_wrong_input_ends_an_installed_program_in_the_same_way(words: str, folder: Path, port: int) -> None:
+    ((code, said),) = [(code, said) for known, code, said in WRONG if known == words]
+    command = [str(bin_folder() / "envkit"), *shlex.split(words.replace("PORT", str(port)))]
+    done = subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in line_of(done.stderr)

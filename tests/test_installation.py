@@ -1,0 +1,111 @@
+"""What is said about optional packages that are missing, and how a command is written that works as typed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MISSING = ("docker", "ray", "requests", "torch")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that lacks some packages and finds the checkout, whose folder ``docker`` is none.
+
+    It holds links to all else that is installed here.
+    """
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.name.partition("-")[0] not in MISSING:
+            (packages / entry.name).symlink_to(entry)
+    program = folder / "bin" / "envkit"
+    program.write_text(f"#!{folder}/bin/python\nfrom envkit.__main__ import main\n\nmain()\n", encoding="utf-8")
+    program.chmod(0o755)
+    return folder / "bin"
+
+
+def run(program: Path, *words: str, cwd: Path) -> tuple[int, str, str]:
+    env = {**os.environ, "HOME": str(cwd)}
+    done = subprocess.run(
+        [program, *words], cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("words", [("sandbox", "ls"), ("sandbox", "prune", "--dry-run")])
+def test_what_did_not_ask_for_docker_works_without_its_client_and_says_what_was_left_out(
+    words: tuple[str, ...], bare: Path, tmp_path: Path
+) -> None:
+    code, _, said = run(bare / "envkit", *words, cwd=tmp_path)
+    missing = f"the package docker is not installed (the folder {ROOT}/docker only has its name)"
+    assert (code, said) == (0, f'docker was left out: {missing}; install it: pip install "envkit[docker]"\n')
+
+
+def test_the_doctor_works_without_dockers_client_and_names_it_once(bare: Path, tmp_path: Path) -> None:
+    code, said, _ = run(bare / "envkit", "doctor", cwd=tmp_path)
+    assert code == 0
+    assert said.count('pip install "envkit[docker]"') == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        ("sandbox run --backend docker -- true", "docker", "docker"),
+        ("image build games --offline", "docker", "docker"),
+        ("serve --backend docker --port 0", "docker", "docker"),
+        ("serve --backend ray --port 0", "ray", "ray"),
+        ("train lake.yaml", "torch", "train"),
+        ("check lake.yaml", "torch", "train"),
+        ("check lake.yaml --set sandbox.kind=docker", "docker", "docker"),
+        ("train lake.yaml --set sandbox.kind=docker", "docker", "docker"),
+        ("eval FrozenLake-v0 --policy checkpoint:run", "torch", "train"),
+    ],
+)
+def test_what_needs_a_missing_package_names_it_and_the_command_that_installs_it(
+    words: str, package: str, extra: str, bare: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lake.yaml").write_text("env: {id: FrozenLake-v0}\n")
+    code, out, said = run(bare / "envkit", *words.split(), cwd=tmp_path)
+    assert (code, out) == (2, "")
+    assert any(
+        f"the package {package} is not installed" in line and f'install it: pip install "envkit[{extra}]"' in line
+        for line in said.splitlines()
+    )
+
+
+def test_a_script_that_opens_a_docker_sandbox_is_told_the_same(bare: Path, tmp_path: Path) -> None:
+    program = """
+import envkit, envkit.errors
+try:
+    envkit.open_sandbox(backend="docker")
+except envkit.errors.UsageError as error:
+    print(error)
+"""
+    _, said, _ = run(bare / "python", "-c", program, cwd=tmp_path)
+    assert "the package docker is not installed" in said
+    assert 'install it: pip install "envkit[docker]"' in said
+
+
+@pytest.mark.parametrize(("is_on_path", "is_inside"), [(True, False), (False, False), (False, True)])
+def test_a_command_is_written_as_it_works_when_typed(
+    is_on_path: bool, is_inside: bool, bare: Path, tmp_path: Path
+) -> None:
+    program = "from envkit.installation import command; print(command('list', 'a b'))"
+    cwd = bare.parent if is_inside else tmp_path
+    env = {**os.environ, "PATH": f"{bare}:/usr/bin:/bin" if is_on_path else "/usr/bin:/bin"}
+
+    def output(*words: str | Path) -> str:
+        return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=True).stdout
+
+    start = "envkit" if is_on_path else "bin/envkit" if is_inside else f"{bare}/envkit"
+    assert output(bare / "python", "-c", program) == f"{start} list 'a b'\n"
+    assert "Sokoban-v0" in output(start, "list")
