@@ -11,6 +11,9 @@ from envkit.errors import UsageError
 from envkit.types import EpisodeRecord, GenerationRecord, Group, Trajectory, Turn, TurnRecord
 from envkit.types.episodes import FORMAT
 
+EPISODES = "episodes.jsonl"
+"""File of an evaluation's episodes."""
+
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text; see `envkit.protocols.Renderer.text`."""
 
@@ -93,5 +96,7 @@ def _decoded(line: bytes, place: str) -> EpisodeRecord:
         if found == FORMAT:
             return _EPISODE.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UsageError(f"{place} is not an episode ({error}); remove the line") from None
-    raise UsageError(f"{place} has format {found}, and this version of envkit reads format {FORMAT}; record it anew")
+        raise UsageError(f"{place} is damaged or not an episode ({error}); remove it or name another file") from None
+    if found == 0:
+        raise UsageError(f"{place} is not an episode, or one from before episodes had a format number; record it again")
+    raise UsageError(f"{place} has format {found}, but this version of envkit reads format {FORMAT}")

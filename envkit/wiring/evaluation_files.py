@@ -18,13 +18,13 @@ from pathlib import Path
 import orjson
 
 from envkit.errors import UsageError
+from envkit.trainer_bridge.episodes import EPISODES
 from envkit.trainer_bridge.rows import encoded
 from envkit.types import EpisodeRecord
 from envkit.wiring.evaluation import Evaluation
 from envkit.wiring.evaluation_plot import draw
 
 EVALUATION = "evaluation.json"
-EPISODES = "episodes.jsonl"
 PLOT = "success_by_difficulty.png"
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.episodes import read_episodes
+from envkit.trainer_bridge.episodes import EPISODES, read_episodes
 from envkit.trainer_bridge.record import CONFIG, recorded_steps
 from envkit.types import EpisodeRecord
-from envkit.wiring.evaluation_files import EPISODES
 
 _MAX_LISTED = 12
-"""Train steps that an error lists."""
+"""Numbers that an error lists."""
 
 
 class Recording(NamedTuple):
@@ -48,7 +47,7 @@ def _find(place: Path, step: int | None) -> Path:
     steps = recorded_steps(place) if place.is_dir() else {}
     if steps:
         if step is not None and step not in steps:
-            raise UsageError(f"{place}: train step {step} is not recorded; recorded are {_listed(list(steps))}")
+            raise UsageError(f"{place}: train step {step} is not recorded; recorded are {listed(list(steps))}")
         return steps[max(steps) if step is None else step]
     path = place / EPISODES if place.is_dir() else place
     if path.is_file():
@@ -65,8 +64,9 @@ def _find(place: Path, step: int | None) -> Path:
     )
 
 
-def _listed(steps: Sequence[int]) -> str:
-    if len(steps) <= _MAX_LISTED:
-        return ", ".join(map(str, steps))
+def listed(numbers: Sequence[int]) -> str:
+    """Return numbers for a message; of many, the first and the last."""
+    if len(numbers) <= _MAX_LISTED:
+        return ", ".join(map(str, numbers))
     half = _MAX_LISTED // 2
-    return f"{_listed(steps[:half])}, ..., {_listed(steps[-half:])}"
+    return f"{listed(numbers[:half])}, ..., {listed(numbers[-half:])}"
