@@ -46,7 +46,7 @@ def _turn_of(turn: Turn, decode: Decode) -> TurnRecord:
         versions=completion.versions,
         seconds=turn.generate_s,
     )
-    return TurnRecord.of(turn.action, turn.step, generation=generation, seconds=turn.step_s)
+    return TurnRecord.of(turn.action, turn.step, generation, turn.step_s)
 
 
 def sample_episodes(groups: Sequence[Group], count: int, *, decode: Decode, train_step: int) -> list[EpisodeRecord]:

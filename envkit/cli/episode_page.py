@@ -52,15 +52,12 @@ class EpisodePage:
     def __init__(self, stream: TextIO, *, prompts: bool) -> None:
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._prompts = prompts
-        self._names_env = False
 
     def heading(self, title: str, episodes: Sequence[EpisodeRecord]) -> None:
         """Write what holds for all `episodes`."""
         self._write(Text(title, style="bold"))
-        names = {_env(one) for one in episodes}
-        self._names_env = len(names) > 1
-        if len(names) == 1:
-            self._write(Text(names.pop(), style="dim"))
+        for env in sorted({_env(one) for one in episodes}):
+            self._write(Text(env, style="dim"))
 
     def note(self, text: str) -> None:
         """Write a line after the episodes."""
@@ -73,8 +70,6 @@ class EpisodePage:
         task = f"  task {episode.index} (seed {episode.seed}), attempt {episode.member + 1}  "
         self._console.print()
         self._write(Text.assemble((f"episode {number}", "bold"), task, (verdict, _STYLES[verdict])))
-        if self._names_env:
-            self._write(Text(_env(episode), style="dim"))
         self._write(Text(", ".join(_facts(episode)), style="dim"))
         if episode.error is not None:
             self._write(Text(" ".join(_plain(episode.error)), style="red"))

@@ -50,8 +50,6 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
         action: The text that the environment was given.
         observation: What the environment showed next; None when the episode was cut off before that.
         reward: Reward of the step; None where not finite or cut off.
-        terminated: Whether the step ended the episode.
-        truncated: Whether the environment's own limit ended it.
         info: What the environment reported about the step.
         seconds: Duration of the step; None where not measured.
     """
@@ -60,33 +58,18 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     observation: Observation | None = None
     reward: float | None = None
-    terminated: bool = False
-    truncated: bool = False
     info: dict[str, Any] = {}
     seconds: float | None = None
 
     @classmethod
     def of(
-        cls,
-        action: str,
-        step: Step | None,
-        *,
-        generation: GenerationRecord | None = None,
-        seconds: float | None = None,
+        cls, action: str, step: Step | None, generation: GenerationRecord | None = None, seconds: float | None = None
     ) -> Self:
         """Return the record of a turn; `step` is None when the environment did not answer."""
+        made = cls(generation=generation, action=action, seconds=seconds)
         if step is None:
-            return cls(generation=generation, action=action, seconds=seconds)
-        return cls(
-            generation=generation,
-            action=action,
-            observation=step.observation,
-            reward=step.reward,
-            terminated=step.terminated,
-            truncated=step.truncated,
-            info=step.info,
-            seconds=seconds,
-        )
+            return made
+        return msgspec.structs.replace(made, observation=step.observation, reward=step.reward, info=step.info)
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):

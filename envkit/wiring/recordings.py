@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.episodes import EPISODES, read_episodes
@@ -15,20 +14,8 @@ _MAX_LISTED = 12
 """Numbers that an error lists."""
 
 
-class Recording(NamedTuple):
-    """The episodes of one file.
-
-    Attributes:
-        path: The file.
-        episodes: At least one, in the order of the file.
-    """
-
-    path: Path
-    episodes: Sequence[EpisodeRecord]
-
-
-def open_recording(place: Path, *, step: int | None = None) -> Recording:
-    """Read the episodes at `place`.
+def open_recording(place: Path, *, step: int | None = None) -> tuple[Path, list[EpisodeRecord]]:
+    """Return the file at `place` and its episodes, at least one, in order.
 
     Args:
         place: A run's folder, a folder that `envkit eval --output` wrote, or a ``.jsonl`` file of either.
@@ -38,7 +25,7 @@ def open_recording(place: Path, *, step: int | None = None) -> Recording:
         UsageError: There are no episodes, none of this train step, or the file is damaged.
     """
     path = _find(place, step)
-    return Recording(path, read_episodes(path))
+    return path, read_episodes(path)
 
 
 def _find(place: Path, step: int | None) -> Path:
