@@ -178,6 +178,7 @@ def _widen(axes: Axes, steps: Sequence[int]) -> None:
     """Give a single train step an axis without fractions."""
     if min(steps) == max(steps):
         axes.set_xlim(steps[0] - 0.5, steps[0] + 0.5)
+        axes.set_xticks([steps[0]])
 
 
 def _window(steps: int) -> int:
