@@ -77,17 +77,10 @@ def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
     Raises:
         OSError: The files cannot be written.
     """
-    training = curve_of(metrics, "success")
-    held_out = {
-        name: curve
-        for name, key in (("sampled", "eval_success"), ("greedy", "eval_greedy"))
-        if (curve := curve_of(evaluations, key)).steps
-    }
-    if held_out or training.steps:
-        save(_learning_curve(training, held_out), folder / LEARNING_CURVE)
-    panels = [(panel, curve) for panel in _PANELS if (curve := curve_of(metrics, panel.key)).steps]
-    if panels:
-        save(_small_multiples(panels), folder / TRAINING)
+    figures = {LEARNING_CURVE: learning_curve(metrics, evaluations), TRAINING: training_panels(metrics)}
+    for name, figure in figures.items():
+        if figure is not None:
+            save(figure, folder / name)
 
 
 def curve_of(rows: Rows, key: str) -> Curve:
@@ -101,7 +94,16 @@ def curve_of(rows: Rows, key: str) -> Curve:
     return Curve(tuple(steps), tuple(found[step] for step in steps))
 
 
-def _learning_curve(training: Curve, held_out: Mapping[str, Curve]) -> Figure:
+def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
+    """Draw success on held-out levels and in training; None where neither was measured."""
+    training = curve_of(metrics, "success")
+    held_out = {
+        name: curve
+        for name, key in (("sampled", "eval_success"), ("greedy", "eval_greedy"))
+        if (curve := curve_of(evaluations, key)).steps
+    }
+    if not held_out and not training.steps:
+        return None
     figure = new_figure(8, 4.6)
     axes = figure.subplots()
     frame(axes, "Success on held-out levels" if held_out else "Success in training", size=13)
@@ -132,7 +134,11 @@ def _learning_curve(training: Curve, held_out: Mapping[str, Curve]) -> Figure:
     return figure
 
 
-def _small_multiples(panels: Sequence[tuple[_Panel, Curve]]) -> Figure:
+def training_panels(metrics: Rows) -> Figure | None:
+    """Draw a small plot of each figure that was measured; None where there is none."""
+    panels = [(panel, curve) for panel in _PANELS if (curve := curve_of(metrics, panel.key)).steps]
+    if not panels:
+        return None
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(max(4, 3 * columns), 2.2 * rows + 0.4)
