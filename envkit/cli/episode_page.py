@@ -105,7 +105,7 @@ class EpisodePage:
             line
             for name, lines in sections.items()
             if lines
-            for line in (Text(name, style="dim"), *(Text.assemble(_INDENT, one) for one in lines))
+            for line in (Text(name, style="dim"), *(Text.assemble(_INDENT, one) if one else one for one in lines))
         ]
         return _Block(title, notes, body)
 
