@@ -158,7 +158,8 @@ def test_episodes_are_taken_from_as_many_tasks_as_there_are(
 def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    renderer = ChatRenderer(AutoTokenizer.from_pretrained(chat_folder))
+    tokenizer: Any = AutoTokenizer.from_pretrained(chat_folder)
+    renderer = ChatRenderer(tokenizer)
     told = scripted(Answer("s"), Answer("e", ends="terminated")).trajectories[0]
     prompt = renderer.open(told.start.observation) if told.start is not None else ()
     assert renderer.text(prompt) == "<|im_start|>user\ns<|im_end|>\n<|im_start|>assistant\n"
