@@ -87,9 +87,10 @@ def test_a_folder_gets_the_figures_and_the_plot_and_keeps_them(tmp_path: Path) -
     folder = tmp_path / "found/here"
     assert (code, sorted(path.name for path in folder.iterdir())) == (
         0,
-        ["evaluation.json", "success_by_difficulty.png"],
+        ["episodes.jsonl", "evaluation.json", "success_by_difficulty.png"],
     )
-    assert out.splitlines()[-1] == "written: found/here/evaluation.json, found/here/success_by_difficulty.png"
+    names = ("evaluation.json", "episodes.jsonl", "success_by_difficulty.png")
+    assert out.splitlines()[-1] == f"written: {', '.join(f'found/here/{name}' for name in names)}"
     found = orjson.loads((folder / "evaluation.json").read_bytes())
     assert sum(row["episodes"] for row in found["by_difficulty"]) == found["episodes"] == 30
     picture = (folder / "success_by_difficulty.png").read_bytes()
@@ -128,7 +129,8 @@ def test_a_world_that_does_not_grade_its_levels_has_no_plot_and_loses_the_one_th
     envkit([*LAKE, "--episodes", "5", "--output", "found"], tmp_path)
     words = ["eval", "Plain-v0", "--policy", "random", "--episodes", "5", "--attempts", "2"]
     code, out, _ = envkit([*words, "--output", "found", "--force"], tmp_path, path=plain)
-    assert (code, [path.name for path in (tmp_path / "found").iterdir()]) == (0, ["evaluation.json"])
+    left = sorted(path.name for path in (tmp_path / "found").iterdir())
+    assert (code, left) == (0, ["episodes.jsonl", "evaluation.json"])
     assert out.splitlines()[-1] == "no plot: Plain-v0 does not tell how hard its levels are, or what success is"
     assert "success by" not in out
     assert "pass@" not in out

@@ -64,6 +64,33 @@ def test_eval_of_the_run_gives_the_success_that_the_run_measured(trained: Traine
     assert found["options"] == {"size": 3, "instructions": False, "split": "eval"}
 
 
+def test_every_file_of_a_run_can_be_read_by_the_same_people(trained: Trained) -> None:
+    files = [path for path in (trained[0] / "runs/lake").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} > {".safetensors", ".jsonl", ".pt"}
+    assert len({path.stat().st_mode for path in files}) == 1
+
+
+def test_a_run_and_an_evaluation_of_it_record_episodes_in_the_same_format_and_both_can_be_shown(
+    trained: Trained,
+) -> None:
+    folder, _ = trained
+    words = ["eval", "FrozenLake-v0", "--policy", "checkpoint:runs/lake", "--episodes", "4", "--attempts", "2"]
+    assert envkit([*words, "--output", "found"], folder).returncode == 0
+    played = [orjson.loads(line) for line in (folder / "runs/lake/trajectories/step-2.jsonl").read_bytes().splitlines()]
+    found = [orjson.loads(line) for line in (folder / "found/episodes.jsonl").read_bytes().splitlines()]
+    assert [one["index"] for one in played] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [(one["index"], one["member"]) for one in found] == [(task, again) for task in range(4) for again in (0, 1)]
+    for key in (dict.keys, lambda one: one["turns"][0].keys(), lambda one: one["turns"][0]["generation"].keys()):
+        assert len({tuple(key(one)) for one in played + found}) == 1
+    for one in played + found:
+        assert one["turns"][0]["generation"]["prompt"] == f"<s>{one['start']['text']}\n<answer>"
+
+    for place in ("runs/lake", "found"):
+        shown = envkit(["show", place, "--limit", "8"], folder)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert sum(line.startswith("episode ") for line in shown.stdout.splitlines()) == 8
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

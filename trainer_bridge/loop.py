@@ -17,9 +17,10 @@ from envkit.protocols import Engine, Trainer, WeightSink
 from envkit.trainer_bridge import checkpoint
 from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import Display
+from envkit.trainer_bridge.episodes import sample_episodes
 from envkit.trainer_bridge.rollout import Rollout, RolloutResult
 from envkit.trainer_bridge.samples import samples_of
-from envkit.types import JSON, Task, Trajectory, stable_hash
+from envkit.types import JSON, EpisodeRecord, Task, Trajectory, stable_hash
 
 
 class PolicyEngine(Engine, WeightSink, Protocol):
@@ -31,7 +32,7 @@ class Record(Protocol):
 
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...
-    def trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None: ...
+    def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +214,10 @@ class TrainLoop:
             values = step_metrics(result, report, seconds)
             self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
             self._learning = False
-            if settings.trajectories_every and (number == 1 or number % settings.trajectories_every == 0):
-                self._record.trajectories(number, result.trajectories[: settings.trajectories])
+            every, decode = settings.trajectories_every, self._rollout.renderer.text
+            if every and (number in (1, settings.steps) or number % every == 0):
+                chosen = sample_episodes(result.groups, settings.trajectories, decode=decode, train_step=number)
+                self._record.trajectories(number, chosen)
         self._show(values)
 
     async def _evaluate(self, display: Display) -> dict[str, JSON]:

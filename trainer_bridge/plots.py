@@ -32,6 +32,9 @@ BLUE = "#0969da"
 _ORANGE = "#bc4c00"
 _MAX_MARKERS = 30
 _MAX_WINDOW = 25
+_NOISE = 1e-6
+"""Size up to which values are rounding errors, which get no axis of their own."""
+_NOTE = "#6e7781"
 
 
 class Curve(NamedTuple):
@@ -50,13 +53,13 @@ class _Panel(NamedTuple):
 
 
 _PANELS = (
-    _Panel("return", "return of an episode", from_zero=False),
-    _Panel("entropy_nats", "entropy (nats a token)"),
-    _Panel("approx_kl", "KL to the sampler (nats)"),
+    _Panel("return", "return per episode", from_zero=False),
+    _Panel("entropy_nats", "entropy (nats per token)"),
+    _Panel("approx_kl", "KL to sampling policy (nats)"),
     _Panel("clip_share", "share of tokens clipped"),
     _Panel("grad_norm", "gradient norm, unclipped"),
     _Panel("tokens_per_s", "speed (tokens/s)"),
-    _Panel("episode_turns", "turns of an episode"),
+    _Panel("episode_turns", "turns per episode"),
     _Panel("policy_loss", "policy loss", from_zero=False),
     _Panel("value_loss", "value loss"),
     _Panel("lost_episodes", "lost episodes"),
@@ -74,17 +77,10 @@ def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
     Raises:
         OSError: The files cannot be written.
     """
-    training = curve_of(metrics, "success")
-    held_out = {
-        name: curve
-        for name, key in (("sampled", "eval_success"), ("greedy", "eval_greedy"))
-        if (curve := curve_of(evaluations, key)).steps
-    }
-    if held_out or training.steps:
-        save(_learning_curve(training, held_out), folder / LEARNING_CURVE)
-    panels = [(panel, curve) for panel in _PANELS if any((curve := curve_of(metrics, panel.key)).values)]
-    if panels:
-        save(_small_multiples(panels), folder / TRAINING)
+    figures = {LEARNING_CURVE: learning_curve(metrics, evaluations), TRAINING: training_panels(metrics)}
+    for name, figure in figures.items():
+        if figure is not None:
+            save(figure, folder / name)
 
 
 def curve_of(rows: Rows, key: str) -> Curve:
@@ -98,7 +94,16 @@ def curve_of(rows: Rows, key: str) -> Curve:
     return Curve(tuple(steps), tuple(found[step] for step in steps))
 
 
-def _learning_curve(training: Curve, held_out: Mapping[str, Curve]) -> Figure:
+def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
+    """Draw success on held-out levels and in training; None where neither was measured."""
+    training = curve_of(metrics, "success")
+    held_out = {
+        name: curve
+        for name, key in (("sampled", "eval_success"), ("greedy", "eval_greedy"))
+        if (curve := curve_of(evaluations, key)).steps
+    }
+    if not held_out and not training.steps:
+        return None
     figure = new_figure(8, 4.6)
     axes = figure.subplots()
     frame(axes, "Success on held-out levels" if held_out else "Success in training", size=13)
@@ -108,20 +113,32 @@ def _learning_curve(training: Curve, held_out: Mapping[str, Curve]) -> Figure:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     notes: list[tuple[float, str, str]] = []
     if training.steps:
-        axes.plot(*training, color=FAINT, linewidth=1.2, zorder=1)
-        notes.append((training.values[-1], "in training,\nsampled", "#6e7781"))
-    for (name, curve), color in zip(held_out.items(), (BLUE, _ORANGE), strict=False):
+        # A constant line, or a single point, may lie under the others all the way, so it is wider than they are.
+        width = 1.2 if len(set(training.values)) > 1 else 6
+        marker = "o" if len(training.steps) == 1 else ""
+        axes.plot(*training, color=FAINT, linewidth=width, marker=marker, markersize=12, zorder=1, clip_on=False)
+        notes.append((training.values[-1], "in training,\nsampled", _NOTE))
+    # The second curve is dashed, with rings around the first one's dots: both can be seen where they are equal.
+    looks = {"sampled": (BLUE, "-", 5, BLUE), "greedy": (_ORANGE, (0, (3, 2)), 8, "none")}
+    for name, curve in held_out.items():
+        color, dashes, size, face = looks[name]
         every = max(1, len(curve.steps) // _MAX_MARKERS)
-        axes.plot(*curve, color=color, linewidth=2, marker="o", markersize=5, markevery=every, zorder=2)
+        axes.plot(*curve, color=color, linewidth=2, linestyle=dashes, zorder=2, clip_on=False,
+                  marker="o", markersize=size, markerfacecolor=face, markevery=every)  # fmt: skip
         change = f"{curve.values[0]:.1%} → {curve.values[-1]:.1%}" if len(curve.steps) > 1 else f"{curve.values[0]:.1%}"
         notes.append((curve.values[-1], f"{name}\n{change}", color))
+    _widen(axes, [step for curve in (training, *held_out.values()) for step in curve.steps])
     places = spread([height for height, _, _ in notes], gap=0.115, low=0.0, high=1.0)
     for place, (_, text, color) in zip(places, notes, strict=True):
         axes.text(1.02, place, text, color=color, va="center", fontsize=11, transform=axes.get_yaxis_transform())
     return figure
 
 
-def _small_multiples(panels: Sequence[tuple[_Panel, Curve]]) -> Figure:
+def training_panels(metrics: Rows) -> Figure | None:
+    """Draw a small plot of each figure that was measured; None where there is none."""
+    panels = [(panel, curve) for panel in _PANELS if (curve := curve_of(metrics, panel.key)).steps]
+    if not panels:
+        return None
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(max(4, 3 * columns), 2.2 * rows + 0.4)
@@ -131,10 +148,9 @@ def _small_multiples(panels: Sequence[tuple[_Panel, Curve]]) -> Figure:
     for place, (axes, (panel, curve)) in enumerate(zip(places, panels, strict=False)):
         frame(axes, panel.title, size=11)
         _curve(axes, curve, window)
-        if panel.from_zero:
-            axes.set_ylim(bottom=min(0.0, *curve.values), top=max(curve.values) * 1.08)
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+        _scale(axes, panel, curve)
         axes.tick_params(labelbottom=place + columns >= len(panels))
+    _widen(places[0], [step for _, curve in panels for step in curve.steps])
     for axes in places[len(panels) :]:
         axes.set_visible(False)
     note = "" if window == 1 else f" (faint: each; strong: mean of {window})"
@@ -144,10 +160,31 @@ def _small_multiples(panels: Sequence[tuple[_Panel, Curve]]) -> Figure:
 
 def _curve(axes: Axes, curve: Curve, window: int) -> None:
     if window == 1:
-        axes.plot(*curve, color=BLUE, linewidth=1.6, marker="o", markersize=3)
+        axes.plot(*curve, color=BLUE, linewidth=1.6, marker="o", markersize=4, clip_on=False, zorder=3)
         return
     axes.plot(*curve, color=BLUE, linewidth=0.8, alpha=0.3)
     axes.plot(curve.steps, means(curve.values, window), color=BLUE, linewidth=1.8)
+
+
+def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
+    """Choose the upright axis; where there is nothing but zero or noise, say so."""
+    low, high = min(0.0, *curve.values), max(0.0, *curve.values)
+    if max(-low, high) <= _NOISE:
+        axes.set_ylim(-1, 1)
+        axes.set_yticks([0])
+        note = "0 throughout" if low == high else f"below {_NOISE:g} throughout"
+        axes.text(0.5, 0.6, note, color=_NOTE, ha="center", fontsize=10, transform=axes.transAxes)
+        return
+    if panel.from_zero:
+        axes.set_ylim(bottom=low * 1.08, top=high * 1.08)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def _widen(axes: Axes, steps: Sequence[int]) -> None:
+    """Give a single train step an axis without fractions."""
+    if min(steps) == max(steps):
+        axes.set_xlim(steps[0] - 0.5, steps[0] + 0.5)
+        axes.set_xticks([steps[0]])
 
 
 def _window(steps: int) -> int:

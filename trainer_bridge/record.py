@@ -33,7 +33,7 @@ import yaml
 from envkit.errors import UsageError
 from envkit.trainer_bridge.rows import Rows, encoded, keep_until, read_rows, replace_rows
 from envkit.trainer_bridge.writing import replace, writing
-from envkit.types import JSON, Trajectory
+from envkit.types import JSON, EpisodeRecord
 
 if TYPE_CHECKING:
     from envkit.trainer_bridge.events import EventFile
@@ -44,10 +44,11 @@ EVALUATIONS = "evaluations.jsonl"
 SUMMARY = "summary.json"
 LOCK = "run.lock"
 CHECKPOINTS = "checkpoints"
+TRAJECTORIES = "trajectories"
 
 _FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
 _IN_FOLDERS = {
-    "trajectories": ("step-*.jsonl",),
+    TRAJECTORIES: ("step-*.jsonl",),
     "plots": ("learning_curve.png", "training.png"),
     "tensorboard": ("events.out.tfevents.*",),
     CHECKPOINTS: ("step-*", ".step-*"),
@@ -147,8 +148,8 @@ class RunRecord:
             keep_until(folder / METRICS, step)
             keep_until(folder / EVALUATIONS, step)
             with writing(folder):
-                for path in (folder / "trajectories").glob("step-*.jsonl"):
-                    if (number := path.stem.removeprefix("step-")).isdecimal() and int(number) > step:
+                for number, path in recorded_steps(folder).items():
+                    if number > step:
                         path.unlink()
                 (folder / SUMMARY).unlink(missing_ok=True)
             replace(config, config_yaml.encode())
@@ -164,12 +165,12 @@ class RunRecord:
         self._evaluations.append({"step": step, **values})
         self._scalars("evaluation", step, values)
 
-    def trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+    def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
         """Write episodes of a train step, one object a line, in place of what was written for it before."""
-        path = self.folder / "trajectories" / f"step-{step}.jsonl"
+        path = self.folder / TRAJECTORIES / f"step-{step}.jsonl"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        replace_rows(path, trajectories)
+        replace_rows(path, episodes)
 
     def summary(self, values: Mapping[str, JSON]) -> None:
         """Write ``summary.json``; a reader sees the old file or the new one, never half of it."""
@@ -193,6 +194,15 @@ class RunRecord:
         if self._events is not None:
             with writing(self.folder / "tensorboard"):
                 self._events.scalars(group, step, values)
+
+
+def recorded_steps(folder: Path) -> dict[int, Path]:
+    """Return the files with episodes in a run's folder by train step, in order; none where there are none."""
+    found = {}
+    for path in (folder / TRAJECTORIES).glob("step-*.jsonl"):
+        if (number := path.stem.removeprefix("step-")).isdecimal():
+            found[int(number)] = path
+    return dict(sorted(found.items()))
 
 
 def _locked(folder: Path) -> IO[bytes]:

@@ -18,7 +18,14 @@ class Tokenizer(Protocol):
     eos_token_id: int | None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+    def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool | None = None
+    ) -> str: ...
+
+
+def _text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    """Return tokens as text, special tokens included and no space removed."""
+    return tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 class PlainRenderer:
@@ -51,6 +58,9 @@ class PlainRenderer:
         if ids[-len(self._close) :] == self._close:
             ids = ids[: -len(self._close)]
         return ANSWER_OPEN + self._tokenizer.decode(ids, skip_special_tokens=True) + ANSWER_CLOSE
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return _text(self._tokenizer, token_ids)
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
         """Return the tokens with which a policy would say `answer`, such as ``"<answer>up</answer>"``."""
@@ -92,6 +102,9 @@ class ChatRenderer:
 
     def action(self, said: Sequence[int]) -> str:
         return self._tokenizer.decode(said, skip_special_tokens=True)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return _text(self._tokenizer, token_ids)
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
         """Return the tokens with which a policy would say `answer`, its end included."""

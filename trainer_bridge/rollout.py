@@ -27,6 +27,7 @@ from envkit.protocols import Engine, EnvHost, Episode, Renderer
 from envkit.types import (
     Group,
     Info,
+    Reset,
     SamplingParams,
     Step,
     StopReason,
@@ -153,7 +154,7 @@ class Rollout:
     async def _turns(self, play: _Play, episode: Episode, lockstep: Lockstep) -> None:
         limits = self.limits
         with anyio.fail_after(limits.timeout_s):
-            start = await episode.reset()
+            start = play.start = await episode.reset()
         folds = start.info.get("metrics")
         play.folds = cast("dict[str, Fold]", folds) if isinstance(folds, dict) else {}
         new_ids = self.renderer.open(start.observation)
@@ -267,6 +268,7 @@ class _Play:
     folds: dict[str, Fold] = field(default_factory=dict)
     stop: StopReason | None = None
     error: str | None = None
+    start: Reset | None = None
 
     @property
     def session(self) -> str:
@@ -277,7 +279,7 @@ class _Play:
         self.stop, self.error = stop, error
 
     def start_again(self) -> None:
-        self.ids, self.turns, self.stop, self.error = [], [], None, None
+        self.ids, self.turns, self.stop, self.error, self.start = [], [], None, None, None
 
     def trajectory(self) -> Trajectory:
         assert self.stop is not None, "an episode ends with a reason"
@@ -291,4 +293,5 @@ class _Play:
             reward=sum(step.reward for step in steps),
             metrics=fold_infos(infos, self.folds),
             error=self.error,
+            start=self.start,
         )

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from envkit.errors import EnvkitError, UsageError
@@ -71,3 +71,15 @@ def replace(path: Path, content: bytes) -> None:
         except OSError:
             part.unlink(missing_ok=True)
             raise
+
+
+def share_weights(folder: Path) -> None:
+    """Make the safetensors files in and below `folder` readable by whoever may read `folder`.
+
+    The library writes a temporary file and renames it, which leaves mode 0600 whatever the umask is. A file system that
+    knows no modes is left as it is.
+    """
+    with suppress(OSError):
+        mode = folder.stat().st_mode & 0o666
+        for path in folder.rglob("*.safetensors"):
+            path.chmod(mode)

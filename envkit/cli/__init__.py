@@ -17,6 +17,7 @@ from envkit.cli.exits import as_exit_code
 from envkit.cli.listing import list_envs
 from envkit.cli.play import play
 from envkit.cli.serve import serve
+from envkit.cli.show import show
 from envkit.cli.train import train
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("check")(check)
 app.command("eval")(evaluate)
+app.command("show")(show)
 app.command("play")(play)
 app.command("serve")(serve)
 app.command("list")(list_envs)

@@ -44,7 +44,7 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write evaluation.json and a plot into this folder.")
+        Path | None, typer.Option(metavar="DIR", help="Also write figures, episodes and a plot into this folder.")
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an evaluation that the folder already holds.")
@@ -58,10 +58,12 @@ def evaluate(
     from envkit.wiring.evaluation import evaluate
 
     options = read_options(option or ())
+    episodes_played = None
     if output is not None:
         from envkit.wiring import evaluation_files
 
         evaluation_files.check(output, force=force)
+        episodes_played = evaluation_files.EpisodeBuffer()
     with closing(display_on(sys.stderr)) as display, _advice(split, options):
         found = clock.run(
             partial(
@@ -76,11 +78,12 @@ def evaluate(
                 display=display,
                 url=url,
                 greedy=greedy,
+                on_episode=None if episodes_played is None else episodes_played.add,
             )
         )
     _print(found, as_json=as_json)
-    if output is not None:
-        files = evaluation_files.write(found, output)
+    if output is not None and episodes_played is not None:
+        files = evaluation_files.write(found, episodes_played, output)
         typer.echo(f"written: {', '.join(map(str, files))}", err=as_json)
         if not found.levels:
             typer.echo(f"no plot: {env_id} does not tell how hard its levels are, or what success is", err=as_json)

@@ -183,9 +183,9 @@ class TrackingSection(Section):
     tensorboard: bool = True
     """Whether to write event files for TensorBoard."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between two samples of trajectories; 0 writes none."""
+    """Train steps between two samples of episodes; the first and the last train step are sampled too. 0 writes none."""
     trajectories: Count = 8
-    """Episodes a sample."""
+    """Episodes in a sample, of as many tasks as possible."""
 
 
 class RunConfig(Section):

@@ -64,6 +64,10 @@ class Renderer(Protocol):
         """Return the completion `said` as the text that the world is given."""
         ...
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return tokens as people can read them, special tokens included."""
+        ...
+
     def demonstrate(self, answer: str) -> tuple[int, ...]:
         """Return the tokens with which a policy would say `answer`."""
         ...

@@ -1,5 +1,6 @@
 """The data that flows through envkit: frozen, slotted, plain, JSON-able and picklable."""
 
+from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord
 from envkit.types.plain import JSON, Info, Options, stable_hash
 from envkit.types.sandboxes import (
     GRADER_HOME,
@@ -31,10 +32,12 @@ __all__ = [
     "GRADER_HOME",
     "JSON",
     "Completion",
+    "EpisodeRecord",
     "ExecResult",
     "FileUser",
     "FinishReason",
     "FleetEvent",
+    "GenerationRecord",
     "Group",
     "Info",
     "Observation",
@@ -52,6 +55,7 @@ __all__ = [
     "Task",
     "Trajectory",
     "Turn",
+    "TurnRecord",
     "Weights",
     "is_host",
     "stable_hash",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from envkit.types.worlds import Step, Task
+from envkit.types.worlds import Reset, Step, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ class Trajectory:
         reward: Sum of the rewards.
         metrics: The world's own metrics, folded over the episode.
         error: One line when infrastructure failed, otherwise None.
+        start: What the environment answered to reset; None when the episode was lost before.
     """
 
     task: Task
@@ -129,6 +130,7 @@ class Trajectory:
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    start: Reset | None = None
 
 
 @dataclass(frozen=True, slots=True)

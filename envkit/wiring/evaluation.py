@@ -7,14 +7,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.display import Display
-from envkit.types import JSON, Options, Task, Trajectory, stable_hash
+from envkit.trainer_bridge.episodes import episode_of
+from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
 from envkit.wiring.difficulty import NotingHost
 from envkit.wiring.envs import slots
 from envkit.wiring.estimates import Estimate, Stratum, estimate, strata, summarise
@@ -29,9 +30,12 @@ MAX_STRATA = 12
 """Lengths of shortest solutions, or ranges of them, that a person wants to see."""
 
 
+OnEpisode: TypeAlias = Callable[[EpisodeRecord], None]
+
+
 class _PlayAll(Protocol):
     def __call__(
-        self, host: EnvHost, tasks: Sequence[Task], *, attempts: int, display: Display
+        self, host: EnvHost, tasks: Sequence[Task], *, attempts: int, display: Display, on_episode: OnEpisode | None
     ) -> Awaitable[list[list[Outcome]]]: ...
 
 
@@ -106,6 +110,7 @@ async def evaluate(
     attempts: int = 1,
     url: str | None = None,
     greedy: bool = False,
+    on_episode: OnEpisode | None = None,
 ) -> Evaluation:
     """Play `episodes` different tasks, each `attempts` times. The same arguments play the same episodes.
 
@@ -124,6 +129,7 @@ async def evaluate(
         attempts: Episodes of each task.
         url: Address of an `envkit serve`; None plays in this process.
         greedy: Whether a checkpoint takes the likeliest token instead of sampling.
+        on_episode: Called with every episode, void ones included, in no particular order.
 
     Raises:
         UnknownEnvError: No such environment.
@@ -148,7 +154,7 @@ async def evaluate(
         display.phase(policy, episodes * attempts)
         began = clock.now()
         try:
-            outcomes = await play_all(host, tasks, attempts=attempts, display=display)
+            outcomes = await play_all(host, tasks, attempts=attempts, display=display, on_episode=on_episode)
         except UnreachableError as error:
             raise UnreachableError(f"the server at {url} was lost: {error}; evaluate again once it is back") from error
         seconds = clock.now() - began
@@ -221,7 +227,14 @@ async def _opened(
 
 
 async def _play_checkpoint(
-    player: CheckpointPlayer, host: EnvHost, tasks: Sequence[Task], *, greedy: bool, attempts: int, display: Display
+    player: CheckpointPlayer,
+    host: EnvHost,
+    tasks: Sequence[Task],
+    *,
+    greedy: bool,
+    attempts: int,
+    display: Display,
+    on_episode: OnEpisode | None,
 ) -> list[list[Outcome]]:
     """Play every task as `players.play` does; an episode of another seed for each attempt, as members in training."""
     progress = Progress(display)
@@ -231,6 +244,9 @@ async def _play_checkpoint(
             progress.add(outcome_of(trajectory))
 
     played = await player.play(host, tasks, greedy=greedy, attempts=attempts, on_episode=count)
+    if on_episode is not None:
+        for place, trajectory in enumerate(played):
+            on_episode(episode_of(trajectory, index=place // attempts, decode=player.decode))
     return [[outcome_of(one) for one in played[start : start + attempts]] for start in range(0, len(played), attempts)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -13,10 +13,21 @@ import anyio.lowlevel
 
 from envkit.errors import DeadlineError, EnvError, SandboxLostError, UsageError, did_you_mean
 from envkit.metrics import Fold, fold_infos
-from envkit.protocols import EnvHost, Episode, Expert, Player
+from envkit.protocols import EnvHost, Expert, Player
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.display import Display
-from envkit.types import Info, Observation, Options, Task, Trajectory, stable_hash
+from envkit.types import (
+    EpisodeRecord,
+    Info,
+    Observation,
+    Options,
+    Reset,
+    StopReason,
+    Task,
+    Trajectory,
+    TurnRecord,
+    stable_hash,
+)
 from envkit.wiring.envs import find, open_expert, registered
 
 MAX_SESSIONS = 256
@@ -132,7 +143,14 @@ def player_for(policy: str, env_id: str, spec: EnvSpec | None, options: Options)
 
 
 async def play(
-    player: Player, host: EnvHost, tasks: Sequence[Task], *, seed: int, attempts: int, display: Display
+    player: Player,
+    host: EnvHost,
+    tasks: Sequence[Task],
+    *,
+    seed: int,
+    attempts: int,
+    display: Display,
+    on_episode: Callable[[EpisodeRecord], None] | None = None,
 ) -> list[list[Outcome]]:
     """Play every task `attempts` times, as many episodes at a time as there is room for.
 
@@ -146,7 +164,10 @@ async def play(
     async def play_some() -> None:
         for number, task, attempt in waiting:
             rng = random.Random(stable_hash(seed, "policy", number, *([attempt] if attempt else [])))
-            outcomes[number][attempt] = outcome = await _episode(player, host, task, rng)
+            outcome, episode = await _episode(player, host, task, rng, index=number, member=attempt)
+            outcomes[number][attempt] = outcome
+            if on_episode is not None:
+                on_episode(episode)
             progress.add(outcome)
 
     try:
@@ -166,30 +187,45 @@ def outcome_of(trajectory: Trajectory) -> Outcome:
     return Outcome({**trajectory.metrics, **totals})
 
 
-async def _episode(player: Player, host: EnvHost, task: Task, rng: random.Random) -> Outcome:
-    try:
-        async with host.lease(task) as episode:
-            return await _turns(player, episode, rng)
-    except (EnvError, SandboxLostError, DeadlineError) as error:
-        return Outcome(error=str(error))
-
-
-async def _turns(player: Player, episode: Episode, rng: random.Random) -> Outcome:
-    start = await episode.reset()
-    folds = start.info.get("metrics")
-    observation = start.observation
+async def _episode(
+    player: Player, host: EnvHost, task: Task, rng: random.Random, *, index: int, member: int
+) -> tuple[Outcome, EpisodeRecord]:
+    """Play one episode; `index` and `member` are the numbers of the task and of the attempt at it."""
+    start: Reset | None = None
+    turns: list[TurnRecord] = []
     infos: list[Info] = []
     rewards: list[float] = []
-    while len(infos) < MAX_TURNS:
-        await anyio.lowlevel.checkpoint()  # worlds that only compute never wait, and Ctrl-C has to come through
-        step = await episode.step(player.act(observation, rng))
-        infos.append(step.info)
-        rewards.append(step.reward)
-        if step.ended:
-            break
-        observation = step.observation
-    measured = fold_infos(infos, cast("Mapping[str, Fold]", folds)) if isinstance(folds, dict) else {}
-    return Outcome({**measured, "return": math.fsum(rewards), "turns": float(len(infos))})
+    stop, error = StopReason.MAX_TURNS, None
+    try:
+        async with host.lease(task) as episode:
+            start = await episode.reset()
+            observation = start.observation
+            while len(turns) < MAX_TURNS:
+                await anyio.lowlevel.checkpoint()  # worlds that only compute never wait, and Ctrl-C has to come through
+                action = player.act(observation, rng)
+                step = await episode.step(action)
+                turns.append(TurnRecord.of(action, step))
+                infos.append(step.info)
+                rewards.append(step.reward)
+                if step.ended:
+                    stop = StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
+                    break
+                observation = step.observation
+    except EnvError as failure:
+        stop, error = StopReason.ENV_ERROR, str(failure)
+    except SandboxLostError as failure:
+        stop, error = StopReason.SANDBOX_LOST, str(failure)
+    except DeadlineError as failure:
+        stop, error = StopReason.TIMEOUT, str(failure)
+    folds = None if start is None else start.info.get("metrics")
+    metrics = fold_infos(infos, cast("Mapping[str, Fold]", folds)) if isinstance(folds, dict) else {}
+    total = math.fsum(rewards)
+    record = EpisodeRecord.of(
+        task, start, turns, stop, index=index, member=member, reward=total, metrics=metrics, error=error
+    )
+    if error is not None:
+        return Outcome(error=error), record
+    return Outcome({**metrics, "return": total, "turns": float(len(turns))}), record
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:

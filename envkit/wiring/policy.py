@@ -26,7 +26,7 @@ from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.tiny import make_policy
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
-from envkit.trainer_bridge.writing import writing
+from envkit.trainer_bridge.writing import share_weights, writing
 from envkit.types import Observation
 from envkit.wiring import envs
 from envkit.wiring.meanings import limits_of, task_of
@@ -72,6 +72,7 @@ class Policy:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             safetensors.torch.save_model(self.model, str(path))
+        share_weights(path.parent)
 
     def begin_training(self, algorithm: Algorithm, run: RunConfig, folder: Path) -> None:
         """Make the trainer, with a critic and a reference as the algorithm needs them, from the weights as they are."""

@@ -74,6 +74,10 @@ class CheckpointPlayer:
         """Return the environment's options that it was trained with; none for another environment."""
         return self._run.env.options if env_id == self._run.env.id else {}
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return tokens as text; see `envkit.protocols.Renderer.text`."""
+        return self._policy.renderer.text(token_ids)
+
     async def play(
         self,
         host: EnvHost,

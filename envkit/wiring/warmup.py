@@ -98,7 +98,7 @@ class _Stages:
         display.phase("lessons", section.lesson_updates + section.strung_updates)
 
         async def after(update: int, loss: float) -> bool:
-            display.advance(1, **{"nats a move": f"{loss:.3f}"})
+            display.advance(1, **{"imitation loss": f"{loss:.3f}"})
             return False
 
         made = 0
@@ -136,7 +136,7 @@ class _Stages:
 
         async def after(update: int, loss: float) -> bool:
             nonlocal greedy
-            shown: dict[str, float | str] = {"nats a move": f"{loss:.3f}"}
+            shown: dict[str, float | str] = {"imitation loss": f"{loss:.3f}"}
             due = update % section.check_every == 0 or update == stage.updates
             if due:
                 greedy = await self._greedy()

@@ -86,7 +86,7 @@ def test_a_run_leaves_behind_all_that_it_promises(unbroken: Path) -> None:
     assert sorted(path.name for path in (unbroken / "plots").iterdir()) == ["learning_curve.png", "training.png"]
     assert sorted(path.name for path in (unbroken / "checkpoints").iterdir()) == ["step-4", "step-6"]
     episode = json.loads((unbroken / "trajectories" / "step-3.jsonl").read_text().splitlines()[0])
-    assert episode["task"]["options"]["split"] == "train"
+    assert episode["options"]["split"] == "train"
 
 
 @pytest.mark.parametrize("kind", ["process", pytest.param("local", marks=pytest.mark.bwrap)])

@@ -176,6 +176,9 @@ class LetterRenderer:
     def action(self, said: Sequence[int]) -> str:
         return text_of(said)
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        return text_of(token_ids)
+
     def demonstrate(self, answer: str) -> tuple[int, ...]:
         return letters(answer)
 

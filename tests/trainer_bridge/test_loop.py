@@ -20,7 +20,7 @@ from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import SilentDisplay
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop, step_metrics
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
-from envkit.types import Group, Info, Sample, StopReason, Task, Trajectory, stable_hash
+from envkit.types import EpisodeRecord, Group, Info, Sample, StopReason, Task, Trajectory, stable_hash
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
 
 SETTINGS = LoopSettings(
@@ -44,7 +44,7 @@ class Notes:
 
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
-    shown: dict[int, list[Trajectory]] = field(default_factory=dict)
+    shown: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         assert step not in self.steps
@@ -54,8 +54,8 @@ class Notes:
         assert step not in self.evaluations
         self.evaluations[step] = dict(values)
 
-    def trajectories(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        self.shown[step] = list(trajectories)
+    def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
+        self.shown[step] = list(episodes)
 
 
 class Part:
@@ -193,11 +193,19 @@ def test_a_run_of_no_steps_looks_once_and_keeps_what_it_was_given(tmp_path: Path
     assert part.loop.state.facts["before"] == part.loop.state.facts["after"]
 
 
-@pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [1, 2, 4, 6]), (5, [1, 5])])
-def test_some_trajectories_are_shown_now_and_then(every: int, steps: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [1, 2, 4, 6]), (5, [1, 5, 6])])
+def test_episodes_are_recorded_now_and_then_and_at_the_first_and_the_last_train_step(
+    every: int, steps: list[int], tmp_path: Path
+) -> None:
     part = Part(tmp_path, replace(SETTINGS, trajectories_every=every)).run()
     assert list(part.notes.shown) == steps
-    assert {len(shown) for shown in part.notes.shown.values()} <= {3}
+    assert all([one.train_step for one in shown] == [step] * 3 for step, shown in part.notes.shown.items())
+
+
+def test_what_is_recorded_of_a_train_step_is_of_several_tasks(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, groups_per_step=6, steps=1, trajectories_every=1)
+    part = Part(tmp_path, settings).run()
+    assert [(one.index, one.seed) for one in part.notes.shown[1]] == [(0, 0), (2, 2), (4, 4)]
 
 
 # --- What is lost ----------------------------------------------------------------------------------------------------

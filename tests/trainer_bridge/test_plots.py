@@ -6,8 +6,9 @@ import struct
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 
-from envkit.trainer_bridge.plots import Curve, curve_of, draw, means, spread
+from envkit.trainer_bridge.plots import Curve, curve_of, draw, learning_curve, means, spread, training_panels
 from envkit.trainer_bridge.record import RunRecord
 from envkit.types import JSON
 
@@ -54,13 +55,75 @@ def test_a_run_that_was_stopped_before_its_first_step_gets_the_curve_that_it_has
 
 
 def test_a_run_without_numbers_gets_no_picture(tmp_path: Path) -> None:
-    draw(tmp_path, [{"step": 1, "lost_episodes": 0.0, "return": None}], [])
+    draw(tmp_path, [{"step": 1, "return": None}], [])
     assert names_in(tmp_path) == []
 
 
 def test_a_run_of_one_step_with_one_figure_is_drawn(tmp_path: Path) -> None:
     draw(tmp_path, [{"step": 1, "grad_norm": 0.5}], [])
     assert names_in(tmp_path) == ["training.png"]
+
+
+def panels_of(*rows: dict[str, JSON]) -> dict[str, Axes]:
+    """The small plots of a run by their titles, laid out as they are saved."""
+    figure = training_panels(rows)
+    assert figure is not None
+    figure.draw_without_rendering()
+    return {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
+
+
+def words_in(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def test_figures_that_are_zero_all_the_time_are_drawn_and_say_so() -> None:
+    nothing: dict[str, JSON] = {"return": 0.0, "clip_share": 0.0, "grad_norm": 0.0, "policy_loss": 0.0}
+    panels = panels_of(*({"step": step, **nothing} for step in (1, 2, 3)))
+    assert list(panels) == ["return per episode", "share of tokens clipped", "gradient norm, unclipped", "policy loss"]
+    assert [words_in(axes) for axes in panels.values()] == [["0 throughout"]] * 4
+
+
+def test_rounding_errors_get_no_axis_of_their_own() -> None:
+    panels = panels_of({"step": 1, "approx_kl": -1e-9}, {"step": 2, "approx_kl": 2e-10})
+    (axes,) = panels.values()
+    assert words_in(axes) == ["below 1e-06 throughout"]
+    assert list(axes.get_yticks()) == [0]
+    assert axes.get_ylim() == (-1, 1)
+
+
+def test_a_figure_that_is_not_always_zero_has_its_axis_from_zero() -> None:
+    (axes,) = panels_of({"step": 1, "approx_kl": 0.0}, {"step": 2, "approx_kl": 0.5}).values()
+    assert words_in(axes) == []
+    assert axes.get_ylim() == (0, 0.54)
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_single_train_step_is_the_only_mark_of_its_axis(step: int) -> None:
+    row: dict[str, JSON] = {"step": step, "return": 0.5, "success": 0.5}
+    curve = learning_curve([row], [])
+    assert curve is not None
+    for axes in (curve.axes[0], *panels_of(row).values()):
+        low, high = axes.get_xlim()
+        assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [step]
+        assert low < step < high
+
+
+def test_no_dot_is_cut_off_at_the_edge_of_its_plot() -> None:
+    (axes,) = panels_of({"step": 1, "clip_share": 0.0}, {"step": 2, "clip_share": 0.5}).values()
+    assert [line.get_clip_on() for line in axes.lines] == [False]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_curves_that_coincide_can_all_be_seen(value: float) -> None:
+    metrics: list[dict[str, JSON]] = [{"step": step, "success": value} for step in (1, 2)]
+    held_out: list[dict[str, JSON]] = [{"step": step, "eval_success": value, "eval_greedy": value} for step in (0, 2)]
+    figure = learning_curve(metrics, held_out)
+    assert figure is not None
+    training, sampled, greedy = figure.axes[0].lines
+    assert training.get_linewidth() > sampled.get_linewidth()
+    assert (sampled.is_dashed(), greedy.is_dashed()) == (False, True)
+    assert greedy.get_markersize() > sampled.get_markersize()
+    assert greedy.get_markerfacecolor() == "none"
 
 
 def test_means_take_the_neighbours_that_there_are() -> None:

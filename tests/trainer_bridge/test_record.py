@@ -19,10 +19,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from envkit.errors import UsageError
+from envkit.trainer_bridge.episodes import read_episodes
 from envkit.trainer_bridge.record import RunRecord
 from envkit.trainer_bridge.rows import read_rows
 from envkit.trainer_bridge.writing import writing
-from envkit.types import Completion, FinishReason, Observation, Step, StopReason, Task, Trajectory, Turn
+from envkit.types import EpisodeRecord, Observation, Reset, Step, StopReason, Task, TurnRecord
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
 
@@ -50,11 +51,19 @@ def steps_in(path: Path) -> list[object]:
     return [row["step"] for row in read_rows(path)]
 
 
-def an_episode() -> Trajectory:
-    step = Step(Observation("#P_#", ("up", "down")), 1.0, True, False, {"success": True, "odd": float("nan")})
-    completion = Completion((5,), (-0.25,), FinishReason.STOP, ((3, 1),))
-    turn = Turn((1, 2), completion, "<answer>up</answer>", step)
-    return Trajectory(Task("Sokoban-v0", 2**64 - 1, {"size": 6}), 0, (turn,), StopReason.TERMINATED, 1.0)
+def an_episode(info: Any) -> EpisodeRecord:
+    step = Step(Observation("#P_#", ("up", "down")), 1.0, True, False, info)
+    return EpisodeRecord.of(
+        Task("Sokoban-v0", 2**64 - 1, {"size": 6}),
+        Reset(Observation("#_P#"), {}),
+        [TurnRecord.of("<answer>up</answer>", step)],
+        StopReason.TERMINATED,
+        index=0,
+        member=0,
+        reward=1.0,
+        metrics={},
+        error=None,
+    )
 
 
 def test_a_step_is_a_line_with_its_floats_to_the_last_digit_and_null_for_what_is_no_number(tmp_path: Path) -> None:
@@ -75,29 +84,25 @@ def test_a_line_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_trajectories_are_plain_objects_one_a_line(tmp_path: Path) -> None:
     record = create(tmp_path)
-    record.trajectories(3, [an_episode(), an_episode()])
+    record.trajectories(3, [an_episode({"odd": float("nan")})] * 2)
     record.close()
 
     first, second = (orjson.loads(line) for line in (tmp_path / "trajectories/step-3.jsonl").read_bytes().splitlines())
     assert first == second
-    assert first["task"] == {"env_id": "Sokoban-v0", "seed": 2**64 - 1, "options": {"size": 6}}
-    assert first["stop"] == "terminated"
+    assert (first["env_id"], first["seed"], first["options"]) == ("Sokoban-v0", 2**64 - 1, {"size": 6})
+    assert (first["stop"], first["valid"], first["start"]["text"]) == ("terminated", True, "#_P#")
     (turn,) = first["turns"]
-    assert turn["step"]["observation"]["text"] == "#P_#"
-    assert turn["step"]["info"] == {"success": True, "odd": None}
-    assert turn["completion"]["finish"] == "stop"
+    assert turn["observation"]["text"] == "#P_#"
+    assert turn["info"] == {"odd": None}
 
 
 def test_an_info_that_json_cannot_say_does_not_end_the_run(tmp_path: Path) -> None:
     record = create(tmp_path)
-    info: Any = {"thing": {1}, 7: "seven"}
-    step = Step(Observation(""), 0.0, True, False, info)
-    turn = Turn((), Completion((), (), FinishReason.STOP, ()), "", step)
-    record.trajectories(1, [Trajectory(Task("Odd-v0", 0), 0, (turn,), StopReason.TERMINATED, 0.0)])
+    record.trajectories(1, [an_episode({"thing": {1}, 7: "seven"})])
     record.close()
 
-    (row,) = read_rows(tmp_path / "trajectories/step-1.jsonl")
-    assert orjson.loads(orjson.dumps(row))["turns"][0]["step"]["info"] == {"thing": "{1}", "7": "seven"}
+    (episode,) = read_episodes(tmp_path / "trajectories/step-1.jsonl")
+    assert episode.turns[0].info == {"thing": "{1}", "7": "seven"}
 
 
 def test_the_summary_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -199,6 +204,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from envkit.trainer_bridge.episodes import read_episodes
 from envkit.trainer_bridge.record import RunRecord
 record = RunRecord.create(Path(sys.argv[1]), "seed: 7", force=False, tensorboard=True)
 print("ready", flush=True)

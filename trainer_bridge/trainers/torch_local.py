@@ -26,7 +26,7 @@ from envkit.trainer_bridge import advantages, losses
 from envkit.trainer_bridge.advantages import Batch
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
-from envkit.trainer_bridge.writing import writing
+from envkit.trainer_bridge.writing import share_weights, writing
 from envkit.types import Sample, Weights
 
 _UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
@@ -143,6 +143,7 @@ class TorchTrainer:
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             safetensors.torch.save_model(self._model, str(path))
+        share_weights(self._folder)
         for old in self._folder.glob("version-*.safetensors"):
             if old != path:
                 old.unlink()
@@ -161,6 +162,7 @@ class TorchTrainer:
             torch.save(state, file)
         if self._reference is not None:
             safetensors.torch.save_model(self._reference, str(Path(folder) / "reference.safetensors"))
+        share_weights(Path(folder))
         (Path(folder) / "trainer.json").write_text(json.dumps({"version": self.version}))
 
     def restore(self, folder: str) -> None:

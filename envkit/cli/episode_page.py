@@ -1,0 +1,218 @@
+"""Recorded episodes as text for people: a heading for each, then its turns, small boards side by side."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple, TextIO
+
+import orjson
+from rich.console import Console
+from rich.text import Text
+
+from envkit.types import EpisodeRecord, FinishReason, TurnRecord
+
+_NARROW = 36
+"""Columns up to which turns stand side by side."""
+_GAP = "   "
+_INDENT = "  "
+_ANSWER = re.compile("<answer>([^<>]*)</answer>")
+_STYLES = {"succeeded": "bold green", "failed": "bold red", "lost": "bold yellow"}
+
+
+class _Block(NamedTuple):
+    """The start of an episode or one of its turns.
+
+    Attributes:
+        title: Its first line.
+        notes: What is unusual about it; may be empty.
+        body: The rest.
+    """
+
+    title: Text
+    notes: Text
+    body: Sequence[Text]
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return max(line.cell_len for line in (self.title, self.notes, *self.body))
+
+
+class EpisodePage:
+    """Writes episodes to `stream`; on a terminal in colours and in its width, elsewhere with unbroken lines.
+
+    Args:
+        stream: Where they go.
+        prompts: Whether turns show the model's prompt and completion instead of action and observation.
+    """
+
+    def __init__(self, stream: TextIO, *, prompts: bool) -> None:
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._prompts = prompts
+
+    def heading(self, title: str, episodes: Sequence[EpisodeRecord]) -> None:
+        """Write what holds for all `episodes`."""
+        self._write(Text(title, style="bold"))
+        for env in sorted({_env(one) for one in episodes}):
+            self._write(Text(env, style="dim"))
+
+    def note(self, text: str) -> None:
+        """Write a line after the episodes."""
+        self._console.print()
+        self._write(Text(text, style="dim"))
+
+    def episode(self, episode: EpisodeRecord, number: int) -> None:
+        """Write one episode, which is the file's number `number`."""
+        verdict = _verdict(episode)
+        task = f"  task {episode.index} (seed {episode.seed}), attempt {episode.member + 1}  "
+        self._console.print()
+        self._write(Text.assemble((f"episode {number}", "bold"), task, (verdict, _STYLES[verdict])))
+        self._write(Text(", ".join(_facts(episode)), style="dim"))
+        if episode.error is not None:
+            self._write(Text(" ".join(_plain(episode.error)), style="red"))
+        blocks = self._blocks(episode)
+        for is_narrow, some in groupby(blocks, key=lambda block: block.width <= _NARROW):
+            if is_narrow:
+                self._side_by_side(list(some))
+            else:
+                self._one_by_one(some)
+
+    def _blocks(self, episode: EpisodeRecord) -> Iterator[_Block]:
+        if episode.start is not None and not self._prompts:
+            yield _Block(Text("start", style="bold"), Text(), _text(episode.start.text))
+        for number, turn in enumerate(episode.turns, 1):
+            yield self._turn(turn, number, is_last=number == len(episode.turns))
+
+    def _turn(self, turn: TurnRecord, number: int, *, is_last: bool) -> _Block:
+        title = Text(f"{number}.", style="bold")
+        notes = Text(", ".join(_notes(turn)), style="yellow")
+        action = _text(_said(turn), "cyan")
+        seen = _text("" if turn.observation is None else turn.observation.text)
+        if self._prompts and turn.generation is not None:
+            sections = {
+                "prompt": _text(turn.generation.prompt),
+                "completion": _text(turn.generation.completion, "cyan"),
+                "observation": seen if is_last else [],
+            }
+        elif len(action) > 1:
+            sections = {"action": action, "observation": seen}
+        else:
+            return _Block(Text.assemble(title, " ", *action), notes, seen)
+        body = [
+            line
+            for name, lines in sections.items()
+            if lines
+            for line in (Text(name, style="dim"), *(Text.assemble(_INDENT, one) if one else one for one in lines))
+        ]
+        return _Block(title, notes, body)
+
+    def _one_by_one(self, blocks: Iterable[_Block]) -> None:
+        for block in blocks:
+            self._console.print()
+            self._write(Text.assemble(_INDENT, block.title, *((_INDENT, block.notes) if block.notes else ())))
+            for line in block.body:
+                self._write(Text.assemble(_INDENT, line) if line else line)
+
+    def _side_by_side(self, blocks: Sequence[_Block]) -> None:
+        width = max(block.width for block in blocks)
+        per_row = max(1, (self._console.width - len(_INDENT) + len(_GAP)) // (width + len(_GAP)))
+        for first in range(0, len(blocks), per_row):
+            row = blocks[first : first + per_row]
+            noted = any(block.notes for block in row)
+            columns = [[block.title, *([block.notes] if noted else []), *block.body] for block in row]
+            self._console.print()
+            for height in range(max(map(len, columns))):
+                line = Text(_INDENT)
+                for column in columns:
+                    cell = column[height] if height < len(column) else Text()
+                    line.append_text(cell).append(" " * (width - cell.cell_len) + _GAP)
+                line.rstrip()
+                self._write(line)
+
+    def _write(self, line: Text) -> None:
+        """Write a line; one that is broken goes on at its own indentation."""
+        if self._console.is_terminal and line.cell_len > self._console.width:
+            indent = len(line.plain) - len(line.plain.lstrip())
+            for part in line[indent:].wrap(self._console, max(20, self._console.width - indent)):
+                part.rstrip()
+                self._console.print(Text.assemble(" " * indent, part))
+        else:
+            self._console.print(line)
+
+
+def summary(episodes: Sequence[EpisodeRecord]) -> str:
+    """Return how `episodes`, at least one, ended: ``"train step 5, 8 episodes of 8 tasks: 7 succeeded, 1 failed"``."""
+    step = "" if episodes[0].train_step is None else f"train step {episodes[0].train_step}, "
+    verdicts = [_verdict(one) for one in episodes]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in _STYLES if verdict in verdicts)
+    tasks = len({one.index for one in episodes})
+    return f"{step}{_count(len(episodes), 'episode')} of {_count(tasks, 'task')}: {counts}"
+
+
+def _verdict(episode: EpisodeRecord) -> str:
+    return "lost" if not episode.valid else "succeeded" if episode.succeeded else "failed"
+
+
+def _env(episode: EpisodeRecord) -> str:
+    options = (f"{name}={orjson.dumps(value).decode()}" for name, value in episode.options.items())
+    return " ".join(_plain(" ".join([episode.env_id, *options])))
+
+
+def _facts(episode: EpisodeRecord) -> Iterator[str]:
+    yield f"reward {_number(episode.reward)}"
+    yield _count(len(episode.turns), "turn")
+    yield f"ended: {episode.stop.value}"
+    level = episode.start_info.get("level")
+    if isinstance(level, dict) and isinstance(level.get("shortest"), int):
+        yield f"shortest solution: {_count(level['shortest'], 'move')}"
+    yield from (f"{name} {_number(value)}" for name, value in episode.metrics.items() if name != "success")
+
+
+def _said(turn: TurnRecord) -> str:
+    """Return the action, without the tags around the whole of an answer that was understood."""
+    answer = _ANSWER.fullmatch(turn.action)
+    return turn.action if answer is None or turn.info.get("action_is_valid") is not True else answer[1]
+
+
+def _notes(turn: TurnRecord) -> Iterator[str]:
+    """What a reader wants to know about a turn that is not as usual."""
+    if turn.observation is None:
+        yield "no answer"
+    elif turn.reward != 0:
+        yield f"reward {_number(turn.reward)}"
+    if turn.info.get("action_is_valid") is False:
+        yield "not a valid action"
+    elif turn.info.get("action_is_effective") is False:
+        yield "no effect"
+    said = turn.generation
+    if said is not None and said.finish is FinishReason.LENGTH and len(said.completion_ids) > 1:
+        yield "cut at the token limit"  # a policy that answers with one token always is
+    elif said is not None and said.finish is FinishReason.ABORTED:
+        yield "aborted"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _text(text: str, style: str = "") -> list[Text]:
+    return [Text(line, style=style) for line in _plain(text)]
+
+
+def _plain(text: str) -> list[str]:
+    """Return the lines of `text`; control characters are escaped, since they could command a terminal."""
+    lines = text.removesuffix("\n").split("\n")
+    return ["".join(map(_visible, line.expandtabs(4))) for line in lines]
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("unicode_escape").decode()

@@ -1,0 +1,290 @@
+"""``envkit show``: what it prints of runs and evaluations, which episodes it chooses, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from envkit.trainer_bridge.record import RunRecord
+from envkit.types import (
+    EpisodeRecord,
+    FinishReason,
+    GenerationRecord,
+    Observation,
+    Reset,
+    Step,
+    StopReason,
+    Task,
+    TurnRecord,
+)
+
+SCRIPT = Path(sys.executable).with_name("envkit")
+
+
+def envkit(words: Sequence[str | Path], folder: Path, **env: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [SCRIPT, *words], cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, **env}
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def shown(words: Sequence[str | Path], folder: Path, **env: str) -> str:
+    code, out, err = envkit(["show", *words], folder, **env)
+    assert (code, err) == (0, "")
+    return out
+
+
+def numbers(page: str) -> list[int]:
+    """The episodes that a page shows."""
+    return [int(line.split()[1]) for line in page.splitlines() if line.startswith("episode ")]
+
+
+def episode(*turns: TurnRecord, start: str = "P_G", **changes: Any) -> EpisodeRecord:
+    said: dict[str, Any] = {"index": 0, "member": 0, "reward": 0.0, "metrics": {}, "error": None, "train_step": 1}
+    stop = changes.pop("stop", StopReason.TERMINATED)
+    return EpisodeRecord.of(Task("World-v0", 5), Reset(Observation(start), {}), turns, stop, **{**said, **changes})
+
+
+def turn(action: str, seen: str, *, finish: FinishReason = FinishReason.STOP, prompt: str = "") -> TurnRecord:
+    generation = GenerationRecord(
+        prompt=prompt,
+        completion=f"{action}<end>",
+        finish=finish,
+        prompt_ids=(1,),
+        completion_ids=(2, 3),
+        logprobs=(-0.5, -0.5),
+        versions=((0, 2),),
+        seconds=0.0,
+    )
+    return TurnRecord.of(action, Step(Observation(seen), 0.0, False, False, {}), generation)
+
+
+def a_run(folder: Path, episodes: dict[int, list[EpisodeRecord]]) -> None:
+    """Leave the run ``run`` with episodes of some train steps behind."""
+    record = RunRecord.create(folder / "run", "seed: 7", force=False, tensorboard=False)
+    for step, some in episodes.items():
+        record.trajectories(step, some)
+    record.close()
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two evaluations: ``expert`` on a lake that is always the same, and ``random`` on several."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    bare = ["--option", "instructions=false", "--output"]
+    words = ["eval", "FrozenLake-v0", "--policy", "expert", "--option", "map=4x4", "--split", "any", "--episodes", "1"]
+    assert envkit([*words, *bare, "expert"], folder)[0] == 0
+    words = ["eval", "FrozenLake-v0", "--policy", "random", "--episodes", "10", "--attempts", "3"]
+    assert envkit([*words, *bare, "random"], folder)[0] == 0
+    return folder
+
+
+EXPERT_PAGE = """\
+expert/episodes.jsonl: 1 episode of 1 task: 1 succeeded
+FrozenLake-v0 map="4x4" instructions=false
+
+episode 1  task 0 (seed {seed}), attempt 1  succeeded
+reward 1, 6 turns, ended: terminated, shortest solution: 6 moves, action_is_valid 1, action_is_effective 1
+
+  start      1. down    2. down    3. right   4. down    5. right   6. right
+                                                                    reward 1
+  P___       ____       ____       ____       ____       ____       ____
+  _O_O       PO_O       _O_O       _O_O       _O_O       _O_O       _O_O
+  ___O       ___O       P__O       _P_O       ___O       ___O       ___O
+  O__G       O__G       O__G       O__G       OP_G       O_PG       O__√
+"""
+
+
+def test_the_boards_of_an_episode_stand_side_by_side_as_wide_as_the_terminal(evaluated: Path) -> None:
+    seed = orjson.loads((evaluated / "expert/episodes.jsonl").read_bytes())["seed"]
+    assert shown(["expert"], evaluated, COLUMNS="80") == EXPERT_PAGE.format(seed=seed)
+    assert shown(["expert/episodes.jsonl"], evaluated, COLUMNS="80") == EXPERT_PAGE.format(seed=seed)
+
+    narrow = shown(["expert"], evaluated, COLUMNS="35").splitlines()
+    assert [line for line in narrow if "." in line and "_" not in line and "/" not in line] == [
+        "  start      1. down    2. down",
+        "  3. right   4. down    5. right",
+        "  6. right",
+    ]
+
+
+def test_an_evaluation_without_a_model_has_text_and_no_tokens(evaluated: Path) -> None:
+    lines = (evaluated / "random/episodes.jsonl").read_bytes().splitlines()
+    turns = [turn for line in lines for turn in orjson.loads(line)["turns"]]
+    assert {turn["generation"] for turn in turns} == {None}
+    assert all(turn["action"].startswith("<answer>") and "\n" in turn["observation"]["text"] for turn in turns)
+
+
+def test_the_same_evaluation_writes_the_same_episodes(evaluated: Path, tmp_path: Path) -> None:
+    words = ["eval", "FrozenLake-v0", "--policy", "random", "--episodes", "10", "--attempts", "3"]
+    envkit([*words, "--option", "instructions=false", "--output", "again"], tmp_path)
+    again = (tmp_path / "again/episodes.jsonl").read_bytes()
+    assert again == (evaluated / "random/episodes.jsonl").read_bytes()
+
+
+def test_failed_shows_those_that_did_not_succeed(evaluated: Path) -> None:
+    lines = (evaluated / "random/episodes.jsonl").read_bytes().splitlines()
+    failed = [number for number, line in enumerate(lines, 1) if orjson.loads(line)["metrics"]["success"] == 0]
+    assert 0 < len(failed) < 30
+    page = shown(["random", "--failed", "--limit", "30"], evaluated)
+    assert numbers(page) == failed
+    assert "succeeded" not in "".join(page.splitlines(keepends=True)[1:])
+    assert page.splitlines()[0].endswith(f": {30 - len(failed)} succeeded, {len(failed)} failed")
+    assert shown(["expert", "--failed"], evaluated).splitlines()[-1] == "none of them failed"
+
+
+def test_a_few_episodes_are_shown_unless_more_are_asked_for(evaluated: Path) -> None:
+    page = shown(["random"], evaluated)
+    assert numbers(page) == [1, 2, 3]
+    assert page.splitlines()[-1] == "3 of 30 episodes shown; --limit 30 shows all"
+    assert numbers(shown(["random", "--limit", "5"], evaluated)) == [1, 2, 3, 4, 5]
+
+
+def test_one_episode_or_all_attempts_at_one_task_can_be_chosen(evaluated: Path) -> None:
+    assert numbers(shown(["random", "--task", "4"], evaluated)) == [13, 14, 15]
+    assert numbers(shown(["random", "--episode", "17"], evaluated)) == [17]
+
+
+def test_a_run_shows_its_newest_train_step_or_the_one_that_is_named(tmp_path: Path) -> None:
+    a_run(tmp_path, {step: [episode(turn("x", "y"), train_step=step)] for step in (1, 9, 10)})
+    assert shown(["run"], tmp_path).splitlines()[0].startswith("run/trajectories/step-10.jsonl: train step 10, 1 ep")
+    assert shown(["run", "--step", "9"], tmp_path).splitlines()[0].startswith("run/trajectories/step-9.jsonl:")
+
+
+LONG = "I look at the ice and think about it for a while.\n<answer>up</answer>"
+PAGE = """\
+run/trajectories/step-1.jsonl: train step 1, 1 episode of 1 task: 1 failed
+World-v0
+
+episode 1  task 0 (seed 5), attempt 1  failed
+reward 0, 2 turns, ended: max_turns
+
+  start
+  P_G
+
+  1.
+  action
+    I look at the ice and think about it for a while.
+    <answer>up</answer>
+  observation
+    _PG
+
+  2. and yet another long thought that does not  cut at the token limit
+  Your answer could not be read.
+  _PG
+"""
+
+
+def test_long_answers_stand_one_below_the_other_and_cut_ones_are_named(tmp_path: Path) -> None:
+    cut = turn(
+        "and yet another long thought that does not", "Your answer could not be read.\n_PG", finish=FinishReason.LENGTH
+    )
+    a_run(tmp_path, {1: [episode(turn(LONG, "_PG"), cut, stop=StopReason.MAX_TURNS)]})
+    assert shown(["run"], tmp_path) == PAGE
+
+
+def test_prompts_are_shown_as_the_model_had_them(tmp_path: Path) -> None:
+    a_run(tmp_path, {1: [episode(turn("up", "_PG", prompt="<user>\nP_G\n<model>"))]})
+    page = shown(["run", "--prompts"], tmp_path)
+    assert page.splitlines()[6:] == [
+        "  1.",
+        "  prompt",
+        "    <user>",
+        "    P_G",
+        "    <model>",
+        "  completion",
+        "    up<end>",
+        "  observation",
+        "    _PG",
+    ]
+
+
+def test_a_lost_episode_says_why(tmp_path: Path) -> None:
+    lost = episode(turn("up", "_PG"), stop=StopReason.SANDBOX_LOST, error="sandbox a1 lost: oom-killed")
+    a_run(tmp_path, {1: [lost]})
+    lines = shown(["run", "--failed"], tmp_path).splitlines()
+    assert lines[0].endswith(": 1 lost")
+    assert lines[3:6] == [
+        "episode 1  task 0 (seed 5), attempt 1  lost",
+        "reward 0, 1 turn, ended: sandbox_lost",
+        "sandbox a1 lost: oom-killed",
+    ]
+
+
+def test_what_a_model_wrote_cannot_command_the_terminal(tmp_path: Path) -> None:
+    a_run(tmp_path, {1: [episode(turn("\x1b[2Jup\r", "a\tb\x07\u202e"), start="[bold]x[/]")]})
+    page = shown(["run"], tmp_path, FORCE_COLOR="1", NO_COLOR="1")
+    assert "\\x1b[2Jup\\r" in page
+    assert "a   b\\x07\\u202e" in page
+    assert "[bold]x[/]" in page
+
+
+def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) -> None:
+    text = f"  {'a long rule of this game ' * 8}\nP_G"
+    a_run(tmp_path, {1: [episode(turn("up", "_PG"), start=text)]})
+    plain = shown(["run"], tmp_path, COLUMNS="50")
+    assert max(map(len, plain.splitlines())) > 150
+    assert "\x1b" not in plain
+
+    coloured = shown(["run"], tmp_path, COLUMNS="50", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="")
+    assert "\x1b[1;31mfailed\x1b[0m" in coloured
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()
+    wrapped = [line for line in lines if "rule" in line]
+    assert len(wrapped) == 5
+    assert all(line.startswith("    ") for line in wrapped)  # it goes on where the long line began
+    assert max(map(len, lines[1:])) <= 50
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nowhere"], "nowhere: no such folder or file; name a run, such as runs/quickstart, or one of its files"),
+        (["."], ".: holds no episodes; name the folder of envkit train, or that of envkit eval with --output"),
+        (["begun"], "begun: this run has not recorded any episodes; it does so at its first train step, unless "),
+        (["run", "--step", "2"], "run: train step 2 is not recorded; recorded are 1, 5, 10, 15, 20, 25, ..., 40, 45, "),
+        (["evaluation", "--step", "1"], "evaluation/episodes.jsonl: is one file of episodes, so --step 1 cannot be "),
+        (["run", "--episode", "2"], "--episode 2: run/trajectories/step-65.jsonl has 1"),
+        (["run", "--task", "7"], "--task 7: run/trajectories/step-65.jsonl has no episode of it; its tasks are 0"),
+        (["evaluation", "--prompts"], "--prompts: no model played the episodes of evaluation/episodes.jsonl"),
+        (["empty.jsonl"], "empty.jsonl: is empty; it should have one JSON object for each episode"),
+        (["begun/config.yaml"], "begun/config.yaml: line 1 is damaged or not an episode"),
+        (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode (Input data was truncated); remove it or "),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line_and_exit_code_2(words: list[str], line: str, tmp_path: Path) -> None:
+    a_run(tmp_path, {step: [episode(turn("up", "_PG"))] for step in (1, *range(5, 70, 5))})
+    (tmp_path / "run").rename(tmp_path / "kept")
+    a_run(tmp_path, {})
+    (tmp_path / "run").rename(tmp_path / "begun")
+    (tmp_path / "kept").rename(tmp_path / "run")
+    (tmp_path / "evaluation").mkdir()
+    line_of_expert = orjson.dumps({"format": 1, "env_id": "World-v0", "seed": 1, "options": {}, "index": 0, "member": 0,
+        "train_step": None, "valid": True, "stop": "terminated", "error": None, "reward": 0, "metrics": {},
+        "start": None, "start_info": {}, "turns": []})  # fmt: skip
+    (tmp_path / "evaluation/episodes.jsonl").write_bytes(line_of_expert + b"\n")
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "torn.jsonl").write_bytes(line_of_expert[:30])
+
+    code, out, err = envkit(["show", *words], tmp_path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(line)
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "episodes.jsonl"])
+def test_eval_does_not_write_over_episodes_unless_it_is_forced(name: str, tmp_path: Path) -> None:
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / name).write_text("kept")
+    words = ["eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "2", "--output", "found"]
+    refusal = "found: already holds an evaluation; replace it with --force or choose another folder\n"
+    assert envkit(words, tmp_path) == (2, "", refusal)
+    assert (tmp_path / "found" / name).read_text() == "kept"
+    assert envkit([*words, "--force"], tmp_path)[0] == 0
+    assert numbers(shown(["found"], tmp_path)) == [1, 2]

@@ -1,0 +1,192 @@
+"""Recorded episodes: what a reader finds in the file, which episodes are in it, and files that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import envkit
+from envkit import clock
+from envkit.errors import SandboxLostError, UsageError
+from envkit.trainer_bridge.episodes import episode_of, read_episodes, sample_episodes
+from envkit.trainer_bridge.render import ChatRenderer
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
+from envkit.trainer_bridge.rows import replace_rows
+from envkit.types import FinishReason, StopReason, Task
+from envkit.wiring import envs
+from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
+
+LIMITS = RolloutLimits(max_turns=9, max_tokens=5000, turn_tokens=40, timeout_s=10, retries=0)
+MOVES = ("right", "down", "fly", "left", "down")
+
+
+def lake_episodes(tasks: Sequence[Task]) -> RolloutResult:
+    """Episodes on real lakes by a policy that always plays the same moves, one of which is none."""
+    turns: dict[str | None, int] = {}
+
+    def say(call: Call) -> str:
+        turns[call.session] = turn = turns.get(call.session, -1) + 1
+        return f"<answer>{MOVES[turn % len(MOVES)]}</answer>!"
+
+    async def main() -> RolloutResult:
+        async with envs.slots(8) as host:
+            rollout = Rollout(host, ScriptedEngine(say), LetterRenderer(), LIMITS, 8)
+            return await rollout.groups(tasks, 2, temperature=1.0, seed=0)
+
+    return clock.run(main)
+
+
+def scripted(*answers: Answer, groups: int = 1, members: int = 1) -> RolloutResult:
+    """Episodes in which the environment says what is written and the policy says "up"."""
+
+    async def main() -> RolloutResult:
+        host = ScriptedHost(lambda task, time: answers)
+        rollout = Rollout(host, ScriptedEngine(lambda call: "up"), LetterRenderer(), LIMITS, 100)
+        tasks = [Task("World-v0", seed) for seed in range(groups)]
+        return await rollout.groups(tasks, members, temperature=1.0, seed=0)
+
+    return clock.run(main, virtual=True)
+
+
+def written(path: Path, result: RolloutResult, count: int = 100) -> list[dict[str, Any]]:
+    """What plain JSON finds in a file with episodes of `result`."""
+    replace_rows(path, sample_episodes(result.groups, count, decode=text_of, train_step=4))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_file_alone_is_enough_to_see_every_board_again(tmp_path: Path) -> None:
+    tasks = [Task("FrozenLake-v0", seed, {"size": 4, "max_moves": 6}) for seed in range(4)]
+    episodes = written(tmp_path / "episodes.jsonl", lake_episodes(tasks))
+    assert [episode["seed"] for episode in episodes] == [0, 0, 1, 1, 2, 2, 3, 3]
+    for episode in episodes:
+        with envkit.make(episode["env_id"]) as env:
+            board, _ = env.reset(seed=episode["seed"], options=episode["options"])
+            assert episode["start"]["text"] == board
+            for turn in episode["turns"]:
+                board, reward, *_ = env.step(turn["action"])
+                assert (turn["observation"]["text"], turn["reward"]) == (board, reward)
+
+
+def test_prompts_and_completions_stand_as_text_beside_their_tokens(tmp_path: Path) -> None:
+    (episode,) = written(tmp_path / "file", scripted(Answer("first"), Answer("then"), Answer("end", ends="terminated")))
+    generations = [turn["generation"] for turn in episode["turns"]]
+    assert [(one["prompt"], one["completion"]) for one in generations] == [("[first]", "up"), ("[then]", "up")]
+    assert generations[0] | {"seconds": 0} == {
+        "prompt": "[first]",
+        "completion": "up",
+        "finish": "length",
+        "prompt_ids": list(letters("[first]")),
+        "completion_ids": list(letters("up")),
+        "logprobs": [-0.5, -1.0],
+        "versions": [[0, 2]],
+        "seconds": 0,
+    }
+
+
+def test_a_line_says_how_the_episode_ended_and_what_it_earned(tmp_path: Path) -> None:
+    folds: dict[str, Any] = {"metrics": {"success": "last"}}
+    answers = (Answer("s", info=folds), Answer("m", 0.25), Answer("e", 1.0, "truncated", info={"success": True}))
+    (episode,) = written(tmp_path / "file", scripted(*answers))
+    ended = ("stop", "valid", "reward", "metrics", "error", "train_step")
+    assert [episode[key] for key in ended] == ["truncated", True, 1.25, {"success": 1.0}, None, 4]
+    assert [turn["reward"] for turn in episode["turns"]] == [0.25, 1.0]
+
+
+def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: Path) -> None:
+    lost = Answer(error=SandboxLostError("box-1", "oom-killed"))
+    (episode,) = written(tmp_path / "file", scripted(Answer("s"), Answer("m", 1.0), lost))
+    assert [episode[key] for key in ("stop", "valid", "error")] == [
+        "sandbox_lost",
+        False,
+        "sandbox box-1 lost: oom-killed",
+    ]
+    assert [turn["observation"]["text"] for turn in episode["turns"]] == ["m"]
+    (read,) = read_episodes(tmp_path / "file")
+    assert not read.succeeded
+
+    (never,) = written(tmp_path / "file", scripted(lost))
+    assert (never["start"], never["turns"]) == (None, [])
+
+
+def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
+    lost = Answer(error=SandboxLostError("box-1", "gone"))
+    host = ScriptedHost(lambda task, time: [lost] if time else [Answer("first attempt"), lost])
+    rollout = Rollout(host, ScriptedEngine(), LetterRenderer(), replace(LIMITS, retries=1), 1)
+
+    async def main() -> RolloutResult:
+        return await rollout.groups([Task("World-v0", 0)], 1, temperature=1.0, seed=0)
+
+    first, second = clock.run(main, virtual=True).void
+    assert first.start is not None
+    assert first.start.observation.text == "first attempt"
+    assert second.start is None
+
+
+def test_a_reward_that_is_no_number_is_read_back_as_none(tmp_path: Path) -> None:
+    written(tmp_path / "file", scripted(Answer("s"), Answer("e", math.nan, "terminated")))
+    (episode,) = read_episodes(tmp_path / "file")
+    assert (episode.reward, episode.turns[0].reward, episode.succeeded) == (None, None, False)
+    assert episode.stop is StopReason.TERMINATED
+    assert episode.turns[0].generation is not None
+    assert episode.turns[0].generation.finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("groups", "members", "count", "chosen"),
+    [
+        (8, 4, 3, [(0, 0), (2, 0), (5, 0)]),
+        (4, 2, 4, [(0, 0), (1, 0), (2, 0), (3, 0)]),
+        (2, 4, 5, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]),
+        (2, 2, 9, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+    ],
+)
+def test_episodes_are_taken_from_as_many_tasks_as_there_are(
+    groups: int, members: int, count: int, chosen: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    result = scripted(Answer("s"), Answer("e", ends="terminated"), groups=groups, members=members)
+    episodes = written(tmp_path / "file", result, count)
+    assert [(one["index"], one["member"]) for one in episodes] == chosen
+    assert [one["seed"] for one in episodes] == [index for index, _ in chosen]
+
+
+def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(chat_folder)
+    renderer = ChatRenderer(tokenizer)
+    told = scripted(Answer("s"), Answer("e", ends="terminated")).trajectories[0]
+    prompt = renderer.open(told.start.observation) if told.start is not None else ()
+    assert renderer.text(prompt) == "<|im_start|>user\ns<|im_end|>\n<|im_start|>assistant\n"
+    assert episode_of(told, index=0, decode=text_of).train_step is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "file: is empty; it should have one JSON object for each episode"),
+        (b'{"format":1', r"file: line 1 is damaged or not an episode \(Input data was truncated\); remove it or name"),
+        (b"[1]\n", r"file: line 1 is damaged or not an episode \(Expected `object`, got `array`\)"),
+        (b'{"format":1,"env_id":3}\n', r"file: line 1 is damaged .*Expected `str`, got `int` - at `\$.env_id`"),
+        (b'{"step":3,"loss":0.5}\n', "file: line 1 is not an episode, or one from before episodes had a format number"),
+        (b'{"format":2,"what":"new"}\n', "file: line 1 has format 2, but this version of envkit reads format 1"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_line(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_episodes(tmp_path / "file")
+
+
+def test_a_damaged_line_is_counted_from_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    written(path, scripted(Answer("s"), Answer("e", ends="terminated"), groups=3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][:40] + b"\n" + lines[2])
+    with pytest.raises(UsageError, match="file: line 2 is damaged"):
+        read_episodes(path)

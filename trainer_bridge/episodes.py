@@ -1,0 +1,102 @@
+"""Episodes on their way into files and back: what is recorded of a trajectory, which ones, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from envkit.errors import UsageError
+from envkit.types import EpisodeRecord, GenerationRecord, Group, Trajectory, Turn, TurnRecord
+from envkit.types.episodes import FORMAT
+
+EPISODES = "episodes.jsonl"
+"""File of an evaluation's episodes."""
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text; see `envkit.protocols.Renderer.text`."""
+
+
+def episode_of(trajectory: Trajectory, *, index: int, decode: Decode, train_step: int | None = None) -> EpisodeRecord:
+    """Return the record of `trajectory`, whose task has the number `index` in its train step or evaluation."""
+    return EpisodeRecord.of(
+        trajectory.task,
+        trajectory.start,
+        (_turn_of(turn, decode) for turn in trajectory.turns),
+        trajectory.stop,
+        index=index,
+        member=trajectory.member,
+        reward=trajectory.reward,
+        metrics=trajectory.metrics,
+        error=trajectory.error,
+        train_step=train_step,
+    )
+
+
+def _turn_of(turn: Turn, decode: Decode) -> TurnRecord:
+    completion = turn.completion
+    generation = GenerationRecord(
+        prompt=decode(turn.new_ids),
+        completion=decode(completion.token_ids),
+        finish=completion.finish,
+        prompt_ids=turn.new_ids,
+        completion_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        versions=completion.versions,
+        seconds=turn.generate_s,
+    )
+    return TurnRecord.of(turn.action, turn.step, generation, turn.step_s)
+
+
+def sample_episodes(groups: Sequence[Group], count: int, *, decode: Decode, train_step: int) -> list[EpisodeRecord]:
+    """Return records of `count` episodes of as many tasks as possible, in the order of the tasks.
+
+    With more groups than `count` the groups are evenly spaced; with fewer, each gives several members.
+    """
+    rounds = max((len(group.trajectories) for group in groups), default=0)
+    if count < len(groups):
+        places = [(place * len(groups) // count, 0) for place in range(count)]
+    else:
+        places = sorted([(index, member) for member in range(rounds) for index in range(len(groups))][:count])
+    return [
+        episode_of(groups[index].trajectories[member], index=index, decode=decode, train_step=train_step)
+        for index, member in places
+    ]
+
+
+def read_episodes(path: Path) -> list[EpisodeRecord]:
+    """Return the episodes of a file.
+
+    Raises:
+        UsageError: The file cannot be read, holds no episode, or has a line that is not an episode of this format.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    if not lines:
+        raise UsageError(f"{path}: is empty; it should have one JSON object for each episode")
+    return [_decoded(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+
+
+class _Header(msgspec.Struct):
+    """What lines of every format have; files from before there was a number have none."""
+
+    format: int = 0
+
+
+_HEADER = msgspec.json.Decoder(_Header)
+_EPISODE = msgspec.json.Decoder(EpisodeRecord)
+
+
+def _decoded(line: bytes, place: str) -> EpisodeRecord:
+    try:
+        found = _HEADER.decode(line).format
+        if found == FORMAT:
+            return _EPISODE.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UsageError(f"{place} is damaged or not an episode ({error}); remove it or name another file") from None
+    if found == 0:
+        raise UsageError(f"{place} is not an episode, or one from before episodes had a format number; record it again")
+    raise UsageError(f"{place} has format {found}, but this version of envkit reads format {FORMAT}")
