@@ -105,7 +105,7 @@ def test_a_pipe_that_ends_early_or_holds_anything_at_all_is_played() -> None:
 def test_a_world_that_breaks_is_one_line(frail: Path) -> None:
     code, out, err = in_lines(["Frail-v0"], "hello\ncrash\n", path=frail)
     assert (code, out.splitlines()[0::2]) == (1, ["Say a word.", "reward 0.25"])
-    assert err == "Frail-v0 raised KeyError: 'no such word'\n"
+    assert re.fullmatch(r"Frail-v0 raised KeyError in step: 'no such word' \(/.*/frail\.py:\d+\)\n", err)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_a_world_that_breaks_leaves_the_terminal_as_it_was_and_one_line(frail: P
         assert "Say a word." in screen.until(": answer")
         screen.type(":crash\r")
         told = ESCAPES.sub("", screen.rest())
-        assert told.endswith("Frail-v0 raised KeyError: 'no such word'\r\n")
+        assert re.search(r"Frail-v0 raised KeyError in step: 'no such word' \(/[^)]*/frail\.py:\d+\)\r\n$", told)
         assert (screen.process.returncode, screen.is_restored()) == (1, True)
 
 

@@ -69,6 +69,12 @@ async def choose(kind: BackendKind = "auto") -> Backend:
         if why is None:
             return DockerBackend()
         reasons.append(f"docker: {why}")
+    if "ENVKIT_SOCKETS" in os.environ:  # every sandbox has it set
+        raise UsageError(
+            "a sandbox cannot be opened from inside a sandbox, which has neither user namespaces for bubblewrap nor a "
+            "Docker daemon; run an environment that opens one outside: sandbox.kind: none in a training file, "
+            "envkit serve --backend none"
+        )
     raise UsageError(f"no sandbox: {'; '.join(reasons)}; backend 'process' works everywhere, but isolates nothing")
 
 
