@@ -37,8 +37,8 @@ _HINT = (
 )
 _IMAGE_HINT = (
     "it comes from the installed package {package!r}, which the image of the sandbox lacks; build the image with that "
-    "package: envkit image build games --with ./{package}; an image of another name (--tag NAME:1) goes into envs.image "
-    "of the server's file"
+    "package: envkit image build games --with ./{package}; an image of another name (--tag NAME:1) goes into "
+    "envs.image of the server's file"
 )
 
 
