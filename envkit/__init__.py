@@ -16,6 +16,7 @@ from envkit.types import Observation, Reset, Step, Task
 if TYPE_CHECKING:
     from envkit.http.client import EnvClient
     from envkit.wiring.boxes import open_sandbox
+    from envkit.wiring.env_check import Verdict, check_env
     from envkit.wiring.envs import make, make_vec, registered
 
 __version__ = "0.1.0"
@@ -27,6 +28,8 @@ __all__ = [
     "Reset",
     "Step",
     "Task",
+    "Verdict",
+    "check_env",
     "make",
     "make_vec",
     "open_sandbox",
@@ -36,6 +39,8 @@ __all__ = [
 
 _LATE = {
     "EnvClient": "envkit.http.client",
+    "Verdict": "envkit.wiring.env_check",
+    "check_env": "envkit.wiring.env_check",
     "make": "envkit.wiring.envs",
     "make_vec": "envkit.wiring.envs",
     "open_sandbox": "envkit.wiring.boxes",

@@ -40,6 +40,12 @@ async def serve_envs(
         UsageError: The port or the path cannot be used; the message says what to do.
     """
     async with slots(capacity) as envs:
-        bounds = {"ttl_s": ttl_s, "step_timeout_s": step_timeout_s}
-        app = create_app(envs, envs=registered, lazy=lazy, sends_traces=sends_traces, **bounds)
+        app = create_app(
+            envs,
+            envs=registered,
+            ttl_s=ttl_s,
+            step_timeout_s=step_timeout_s,
+            lazy=lazy,
+            sends_traces=sends_traces,
+        )
         await serve(Guard(app) if uds is None else app, host=host, port=port, uds=uds, on_ready=on_ready)
