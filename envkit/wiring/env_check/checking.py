@@ -19,6 +19,8 @@ _TEXT = "observations are text"
 _BAD = "bad actions are answered"
 _SAME = "same seed, same episode"
 _REPLAY = "replay gives the same"
+_LEAKS = "nothing leaks between episodes"
+_REPLAYABLE = "replayable"
 
 
 def check_env(env_id: str, *, options: dict[str, JSON] | None = None, episodes: int = 5) -> list[Verdict]:
@@ -67,28 +69,30 @@ class _Checks:
 
     def run(self) -> list[Verdict]:
         env = self.env
-        replayable = () if find(env.env_id).replayable else ("is registered with replayable=False",)
+        broken = {} if find(env.env_id).replayable else {_REPLAYABLE: "it is registered with replayable=False"}
         verdicts: list[Verdict] = []
 
         def check(name: str, call: Callable[[], str], *after: str) -> None:
-            reasons = [one for one in after if one in replayable]
-            reasons += [f"needs: {one.check}" for one in verdicts if one.check in after and one.outcome != "pass"]
-            verdicts.append(Verdict(name, "skip", reasons[0]) if reasons else self._verdict(name, call))
+            reason = next((broken[one] for one in after if one in broken), None)
+            verdict = self._verdict(name, call) if reason is None else Verdict(name, "skip", reason)
+            verdicts.append(verdict)
+            if verdict.outcome == "fail" or reason is not None:
+                broken[name] = reason or f"only after: {name}"
 
-        same = (*replayable, _PLAYS, _TEXT, _SAME, _REPLAY)
+        same = (_REPLAYABLE, _PLAYS, _TEXT, _SAME, _REPLAY)
         check(_PLAYS, self._plays)
         check(_TEXT, lambda: single.observations_are_text(self._episodes), _PLAYS)
         check("rewards are finite", lambda: single.rewards_are_finite(self._episodes), _PLAYS)
         check("info is plain data", lambda: single.info_is_plain_data(self._episodes), _PLAYS)
         check("metrics are numbers", lambda: single.metrics_are_numbers(env, self._episodes), _PLAYS)
         check(_BAD, partial(single.bad_actions_are_answered, env), _TEXT)
-        check(_SAME, lambda: apart.same_in_two_processes(self._apart), *replayable, _PLAYS, _TEXT)
-        check(_REPLAY, lambda: single.replay_gives_the_same(env, self._episodes), *replayable, _PLAYS, _TEXT)
-        check("nothing leaks between episodes", lambda: single.nothing_leaks(env, self._episodes), *same)
-        check("options count at reset", partial(single.options_count_at_reset, env), *same)
+        check(_SAME, lambda: apart.same_in_two_processes(self._apart), _REPLAYABLE, _PLAYS, _TEXT)
+        check(_REPLAY, lambda: single.replay_gives_the_same(env, self._episodes), _REPLAYABLE, _TEXT, _SAME)
+        check(_LEAKS, lambda: single.nothing_leaks(env, self._episodes), *same)
+        check("options count at reset", partial(single.options_count_at_reset, env), *same, _LEAKS)
         check("expert solves", partial(single.expert_solves, env, self._seeds, MAX_STEPS), _PLAYS, _TEXT)
-        check("vector equals single", partial(many.vector_equals_single, env), *same)
-        check("autoreset is honoured", lambda: many.autoreset_is_honoured(env, self._episodes), *same)
+        check("vector equals single", partial(many.vector_equals_single, env), *same, _LEAKS)
+        check("autoreset is honoured", lambda: many.autoreset_is_honoured(env, self._episodes), *same, _LEAKS)
         check("steps do not block", lambda: single.steps_do_not_block(env, self._episodes[0]), _PLAYS)
         check("nothing is left behind", lambda: apart.nothing_is_left_behind(self._apart), _PLAYS)
         return verdicts

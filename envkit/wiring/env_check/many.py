@@ -28,10 +28,10 @@ def vector_equals_single(env: EnvUnderTest) -> str:
     count = max(len(played.steps) for played in singles)
     for mode in modes:
         vector = make_vec(env.env_id, _COPIES, mode=mode, **cast("dict[str, Any]", env.options))
-        with closing(vector), attributed(env.env_id, "step"):
+        with closing(vector):
             _compare(0, (vector.reset(seed=0)[0],), [played.start[:1] for played in singles], mode)
             for number in range(count):
-                actions = tuple(played.actions[number] if number < len(played.actions) else "" for played in singles)
+                actions = tuple(played.actions[min(number, len(played.actions) - 1)] for played in singles)
                 rows = [tuple(step[:4]) for played in singles for step in played.steps[number : number + 1] or [()]]
                 _compare(number + 1, vector.step(actions)[:4], rows, mode)
     return f"{_COPIES} copies, {count} steps, {' and '.join(modes)}"
@@ -66,7 +66,7 @@ def autoreset_is_honoured(env: EnvUnderTest, episodes: Sequence[Played]) -> str:
     last = played.steps[-1][0]
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
         vector = make_vec(env.env_id, 1, autoreset=mode, **cast("dict[str, Any]", env.options))
-        with closing(vector), attributed(env.env_id, "step"):
+        with closing(vector):
             vector.reset(seed=played.seed)
             for action in played.actions:
                 observations, _, _, _, infos = vector.step((action,))

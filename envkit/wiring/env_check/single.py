@@ -118,8 +118,8 @@ def bad_actions_are_answered(env: EnvUnderTest) -> str:
                 env.step(instance, action, played)
             except EnvkitError as error:
                 raise FailedCheckError(
-                    f"{error}, for the action {shown(action)}; answer bad actions with an observation that says what was "
-                    "wrong, and raise nothing"
+                    f"{error}, for the action {shown(action)}; answer bad actions with an observation that says what "
+                    "was wrong, and raise nothing"
                 ) from None
             if not isinstance(played.steps[0][0], str):
                 raise FailedCheckError(
