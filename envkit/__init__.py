@@ -15,7 +15,7 @@ from envkit.types import Observation, Reset, Step, Task
 
 if TYPE_CHECKING:
     from envkit.http.client import EnvClient
-    from envkit.wiring.boxes import open_sandbox
+    from envkit.wiring.boxes import open_sandbox, open_sandbox_async
     from envkit.wiring.env_check import Verdict, check_env
     from envkit.wiring.envs import make, make_vec, registered
 
@@ -33,6 +33,7 @@ __all__ = [
     "make",
     "make_vec",
     "open_sandbox",
+    "open_sandbox_async",
     "register",
     "registered",
 ]
@@ -44,6 +45,7 @@ _LATE = {
     "make": "envkit.wiring.envs",
     "make_vec": "envkit.wiring.envs",
     "open_sandbox": "envkit.wiring.boxes",
+    "open_sandbox_async": "envkit.wiring.boxes",
     "registered": "envkit.wiring.envs",
 }
 

@@ -157,7 +157,15 @@ class BlockingEnv(gymnasium.Env[str, str]):
         # Also runs when the interpreter ends, while there is still a loop thread to say goodbye to.
         self._finalizer = weakref.finalize(self, close_here, os.getpid(), self._resources)
 
+    def __repr__(self) -> str:
+        told = "".join(f", {name}={value!r}" for name, value in self._options.items())
+        return f"{type(self).__name__}({self._env_id!r}{told})"
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begin the episode of `seed`, or of a random one; `options` override those of make for it.
+
+        Returns the observation and an info, with ``legal_moves`` where the environment lists them.
+        """
         super().reset(seed=seed)
         task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
         task = Task(self._env_id, task_seed, {**self._options, **(options or {})})
@@ -167,6 +175,12 @@ class BlockingEnv(gymnasium.Env[str, str]):
         return observation.text, _with_moves(info, observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Play `action`; returns observation, reward, terminated, truncated and an info.
+
+        Raises:
+            StepOrderError: Before `reset`, or after the end of the episode.
+            EnvError: The environment raised.
+        """
         if self._episode is None:
             raise StepOrderError("step before reset")
         step = self._portal.call(self._episode.step, action)

@@ -2,6 +2,7 @@
 
 from envkit.types.plain import JSON, Info, Options, stable_hash
 from envkit.types.sandboxes import (
+    EXEC_TIMEOUT_S,
     GRADER_HOME,
     ExecResult,
     FileUser,
@@ -28,6 +29,7 @@ from envkit.types.training import (
 from envkit.types.worlds import Observation, Reset, Step, Task
 
 __all__ = [
+    "EXEC_TIMEOUT_S",
     "GRADER_HOME",
     "JSON",
     "Completion",
