@@ -35,10 +35,10 @@ _HINT = (
     "it is registered in this process alone, which a sandbox does not see; register it through the entry point group "
     f"{ENTRY_POINT_GROUP!r} of an installed package, or play without sandboxes (sandbox.kind: none)"
 )
-_IMAGE_HINT = (
-    "it comes from the installed package {package!r}, which the image of the sandbox lacks; build the image with that "
-    "package: envkit image build games --with ./{package}; an image of another name (--tag NAME:1) goes into "
-    "envs.image of the server's file"
+_PACKAGE_HINT = (
+    "it comes from the package {package!r}, which the sandbox does not see; for docker, build an image with it: "
+    "envkit image build games --with ./{package} (with --tag NAME:1, and NAME:1 in envs.image of the server's file, "
+    "for an image of its own); otherwise install it by pip, not by PYTHONPATH"
 )
 
 
@@ -174,7 +174,7 @@ class _Inside:
             if all(spec.id != error.env_id for spec in envs.registered()):
                 raise
             package = registry.package_of(error.env_id)
-            hint = _HINT if package is None else _IMAGE_HINT.format(package=package)
+            hint = _HINT if package is None else _PACKAGE_HINT.format(package=package)
             raise UnknownEnvError(error.env_id, error.known, hint) from None
 
 
