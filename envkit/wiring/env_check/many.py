@@ -32,7 +32,7 @@ def vector_equals_single(env: EnvUnderTest) -> str:
             _compare(0, (vector.reset(seed=0)[0],), [played.start[:1] for played in singles], mode)
             for number in range(count):
                 actions = tuple(played.actions[min(number, len(played.actions) - 1)] for played in singles)
-                rows = [tuple(step[:4]) for played in singles for step in played.steps[number : number + 1] or [()]]
+                rows = [played.steps[number][:4] if number < len(played.steps) else () for played in singles]
                 _compare(number + 1, vector.step(actions)[:4], rows, mode)
     return f"{_COPIES} copies, {count} steps, {' and '.join(modes)}"
 
