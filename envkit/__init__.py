@@ -15,7 +15,8 @@ from envkit.types import Observation, Reset, Step, Task
 
 if TYPE_CHECKING:
     from envkit.http.client import EnvClient
-    from envkit.wiring.boxes import open_sandbox
+    from envkit.wiring.boxes import open_sandbox, open_sandbox_async
+    from envkit.wiring.env_check import Verdict, check_env
     from envkit.wiring.envs import make, make_vec, registered
 
 __version__ = "0.1.0"
@@ -27,18 +28,24 @@ __all__ = [
     "Reset",
     "Step",
     "Task",
+    "Verdict",
+    "check_env",
     "make",
     "make_vec",
     "open_sandbox",
+    "open_sandbox_async",
     "register",
     "registered",
 ]
 
 _LATE = {
     "EnvClient": "envkit.http.client",
+    "Verdict": "envkit.wiring.env_check",
+    "check_env": "envkit.wiring.env_check",
     "make": "envkit.wiring.envs",
     "make_vec": "envkit.wiring.envs",
     "open_sandbox": "envkit.wiring.boxes",
+    "open_sandbox_async": "envkit.wiring.boxes",
     "registered": "envkit.wiring.envs",
 }
 

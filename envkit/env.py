@@ -19,27 +19,17 @@ from typing import Any, ClassVar, TypeAlias, cast
 import gymnasium
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
-from envkit.errors import (
-    ConfigError,
-    EnvError,
-    EnvkitError,
-    OptionError,
-    SandboxError,
-    StepOrderError,
-    UnknownEnvError,
-    UsageError,
-)
+from envkit.errors import StepOrderError
 from envkit.metrics import Fold
 from envkit.protocols import EnvHost, Episode
 from envkit.spaces import Utf8Text
+from envkit.tracebacks import env_error
 from envkit.types import JSON, Info, Observation, Options, Reset, Step, Task
 
 MAX_TEXT = 1 << 20
 """Characters that the blocking face accepts in an observation or an action."""
 
 OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
-
-_SPOKEN_BY_WORLDS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
 
 _LOOP_THREADS: dict[int, BlockingPortalProvider] = {}
 """By process, since a process that was forked has inherited the object but not the thread."""
@@ -82,7 +72,7 @@ class GymEpisode:
         try:
             text, info = self._env.reset(seed=self._task.seed, options=dict(self._task.options))
         except Exception as error:
-            raise _attributed(error, self._task) from error
+            raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
         folds = cast("Mapping[str, JSON]", self._env.metadata.get("metrics", {}))
         return Reset(self._observe(text, info), {**info, "metrics": dict(folds)})
@@ -98,7 +88,7 @@ class GymEpisode:
             text, reward, terminated, truncated, info = self._env.step(action)
         except Exception as error:
             self._running = False
-            raise _attributed(error, self._task) from error
+            raise env_error(error, self._task.env_id, "step") from error
         self._running = not (terminated or truncated)
         return Step(self._observe(text, info), float(reward), bool(terminated), bool(truncated), info)
 
@@ -124,7 +114,7 @@ class AsyncEpisode:
         try:
             start = await self._env.reset(seed=self._task.seed, options=self._task.options)
         except Exception as error:
-            raise _attributed(error, self._task) from error
+            raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
         folds: dict[str, JSON] = dict(self._env.metrics)
         return Reset(start.observation, {**start.info, "metrics": folds})
@@ -136,7 +126,7 @@ class AsyncEpisode:
         try:
             step = await self._env.step(action)
         except Exception as error:
-            raise _attributed(error, self._task) from error
+            raise env_error(error, self._task.env_id, "step") from error
         self._running = not step.ended
         return step
 
@@ -167,7 +157,15 @@ class BlockingEnv(gymnasium.Env[str, str]):
         # Also runs when the interpreter ends, while there is still a loop thread to say goodbye to.
         self._finalizer = weakref.finalize(self, close_here, os.getpid(), self._resources)
 
+    def __repr__(self) -> str:
+        told = "".join(f", {name}={value!r}" for name, value in self._options.items())
+        return f"{type(self).__name__}({self._env_id!r}{told})"
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Begin the episode of `seed`, or of a random one; `options` override those of make for it.
+
+        Returns the observation and an info, with ``legal_moves`` where the environment lists them.
+        """
         super().reset(seed=seed)
         task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
         task = Task(self._env_id, task_seed, {**self._options, **(options or {})})
@@ -177,6 +175,12 @@ class BlockingEnv(gymnasium.Env[str, str]):
         return observation.text, _with_moves(info, observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Play `action`; returns observation, reward, terminated, truncated and an info.
+
+        Raises:
+            StepOrderError: Before `reset`, or after the end of the episode.
+            EnvError: The environment raised.
+        """
         if self._episode is None:
             raise StepOrderError("step before reset")
         step = self._portal.call(self._episode.step, action)
@@ -216,15 +220,3 @@ def close_here(pid: int, resources: ExitStack) -> None:
 def _with_moves(info: Info, observation: Observation) -> Info:
     """Put the legal moves where a ``gymnasium.Env`` of text has them."""
     return {"legal_moves": list(observation.legal_moves), **info} if observation.legal_moves else info
-
-
-def _attributed(error: Exception, task: Task) -> EnvkitError:
-    """Say that the world raised, unless it speaks of what it was asked for or of its own sandbox.
-
-    A world that cannot reach its own judge, say, must not be taken for a world that cannot be reached.
-    """
-    if isinstance(
-        error, (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
-    ):
-        return error
-    return EnvError(task.env_id, f"{type(error).__name__}: {error}")

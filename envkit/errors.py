@@ -237,20 +237,28 @@ class DeadlineError(EnvkitError):
 
 
 class EnvError(EnvkitError):
-    """The world raised an exception, which is a fault of the world and not of the player.
+    """The environment raised an exception, which is a fault of the environment and not of the player.
 
     Attributes:
         env_id: Id of the environment.
-        cause: Class and message of what it raised.
+        cause: Class of the exception, method that raised it, and message.
+        place: ``FILE:LINE`` of the environment's own code; empty if it is not known.
+        trace: The traceback, of several lines; empty if it is not known.
     """
 
     code = "env_error"
-    fields = ("env_id", "cause")
+    fields = ("env_id", "cause", "place", "trace")
 
-    def __init__(self, env_id: str, cause: str) -> None:
-        super().__init__(f"{env_id} raised {cause}")
+    def __init__(self, env_id: str, cause: str, place: str = "", trace: str = "") -> None:
+        super().__init__(f"{env_id} raised {cause}{f' ({place})' if place else ''}")
         self.env_id = env_id
         self.cause = cause
+        self.place = place
+        self.trace = trace
+
+    def for_callers(self) -> EnvError:
+        """Return the error without the traceback and the folder of the file, which remote callers need not know."""
+        return EnvError(self.env_id, self.cause, self.place.rpartition("/")[2])
 
 
 class UnreachableError(EnvkitError):
@@ -428,7 +436,7 @@ def from_problem(problem: Mapping[str, object]) -> EnvkitError:
     fields = problem.get("fields")
     if isinstance(fields, Mapping):
         try:
-            return found(*(fields[name] for name in found.fields))
+            return found(**{name: fields[name] for name in found.fields if name in fields})
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
     return EnvkitError(detail)

@@ -53,6 +53,8 @@ class EnvSpec:
 
 
 _SPECS: dict[str, EnvSpec] = {}
+_PACKAGES: dict[str, str] = {}
+"""The installed package that registered an id through its entry point."""
 _LOADED: set[str] = set()
 _LOADING: set[str] = set()
 _LOCK = threading.RLock()
@@ -108,6 +110,12 @@ def find(env_id: str) -> EnvSpec:
         raise UnknownEnvError(env_id, list(_SPECS)) from None
 
 
+def package_of(env_id: str) -> str | None:
+    """Return the installed package whose entry point registered `env_id`; None if none did."""
+    load_entry_points()
+    return _PACKAGES.get(env_id)
+
+
 def specs() -> Iterator[EnvSpec]:
     """All registered environments, by id."""
     load_entry_points()
@@ -124,12 +132,15 @@ def load_entry_points() -> None:
             if point.value in _LOADED | _LOADING or _is_half_imported(point):
                 continue
             _LOADING.add(point.value)
+            known = set(_SPECS)
             try:
                 point.load()()
             except Exception as error:  # a broken package must not take the others with it
                 warnings.warn(f"environments of {point.value!r} are left out: {error!r}", stacklevel=2)
             finally:
                 _LOADING.discard(point.value)
+                package = point.dist.name if point.dist is not None else point.module
+                _PACKAGES.update(dict.fromkeys(_SPECS.keys() - known, package))
             _LOADED.add(point.value)
 
 

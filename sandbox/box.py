@@ -35,7 +35,7 @@ from envkit.sandbox.hold import Hold
 from envkit.sandbox.interior import SOCKETS
 from envkit.sandbox.program import Program, fields_of
 from envkit.sandbox.shell import BoxShell, result_of
-from envkit.types import JSON, ExecResult, FileUser, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, FileUser, SandboxUser
 
 _LOG_BYTES = 64 << 10
 _LONGEST = 300
@@ -133,7 +133,7 @@ class Box:
         self,
         argv: Sequence[str],
         *,
-        timeout_s: float,
+        timeout_s: float = EXEC_TIMEOUT_S,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",

@@ -34,7 +34,7 @@ from envkit.errors import (
 from envkit.sandbox.boxes import refuse
 from envkit.sandbox.interior import WORK
 from envkit.sandbox.script import Answer, Command, Fate, Script, succeed
-from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
+from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
 
 __all__ = ["Answer", "Command", "FakeBackend", "FakeBox", "FakeShell", "Fate", "Script", "succeed"]
 
@@ -216,7 +216,7 @@ class FakeBox:
         self,
         argv: Sequence[str],
         *,
-        timeout_s: float,
+        timeout_s: float = EXEC_TIMEOUT_S,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",
@@ -348,7 +348,9 @@ class FakeShell:
         self._user: SandboxUser = user
         self._turn = anyio.Lock()
 
-    async def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
+    async def run(
+        self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
+    ) -> ExecResult:
         folder = _start_folder(self._user)
         asked = Command(("sh", "-c", command), {}, folder, b"", self._user, self._name, self._box.files)
         async with self._turn:

@@ -31,7 +31,7 @@ from envkit.sandbox.attached import AttachedContainer
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.interior import AGENT_UID, GRADER_UID, WORK
 from envkit.sandbox.stream import AttachStream
-from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser
 
 LIFE_LINE = ("/bin/sh", "-c", "while read -r line; do :; done")
 """What the box's life hangs on."""
@@ -112,7 +112,7 @@ class FallbackBox:
         self,
         argv: Sequence[str],
         *,
-        timeout_s: float,
+        timeout_s: float = EXEC_TIMEOUT_S,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",

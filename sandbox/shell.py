@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from envkit import clock
 from envkit.sandbox.texts import check_bounds
-from envkit.types import JSON, ExecResult, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, SandboxUser
 
 if TYPE_CHECKING:
     from envkit.sandbox.box import Box
@@ -33,7 +33,9 @@ class BoxShell:
         self._queued = 0
         self._free_at = 0.0
 
-    async def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
+    async def run(
+        self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
+    ) -> ExecResult:
         """Run `command`; see `envkit.protocols.Shell.run`. `timeout_s` counts from its turn.
 
         Raises:

@@ -105,7 +105,7 @@ def test_a_pipe_that_ends_early_or_holds_anything_at_all_is_played() -> None:
 def test_a_world_that_breaks_is_one_line(frail: Path) -> None:
     code, out, err = in_lines(["Frail-v0"], "hello\ncrash\n", path=frail)
     assert (code, out.splitlines()[0::2]) == (1, ["Say a word.", "reward 0.25"])
-    assert err == "Frail-v0 raised KeyError: 'no such word'\n"
+    assert re.fullmatch(r"Frail-v0 raised KeyError in step: 'no such word' \(/.*/frail\.py:\d+\)\n", err)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,23 @@ def test_out_of_moves_is_said() -> None:
     assert "out of moves after 2 turns" in played("uwwq", {**MAP, "max_moves": 2})[-1]
 
 
-def test_keys_that_mean_nothing_do_nothing() -> None:
-    assert "turns 0" in played("x1\t\x1b[5~\x1bOPäq")[-1]
+@pytest.mark.parametrize("key", ["x", "1", "\t", "\x1b[5~", "\x1bOP", "ä"])
+def test_a_key_that_means_nothing_is_said_to_do_nothing_until_the_next(key: str) -> None:
+    pictures = played(f"{key}dq")
+    assert "turns 0  return 0\nthis key does nothing; those below do\n" in "".join(pictures)
+    assert "turns 1" in pictures[-1]
+    assert "does nothing" not in pictures[-1]
+
+
+def test_a_bump_is_said_plainly_and_not_after_a_move_that_counts() -> None:
+    assert "up: the way is blocked, nothing moved\n" in "".join(played("wq"))
+    assert "blocked" not in "".join(played("dq"))
+
+
+def test_a_person_reads_of_keys_and_not_how_a_model_writes_its_answer() -> None:
+    rules = played("q", {**MAP, "actions_per_turn": 3})[0]
+    assert "<answer>" not in rules
+    assert rules.rstrip().endswith("moves.\nMove with the keys below the board.")
 
 
 def test_a_terminal_that_is_gone_is_left() -> None:
@@ -334,7 +349,7 @@ def test_a_world_that_breaks_leaves_the_terminal_as_it_was_and_one_line(frail: P
         assert "Say a word." in screen.until(": answer")
         screen.type(":crash\r")
         told = ESCAPES.sub("", screen.rest())
-        assert told.endswith("Frail-v0 raised KeyError: 'no such word'\r\n")
+        assert re.search(r"Frail-v0 raised KeyError in step: 'no such word' \(/[^)]*/frail\.py:\d+\)\r\n$", told)
         assert (screen.process.returncode, screen.is_restored()) == (1, True)
 
 

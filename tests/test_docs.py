@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import envkit
+from tests.e2e.fleet import serving
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GUIDE = DOCS / "write-an-environment.md"
@@ -36,9 +39,12 @@ def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_sho
         (source / name).write_text(text, encoding="utf-8")
     offline = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check")
     run(sys.executable, "-m", "pip", "install", *offline, "--target", installed, source, cwd=tmp_path)
-    (installed / "slow_lift.py").write_text(files["slow_lift.py"], encoding="utf-8")
     told = run(sys.executable, "-Werror", "-m", "doctest", GUIDE, cwd=tmp_path, PYTHONPATH=str(installed))
     assert told == ""  # doctest is silent when all is as shown
+    with serving("process", tmp_path, worlds=installed) as gateway:
+        for env_id in ("Lift-v0", "SlowLift-v0"):
+            with envkit.make(env_id, url=gateway.url) as env:
+                assert env.reset(seed=1)[0] == "The lift is on floor 3. It was called on floor 2."
 
 
 @pytest.mark.parametrize("page", ["games.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap)])

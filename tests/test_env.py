@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import json
+import pickle
 from typing import Any
 
 import anyio
@@ -10,9 +13,19 @@ import anyio.lowlevel
 import gymnasium
 import pytest
 
+import envkit
 from envkit import clock
-from envkit.env import GymEpisode
-from envkit.errors import CapacityError, EnvError, EnvkitError, OptionError, SandboxLostError, UnreachableError
+from envkit.env import BlockingEnv, GymEpisode
+from envkit.errors import (
+    CapacityError,
+    EnvError,
+    EnvkitError,
+    OptionError,
+    SandboxLostError,
+    UnreachableError,
+    from_problem,
+    to_problem,
+)
 from envkit.http.sessions import SessionTable
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Task
@@ -51,6 +64,49 @@ async def step_of(error: Exception) -> None:
 def test_what_breaks_inside_a_world_is_the_worlds_and_not_the_connections(error: Exception) -> None:
     with pytest.raises(EnvError, match="World-v0 raised"):
         clock.run(step_of, error)
+
+
+class Reads(World):
+    """Raises in a library that it calls."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        return self._read(action), 0.0, False, False, {}
+
+    def _read(self, action: str) -> str:
+        return str(json.loads(action))
+
+
+def test_an_error_names_the_line_of_the_environment_and_not_of_the_library_that_it_called() -> None:
+    async def main() -> None:
+        episode = GymEpisode(Reads(), TASK)
+        await episode.reset()
+        await episode.step("{")
+
+    with pytest.raises(EnvError) as raised:
+        clock.run(main)
+    lines, first = inspect.getsourcelines(Reads)
+    (number,) = (first + place for place, line in enumerate(lines) if "json.loads" in line)
+    assert raised.value.cause.startswith("JSONDecodeError in step: Expecting property name")
+    assert raised.value.place == f"{__file__}:{number}"
+    assert "json/decoder.py" in raised.value.trace
+
+
+def test_an_error_for_remote_callers_and_its_pickled_copy_keep_what_they_may_say() -> None:
+    error = EnvError("World-v0", "KeyError in step: 'x'", "/home/me/world.py:7", "Traceback ...")
+    assert str(pickle.loads(pickle.dumps(error))) == "World-v0 raised KeyError in step: 'x' (/home/me/world.py:7)"
+    told = error.for_callers()
+    assert (str(told), told.trace) == ("World-v0 raised KeyError in step: 'x' (world.py:7)", "")
+    older = {**to_problem(error), "fields": {"env_id": "World-v0", "cause": "KeyError: 'x'"}}
+    assert str(from_problem(older)) == "World-v0 raised KeyError: 'x'"
+
+
+def test_environments_are_shown_with_their_options_and_their_calls_are_described() -> None:
+    assert repr(envkit.make("FrozenLake-v0", size=5)) == "FrozenLake(size=5)"
+    with BlockingEnv("World-v0", lambda: SlotHost(lambda env_id: World(), 1), {"size": 5}) as env:
+        assert repr(env) == "BlockingEnv('World-v0', size=5)"
+    for env_class in (type(envkit.make("FrozenLake-v0")), BlockingEnv):
+        assert str(inspect.getdoc(env_class.step)).startswith("Play")
+        assert str(inspect.getdoc(env_class.reset)).startswith("Begin")
 
 
 @pytest.mark.parametrize("error", [OptionError("size", "too large"), SandboxLostError("box-1", "killed")])

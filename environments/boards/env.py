@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import gymnasium
@@ -109,7 +110,18 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._cells: list[str] = []
         self._options = self._usual
 
+    def __repr__(self) -> str:
+        usual = self.game.usual
+        chosen = [(one.name, getattr(self._usual, one.name)) for one in fields(self._usual)]
+        told = ", ".join(f"{name}={value!r}" for name, value in chosen if value != getattr(usual, name))
+        return f"{type(self).__name__}({told})"
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Begin an episode: the level of `seed`, or without one the level that follows the last.
+
+        `options` override those of make for this episode. Returns the observation, and an info with ``success``,
+        ``legal_moves`` and, for random levels, ``level``.
+        """
         self._running = False
         chosen = change(self._usual, options)
         if self._is_grid and chosen.side != self._usual.side:
@@ -138,6 +150,12 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return self._observe(rules), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+        """Play an answer such as ``"<answer>up</answer>"`` (or the number of a move, with ``action="index"``).
+
+        An answer that cannot be read is a move that does nothing. Returns observation, reward, whether the game is won
+        or lost (terminated), whether the moves ran out (truncated), and an info with ``action_is_valid``,
+        ``action_is_effective``, ``success`` and ``legal_moves``.
+        """
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
         moves = read_answer(action, self._terms.turn) if self._is_text else read_index(action)

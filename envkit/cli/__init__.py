@@ -11,6 +11,7 @@ import typer
 from envkit import __version__
 from envkit.cli import image, sandbox, token
 from envkit.cli.check import check
+from envkit.cli.check_env import check_env
 from envkit.cli.doctor import doctor
 from envkit.cli.evaluate import evaluate
 from envkit.cli.exits import as_exit_code
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command("train")(train)
 app.command("check")(check)
+app.command("check-env")(check_env)
 app.command("eval")(evaluate)
 app.command("show")(show)
 app.command("play")(play)

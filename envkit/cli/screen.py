@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console, Group
@@ -18,6 +19,9 @@ _MOVES = {
     **dict.fromkeys((keyboard.LEFT, "a", "h"), "left"),
     **dict.fromkeys((keyboard.RIGHT, "d", "l"), "right"),
 }
+_ARROWS = set(_MOVES.values())
+_HOW_TO_ANSWER = re.compile(r" ?[^.\n]*<answer>.*?</answer>\.?")
+"""The sentence of the rules that tells a model how to write a move."""
 _STYLES = {SOLVED: "bold green", LOST: "bold red", OUT_OF_MOVES: "bold yellow"}
 
 
@@ -30,7 +34,10 @@ def play_on_screen(game: Game, seed: int, console: Console, keys: Keyboard) -> N
         console: The terminal to draw on.
         keys: Its keys.
     """
-    notes = game.begin(seed).notes
+    scene = game.begin(seed)
+    notes = scene.notes
+    if _ARROWS & _lower(scene.legal_moves):
+        notes = _HOW_TO_ANSWER.sub("", notes).rstrip() + ("\nMove with the keys below the board." if notes else "")
     if notes:
         console.print(_plain(notes))
         console.print()
@@ -60,7 +67,7 @@ class _Screen:
                 self._has_left = True
             elif key == keyboard.RESIZED:
                 self._console.clear()  # lines that were broken anew are not where they were drawn
-            elif key != keyboard.UNKNOWN:
+            else:
                 self._said = ""
                 if self._line is None:
                     self._command(key)
@@ -88,6 +95,8 @@ class _Screen:
                 self._act(move)
             else:
                 self._said = f"this world lists no move {move!r}: type : and then what you want to answer"
+        else:
+            self._said = "this key does nothing; those below do"
 
     def _edited(self, line: str, key: str) -> str | None:
         """Return the typed line after `key`; None when it is finished or given up."""
@@ -104,8 +113,10 @@ class _Screen:
         return line + key if len(key) == 1 and key.isprintable() else line
 
     def _act(self, text: str) -> None:
-        notes = self._game.act(self._game.answer(text)).notes
-        self._said = notes
+        scene = self._game.act(self._game.answer(text))
+        self._said = scene.notes
+        if not scene.notes and scene.is_valid and scene.is_effective is False and scene.end is None:
+            self._said = f"{text}: the way is blocked, nothing moved" if text in _ARROWS else f"{text}: no effect"
 
     def _hint(self) -> str:
         if not self._game.has_expert:
@@ -149,7 +160,7 @@ class _Screen:
     def _keys_now(self) -> Iterator[str]:
         scene = self._game.scene
         if scene.end is None:
-            if set(_MOVES.values()) & _lower(scene.legal_moves):
+            if _ARROWS & _lower(scene.legal_moves):
                 yield "arrows, wasd, hjkl move"
             yield ": answer"
             if self._game.has_expert:

@@ -65,6 +65,7 @@ def create_app(
     metrics: Collect | None = None,
     permits: Permits | None = None,
     snapshots: SnapshotBounds | None = None,
+    sends_traces: bool = False,
 ) -> App:
     """Return the application that serves `host` and `pool`, which the caller has entered and leaves afterwards.
 
@@ -87,9 +88,11 @@ def create_app(
         metrics: Gives what ``GET /metrics`` tells beside the sessions.
         permits: What callers may have their sandboxes be.
         snapshots: How many snapshots of them there may be.
+        sends_traces: Send callers the tracebacks of environments, for the server inside an environment's sandbox.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s, tenant_share=tenant_share)
     calls = Calls(sessions, envs, metrics=metrics)
+    calls.sends_traces = sends_traces
     if pool is not None:
         calls.sandboxes = SandboxCalls(
             pool,

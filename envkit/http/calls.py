@@ -79,6 +79,7 @@ class Calls:
 
     Attributes:
         sandboxes: The calls about sandboxes; None where there are none.
+        sends_traces: Whether callers get the tracebacks of environments, and the whole names of their files.
         caller: Who calls; the ids of sessions are its own names for them.
     """
 
@@ -90,6 +91,7 @@ class Calls:
     ) -> None:
         self.sessions = sessions
         self.sandboxes: SandboxCalls | None = None
+        self.sends_traces = False
         self._metrics = metrics
         self._envs = envs
         self._caller = EVERYBODY
@@ -298,7 +300,9 @@ class Calls:
         if not isinstance(error, EnvkitError):
             _log.error("a call failed in a way that nobody foresaw", exc_info=error)
             error = EnvkitError("the server made a mistake; its log says which")
-        elif session_id is not None and (key := self._caller.key(session_id)) != session_id:
+        if isinstance(error, EnvError) and not self.sends_traces:
+            error = error.for_callers()
+        if session_id is not None and (key := self._caller.key(session_id)) != session_id:
             error = renamed(error, {key: session_id})
         self.sessions.tally.errors[error.code] += 1
         turn = None if session_id is None else self.sessions.turn(self._caller.key(session_id))

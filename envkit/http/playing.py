@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from asyncio import Future
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,10 @@ from msgspec import Raw
 from envkit.errors import EnvError, EnvkitError, SandboxLostError, SessionBrokenError, UnreachableError
 from envkit.http.session import Move, Session
 from envkit.http.tally import Tally
+from envkit.tracebacks import env_error
 from envkit.types import Step, Task
+
+_log = logging.getLogger(__name__)
 
 
 class Stepper:
@@ -112,7 +116,13 @@ class Stepper:
 
 
 def attributed(error: Exception, task: Task) -> EnvkitError:
-    """Return what breaks a session when its world, or the place that it is in, raised `error`."""
+    """Return what breaks a session when its environment, or the place that it is in, raised `error`.
+
+    The traceback of an environment goes to the log, once.
+    """
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # from a lease that runs tasks of its own
         error = error.exceptions[0]
-    return error if isinstance(error, EnvkitError) else EnvError(task.env_id, f"{type(error).__name__}: {error}")
+    found = error if isinstance(error, EnvkitError) else env_error(error, task.env_id, "its host")
+    if isinstance(found, EnvError):
+        _log.error("%s\nseed %d, options %s\n%s", found, task.seed, dict(task.options), found.trace)
+    return found

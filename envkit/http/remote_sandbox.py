@@ -35,7 +35,7 @@ from envkit.http.dial import dial_url
 from envkit.http.folders import Trees
 from envkit.http.said import said_argument
 from envkit.http.wire import DoneReply, write
-from envkit.types import GRADER_HOME, ExecResult, FileUser, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxUser
 
 CALL_S = 60.0
 """Seconds that a call may take which runs nothing."""
@@ -139,7 +139,7 @@ class RemoteSandbox:
         self,
         argv: Sequence[str],
         *,
-        timeout_s: float,
+        timeout_s: float = EXEC_TIMEOUT_S,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",
@@ -345,7 +345,9 @@ class RemoteShell:
         self._name = name
         self._user: SandboxUser = user
 
-    async def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
+    async def run(
+        self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
+    ) -> ExecResult:
         """Run `command`; see `envkit.protocols.Shell.run`."""
         return await self._sandbox.run_in_shell(self._name, self._user, command, timeout_s, max_output_bytes)
 

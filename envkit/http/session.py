@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from envkit import clock
-from envkit.errors import EnvkitError, SessionBrokenError, SessionConflictError, StepOrderError
+from envkit.errors import EnvError, EnvkitError, SessionBrokenError, SessionConflictError, StepOrderError
 from envkit.protocols import AskingEpisode, Episode
 from envkit.types import Reset, Step, Task
 
@@ -210,10 +210,10 @@ class Session:
     def settle(self, move: Move, answer: Step | EnvkitError) -> None:
         if isinstance(answer, EnvkitError):
             self.happens(SessionEvent.FAILED)
-            is_told = isinstance(answer, SessionBrokenError)
-            self.error = (
-                answer if is_told else SessionBrokenError(f"session {self.id} broke at turn {move.turn}: {answer}")
-            )
+            self.error = answer
+            if not isinstance(answer, SessionBrokenError):
+                why = answer.for_callers() if isinstance(answer, EnvError) else answer
+                self.error = SessionBrokenError(f"session {self.id} broke at turn {move.turn}: {why}")
         else:
             self.turn += 1
             self.state = after(self.state, SessionEvent.ENDED if answer.ended else SessionEvent.ANSWERED)

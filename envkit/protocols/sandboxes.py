@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from envkit.types import (
+    EXEC_TIMEOUT_S,
     ExecResult,
     FileUser,
     FleetEvent,
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
 class Shell(Protocol):
     """A shell that stays: folder, variables and functions of one command are there for the next."""
 
-    async def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
+    async def run(
+        self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
+    ) -> ExecResult:
         """Run `command` and return what it wrote, as soon as it has ended; jobs in its background run on.
 
         Callers of one shell wait for each other, in the order in which they came. Standard input is empty.
+        A command that takes longer than `timeout_s` seconds is stopped.
 
         Raises:
             SandboxLostError: The sandbox died.
@@ -58,7 +62,7 @@ class Sandbox(Protocol):
         self,
         argv: Sequence[str],
         *,
-        timeout_s: float,
+        timeout_s: float = EXEC_TIMEOUT_S,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",
@@ -71,7 +75,7 @@ class Sandbox(Protocol):
 
         Args:
             argv: Program and arguments.
-            timeout_s: Seconds until it is stopped.
+            timeout_s: Seconds until it is stopped; 60 where none are given.
             env: Variables beside those of the spec.
             cwd: Folder to start in; None for the workspace, and for a grader `grader_home`, since Python and other
                 programs load modules and settings from where they start.

@@ -3,6 +3,7 @@
 from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord
 from envkit.types.plain import JSON, Info, Options, stable_hash
 from envkit.types.sandboxes import (
+    EXEC_TIMEOUT_S,
     GRADER_HOME,
     ExecResult,
     FileUser,
@@ -29,6 +30,7 @@ from envkit.types.training import (
 from envkit.types.worlds import Observation, Reset, Step, Task
 
 __all__ = [
+    "EXEC_TIMEOUT_S",
     "GRADER_HOME",
     "JSON",
     "Completion",

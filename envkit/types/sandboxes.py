@@ -15,6 +15,9 @@ SandboxUser: TypeAlias = Literal["agent", "grader", "root"]
 GRADER_HOME = "/run/envkit-grader"
 """Where a sandbox that isolates has the folder that only a grader can enter."""
 
+EXEC_TIMEOUT_S = 60.0
+"""Seconds after which a command is stopped whose caller gives no timeout."""
+
 FileUser: TypeAlias = Literal["agent", "grader"]
 """Whose rights hold when files are written to a sandbox or read from it, and whom they belong to then."""
 

@@ -21,14 +21,14 @@ from pydantic import TypeAdapter, ValidationError
 from envkit import clock
 from envkit.env import close_here, loop_thread
 from envkit.errors import SandboxLostError, SandboxNotFoundError, UnsupportedError, UsageError, did_you_mean
-from envkit.protocols import Shell
+from envkit.protocols import Sandbox, Shell
 from envkit.sandbox import docker, local, trees
 from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.fallback import FallbackBox
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.process import ProcessBackend
-from envkit.types import ExecResult, FileUser, SandboxSpec, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, ExecResult, FileUser, SandboxSpec, SandboxUser
 
 if TYPE_CHECKING:
     from envkit.http.remote_sandbox import RemoteSandbox
@@ -69,6 +69,12 @@ async def choose(kind: BackendKind = "auto") -> Backend:
         if why is None:
             return DockerBackend()
         reasons.append(f"docker: {why}")
+    if "ENVKIT_SOCKETS" in os.environ:  # every sandbox has it set
+        raise UsageError(
+            "a sandbox cannot be opened from inside a sandbox, which has neither user namespaces for bubblewrap nor a "
+            "Docker daemon; run an environment that opens one outside: sandbox.kind: none in a training file, "
+            "envkit serve --backend none"
+        )
     raise UsageError(f"no sandbox: {'; '.join(reasons)}; backend 'process' works everywhere, but isolates nothing")
 
 
@@ -176,6 +182,24 @@ def open_sandbox(
     return BlockingSandbox(opened_backend, spec, box, portal, kept)
 
 
+@asynccontextmanager
+async def open_sandbox_async(backend: BackendKind = "auto", **options: Any) -> AsyncIterator[Sandbox]:
+    """Start a sandbox of this machine for the length of the block, for code in an event loop, such as an `AsyncEnv`.
+
+    The block may be entered by one task and left by another, as with an ``AsyncExitStack`` in reset and close.
+
+    Args:
+        backend: As in `open_sandbox`.
+        options: As in `open_sandbox`.
+
+    Raises:
+        UsageError, SandboxStartError: As `open_sandbox`.
+    """
+    spec = spec_of(options)
+    async with opened(backend) as starter, running(starter, spec) as box:
+        yield box
+
+
 class BlockingSandbox:
     """A sandbox for scripts, each call of which returns when it is done. Made by `open_sandbox`.
 
@@ -193,6 +217,11 @@ class BlockingSandbox:
         # Also runs when the interpreter ends, while there is still a loop thread to stop it.
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, close_here, self._pid, resources)
+
+    def __repr__(self) -> str:
+        is_here = isinstance(self._box, (Box, FallbackBox))
+        backend = type(self._backend).__name__.removesuffix("Backend").lower() if is_here else "remote"
+        return f"<sandbox {self.id}: {backend}, {'running' if self._finalizer.alive else 'stopped'}>"
 
     @property
     def id(self) -> str:
@@ -218,7 +247,7 @@ class BlockingSandbox:
         self,
         argv: Sequence[str],
         *,
-        timeout_s: float,
+        timeout_s: float = EXEC_TIMEOUT_S,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: str | bytes = b"",
@@ -317,7 +346,7 @@ class BlockingShell:
         self._shell = shell
         self._wait_for = wait_for
 
-    def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
+    def run(self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20) -> ExecResult:
         """Run `command`; see `envkit.protocols.Shell.run`."""
         run = partial(self._shell.run, command, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
         result: ExecResult = self._wait_for(run)

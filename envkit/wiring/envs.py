@@ -15,9 +15,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envkit import registry
 from envkit.env import AsyncEnv, BlockingEnv
-from envkit.errors import ConfigError, EnvError, EnvkitError, OptionError, did_you_mean
+from envkit.errors import ConfigError, EnvkitError, OptionError, did_you_mean
 from envkit.protocols import EnvHost, Expert
 from envkit.registry import EnvSpec
+from envkit.tracebacks import env_error
 from envkit.types import JSON, Options
 from envkit.vector import SlotHost, World
 from envkit.wiring.catalogue import load_catalogue
@@ -265,21 +266,22 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
     """
 
     def open_attributed(env_id: str) -> World:
-        with attributed(env_id):
+        with attributed(env_id, "__init__"):
             return open_world(env_id, **(options or {}))
 
     return SlotHost(open_attributed, capacity)
 
 
 @contextmanager
-def attributed(env_id: str) -> Iterator[None]:
-    """Say that the world raised, of whatever is neither envkit's own error nor a module that is not installed."""
+def attributed(env_id: str, call: str) -> Iterator[None]:
+    """Turn an exception of the block into the `EnvError` of an environment; see `env_error`."""
     try:
         yield
-    except (EnvkitError, ImportError):
+    except ImportError:
         raise
     except Exception as error:
-        raise EnvError(env_id, f"{type(error).__name__}: {error}") from error
+        raised = error if isinstance(error, EnvkitError) else env_error(error, env_id, call)
+        raise raised from (None if raised is error else error)
 
 
 @asynccontextmanager

@@ -42,6 +42,7 @@ async def serve_inside(path: str, capacity: int) -> None:
                 step_timeout_s=math.inf,
                 on_ready=lambda address: _beat(Path(path).with_suffix(".pulse")),
                 lazy=True,
+                sends_traces=True,  # to the process that started us, which decides what its own callers get
             )
         except UsageError as error:  # raised below, since the group would wrap it
             failure = error

@@ -95,9 +95,9 @@ class Game:
             OptionError: The world refuses an option.
             EnvError: The world raised.
         """
-        with attributed(self.env_id):
+        with attributed(self.env_id, "reset"):
             text, info = self._env.reset(seed=seed, options=dict(self._options))
-            drawing, notes = self._drawn(text)
+        drawing, notes = self._drawn(text)
         self._scene = Scene(seed, text, drawing, notes, _moves(info), shortest=shortest_of(info))
         return self._scene
 
@@ -108,9 +108,9 @@ class Game:
             EnvError: The world raised.
         """
         before = self.scene
-        with attributed(self.env_id):
+        with attributed(self.env_id, "step"):
             text, reward, terminated, truncated, info = self._env.step(action)
-            drawing, notes = self._drawn(text)
+        drawing, notes = self._drawn(text)
         self._scene = replace(
             before,
             text=text,
@@ -141,7 +141,8 @@ class Game:
 
     def _drawn(self, text: str) -> tuple[str | None, str]:
         """Return the world's own drawing, and the part of the observation that is not in it."""
-        drawing = None if self._env.render_mode is None else self._env.render()
+        with attributed(self.env_id, "render"):
+            drawing = None if self._env.render_mode is None else self._env.render()
         if not isinstance(drawing, str) or not drawing.strip():
             return None, ""
         return drawing, text.rstrip().removesuffix(_COLOURS.sub("", drawing).rstrip()).strip()
@@ -178,7 +179,7 @@ def _open_env(env_id: str, options: Options, url: str | None) -> gymnasium.Env[A
     if url is not None:
         return make(env_id, url=url)
     # Every reset is told the options, too; yet a world may take some only here.
-    with attributed(env_id):
+    with attributed(env_id, "__init__"):
         env = make_here(env_id, options)
         if "ansi" not in env.metadata.get("render_modes", ()):
             return env

@@ -73,7 +73,10 @@ class RandomPlayer:
             UsageError: The world lists no legal moves.
         """
         if not observation.legal_moves:
-            raise UsageError(f"{self.env_id} lists no legal moves, so there is nothing that this policy could play")
+            raise UsageError(
+                f"{self.env_id} lists no legal moves that a random policy could choose from; take --policy expert, "
+                "if it has one, or --policy checkpoint:DIR after training, or put legal_moves into its info"
+            )
         move = observation.legal_moves[int(rng.random() * len(observation.legal_moves))]
         return move if self.expert is None else self.expert.answer(move)
 

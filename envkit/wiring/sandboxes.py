@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from envkit import clock
+from envkit import clock, registry
 from envkit.config import HealthSection, RestartSection
 from envkit.errors import UnknownEnvError, UnreachableError, UsageError
 from envkit.fleet import BoxClient, FleetHost, Home, Probing
@@ -34,6 +34,11 @@ _SERVE = f'exec "$0" -m envkit.wiring.inside --socket "$ENVKIT_SOCKETS/{_SOCKET}
 _HINT = (
     "it is registered in this process alone, which a sandbox does not see; register it through the entry point group "
     f"{ENTRY_POINT_GROUP!r} of an installed package, or play without sandboxes (sandbox.kind: none)"
+)
+_PACKAGE_HINT = (
+    "it comes from the package {package!r}, which the sandbox does not see; for docker, build an image with it: "
+    "envkit image build games --with ./{package} (with --tag NAME:1, and NAME:1 in envs.image of the server's file, "
+    "for an image of its own); otherwise install it by pip, not by PYTHONPATH"
 )
 
 
@@ -166,9 +171,11 @@ class _Inside:
             async with self._client.lease(task, id=id) as episode:
                 yield episode
         except UnknownEnvError as error:
-            if any(spec.id == error.env_id for spec in envs.registered()):
-                raise UnknownEnvError(error.env_id, error.known, _HINT) from None
-            raise
+            if all(spec.id != error.env_id for spec in envs.registered()):
+                raise
+            package = registry.package_of(error.env_id)
+            hint = _HINT if package is None else _PACKAGE_HINT.format(package=package)
+            raise UnknownEnvError(error.env_id, error.known, hint) from None
 
 
 def _say_nothing(line: str) -> None:

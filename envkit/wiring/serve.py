@@ -21,6 +21,7 @@ async def serve_envs(
     step_timeout_s: float = STEP_TIMEOUT_S,
     on_ready: Callable[[str], None] | None = None,
     lazy: bool = False,
+    sends_traces: bool = False,
 ) -> None:
     """Serve until SIGTERM, SIGINT or cancellation.
 
@@ -33,10 +34,18 @@ async def serve_envs(
         step_timeout_s: Seconds after which a step is cancelled and its session is broken.
         on_ready: Called once with the address, as soon as requests are answered.
         lazy: Start fast: prepare what only a person asks for when one does.
+        sends_traces: Send callers the tracebacks of environments.
 
     Raises:
         UsageError: The port or the path cannot be used; the message says what to do.
     """
     async with slots(capacity) as envs:
-        app = create_app(envs, envs=registered, ttl_s=ttl_s, step_timeout_s=step_timeout_s, lazy=lazy)
+        app = create_app(
+            envs,
+            envs=registered,
+            ttl_s=ttl_s,
+            step_timeout_s=step_timeout_s,
+            lazy=lazy,
+            sends_traces=sends_traces,
+        )
         await serve(Guard(app) if uds is None else app, host=host, port=port, uds=uds, on_ready=on_ready)

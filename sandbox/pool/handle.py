@@ -14,7 +14,7 @@ from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.box import Box
 from envkit.sandbox.pool.member import Member
 from envkit.sandbox.program import Program
-from envkit.types import JSON, ExecResult, FileUser, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, FileUser, SandboxUser
 
 
 class Handle:
@@ -37,7 +37,7 @@ class Handle:
         self,
         argv: Sequence[str],
         *,
-        timeout_s: float,
+        timeout_s: float = EXEC_TIMEOUT_S,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",
@@ -154,7 +154,9 @@ class WatchedShell:
         self._member = member
         self._shell = shell
 
-    async def run(self, command: str, *, timeout_s: float, max_output_bytes: int = 1 << 20) -> ExecResult:
+    async def run(
+        self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
+    ) -> ExecResult:
         result = await self._member.call(
             self._shell.run, command, timeout_s=timeout_s, max_output_bytes=max_output_bytes
         )

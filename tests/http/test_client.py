@@ -108,7 +108,7 @@ def test_errors_arrive_as_what_they_were() -> None:
             await episode.reset()
             with pytest.raises(EnvError) as raised:
                 await episode.step("raise")
-            assert (raised.value.env_id, raised.value.cause) == ("Count-v0", "ValueError: boom")
+            assert (raised.value.env_id, raised.value.cause) == ("Count-v0", "ValueError in step: boom")
         async with client.lease(Task("Count-v0", 0, {"end": 1})) as episode:
             await episode.reset()
             await episode.step("x")

@@ -234,13 +234,18 @@ def script(
     return done.stdout.splitlines()
 
 
-def test_an_environment_of_an_installed_package_is_played_in_a_box(kind: Kind, tmp_path: Path) -> None:
-    package = tmp_path / "site-packages"
-    metadata = package / "outside-1.0.dist-info"
+def install(folder: Path) -> None:
+    """Install the package `outside` in a folder."""
+    metadata = folder / "outside-1.0.dist-info"
     metadata.mkdir(parents=True)
-    (package / "outside.py").write_text(WORLD)
+    (folder / "outside.py").write_text(WORLD)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[envkit.envs]\noutside = outside:register_all\n")
+
+
+def test_an_environment_of_an_installed_package_is_played_in_a_box(kind: Kind, tmp_path: Path) -> None:
+    package = tmp_path / "site-packages"
+    install(package)
     assert script(tmp_path, kind, "Outside-v0", imports=str(package))[1:] == ["hello from outside, 5"]
 
 
@@ -250,6 +255,15 @@ def test_an_environment_that_only_a_script_registers_is_refused_with_a_way_out(k
     assert said.startswith("no environment is called 'Outside-v0'; it is registered in this process alone")
     assert "entry point group 'envkit.envs'" in said
     assert "sandbox.kind: none" in said
+
+
+def test_a_package_that_the_sandbox_does_not_see_is_named_with_the_image_to_build(kind: Kind, tmp_path: Path) -> None:
+    install(tmp_path)  # in the home, of which a sandbox sees nothing
+    (said,) = script(tmp_path, kind, "Outside-v0", imports=str(tmp_path))[1:]
+    told = "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox does not see"
+    assert said.startswith(told)
+    assert "envkit image build games --with ./outside" in said
+    assert "envs.image" in said
 
 
 @pytest.mark.bwrap

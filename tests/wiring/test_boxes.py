@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ import pytest
 
 import envkit
 from envkit import clock
+from envkit.env import AsyncEnv
 from envkit.errors import MissingFileError, SandboxLostError, SandboxNotFoundError, SandboxStartError, UsageError
-from envkit.wiring.boxes import BlockingSandbox, kind_of
-from tests.contract.boxes import new_marker
+from envkit.types import Observation, Options, Reset, Step
+from envkit.wiring.boxes import BlockingSandbox, BlockingShell, kind_of
+from tests.contract.boxes import new_marker, sleepers
 
 pytestmark = pytest.mark.bwrap
 
@@ -34,6 +38,50 @@ def test_a_program_gives_its_exit_code_and_exactly_its_bytes(box: BlockingSandbo
     done = box.exec(["sh", "-c", r"printf '\377\000a'; echo wrong >&2; exit 3"], timeout_s=10)
     assert (done.exit_code, done.stdout_bytes, done.stderr, done.timed_out) == (3, b"\xff\x00a", "wrong\n", False)
     assert done.stdout == "\N{REPLACEMENT CHARACTER}\0a"
+
+
+def test_a_command_needs_no_timeout_and_has_one_of_a_minute(box: BlockingSandbox) -> None:
+    assert box.exec(["echo", "quick"]).stdout == "quick\n"
+    assert box.shell().run("echo quick").stdout == "quick\n"
+    for call in (BlockingSandbox.exec, BlockingShell.run):
+        assert inspect.signature(call).parameters["timeout_s"].default == 60.0
+
+
+def test_its_text_names_id_backend_and_state() -> None:
+    with envkit.open_sandbox(backend="local") as box:
+        assert repr(box) == f"<sandbox {box.id}: local, running>"
+    assert repr(box) == f"<sandbox {box.id}: local, stopped>"
+
+
+class Runs(AsyncEnv):
+    """Runs each action as a program in a sandbox of the episode."""
+
+    def __init__(self) -> None:
+        self._kept = AsyncExitStack()
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        await self._kept.aclose()
+        self._box = await self._kept.enter_async_context(envkit.open_sandbox_async("local"))
+        await self._box.write("seed", str(seed).encode())
+        return Reset(Observation("go"), {})
+
+    async def step(self, action: str) -> Step:
+        done = await self._box.shell().run(action)
+        return Step(Observation(done.stdout), 0.0, False, False, {})
+
+    async def close(self) -> None:
+        await self._kept.aclose()
+
+
+def test_an_environment_that_waits_has_a_sandbox_for_each_episode_without_threads_of_its_own() -> None:
+    envkit.register("Runs-v0", Runs)
+    marker = new_marker()
+    with closing(envkit.make("Runs-v0")) as env:
+        for seed in (1, 2):
+            env.reset(seed=seed)
+            assert env.step(f"sleep {marker} & cat seed")[0] == str(seed)
+            assert len(sleepers(marker)) == 1
+    assert sleepers(marker) == []
 
 
 def test_a_program_reads_text_or_bytes(box: BlockingSandbox) -> None:

@@ -55,7 +55,7 @@ def test_a_fault_of_the_worlds_own_stays_as_it_is_and_is_attributed_in_slots(roo
         async with envs.slots(1, {"size": "big"}) as host, host.lease(Task(room, 0)):
             pass
 
-    with pytest.raises(EnvError, match=r"^Room-v0 raised TypeError: '<' not supported between"):
+    with pytest.raises(EnvError, match=r"^Room-v0 raised TypeError in __init__: '<' not supported between"):
         anyio.run(main)
 
 

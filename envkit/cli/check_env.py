@@ -1,0 +1,30 @@
+"""``envkit check-env``: whether an environment keeps the contract that training and serving count on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from envkit.cli.exits import FAILED
+from envkit.cli.options import EnvOptions, read_options
+
+
+def check_env(
+    env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
+    option: EnvOptions = None,
+    episodes: Annotated[int, typer.Option(min=2, metavar="COUNT", help="Seeds that most checks play.")] = 5,
+) -> None:
+    """Check an environment of yours. Exits with 1 if a check fails.
+
+    Each line says what was seen, or what is wrong and what to change.
+    """
+    from envkit.wiring.env_check import check_env
+
+    verdicts = check_env(env_id, options=read_options(option or ()), episodes=episodes)
+    rows = [("check", "verdict", "seen"), *((one.check, one.outcome, one.seen) for one in verdicts)]
+    width = max(len(name) for name, *_ in rows)
+    for name, outcome, seen in rows:
+        typer.echo(f"{name:<{width}}  {outcome:<7}  {seen}")
+    if any(one.outcome == "fail" for one in verdicts):
+        raise typer.Exit(FAILED)
