@@ -26,6 +26,7 @@ from envkit.trainer_bridge import advantages, losses
 from envkit.trainer_bridge.advantages import Batch
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
+from envkit.trainer_bridge.threads import torch_threads
 from envkit.trainer_bridge.writing import writing
 from envkit.types import Sample, Weights
 
@@ -44,6 +45,7 @@ class TrainerSettings:
         micro_tokens: Bound on the tokens of one pass, padding included.
         seed: Order of the minibatches.
         temperature: What the samples were drawn at; every distribution is taken at the same one.
+        threads: Threads of torch that learn; 0 leaves their number as it is.
     """
 
     learning_rate: float
@@ -52,6 +54,7 @@ class TrainerSettings:
     micro_tokens: int
     seed: int
     temperature: float = 1.0
+    threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +124,13 @@ class TorchTrainer:
         samples, self._samples = self._samples, []
         if not samples:
             raise ValueError("nothing was accumulated")
-        rows = self._prepare(samples)
         sums: defaultdict[str, float] = defaultdict(float)
         updates = 0
-        for indices in self._minibatches(len(samples)):
-            self._learn(rows, indices, sums)
-            updates += 1
+        with torch_threads(self._settings.threads):
+            rows = self._prepare(samples)
+            for indices in self._minibatches(len(samples)):
+                self._learn(rows, indices, sums)
+                updates += 1
         self.version += 1
         tokens, turns = max(sums.pop("tokens"), 1.0), max(sums.pop("turns"), 1.0)
         grad_norm = sums.pop("grad_norm") / updates
