@@ -19,6 +19,7 @@ from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import Display
 from envkit.trainer_bridge.rollout import Rollout, RolloutResult
 from envkit.trainer_bridge.samples import samples_of
+from envkit.trainer_bridge.stopping import Stop
 from envkit.types import JSON, Task, Trajectory, stable_hash
 
 
@@ -116,6 +117,7 @@ class TrainLoop:
         settings: How long and how often.
         state: Where the run is; changed in place.
         elapsed_s: Seconds of the whole run so far.
+        stop: Learns what a stop has to wait for.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class TrainLoop:
         settings: LoopSettings,
         state: RunState,
         elapsed_s: Callable[[], float],
+        stop: Stop,
     ) -> None:
         self._rollout = rollout
         self._engine = engine
@@ -141,6 +144,7 @@ class TrainLoop:
         self._settings = settings
         self.state = state
         self._elapsed_s = elapsed_s
+        self._stop = stop
         self._saved: int | None = state.step if (checkpoints / f"step-{state.step}").exists() else None
         self._learning = False
         self._shown: dict[str, float | str] = {}
@@ -162,7 +166,8 @@ class TrainLoop:
     async def save(self) -> None:
         """Write a checkpoint of the last finished train step, unless there is one or the weights are already beyond."""
         if self._saved != self.state.step and not self._learning:
-            with anyio.CancelScope(shield=True):
+            saving = f"the checkpoint of train step {self.state.step}"
+            with anyio.CancelScope(shield=True), self._stop.waits_for(saving):
                 keep = self._settings.keep_checkpoints
                 self.state.wall_s = self._elapsed_s()
                 await clock.to_thread(checkpoint.save, self._checkpoints, self._trainer, self.state, keep=keep)
@@ -201,7 +206,7 @@ class TrainLoop:
                 f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
             )
         # From here to the record a train step is one piece: what was learned must be what was written down.
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True), self._stop.waits_for(f"the update of train step {number}"):
             self._learning = True
             self._trainer.accumulate(samples)
             report = await clock.to_thread(self._trainer.update)

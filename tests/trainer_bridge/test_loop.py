@@ -20,6 +20,7 @@ from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import SilentDisplay
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop, step_metrics
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
+from envkit.trainer_bridge.stopping import Stop
 from envkit.types import Group, Info, Sample, StopReason, Task, Trajectory, stable_hash
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
 
@@ -89,6 +90,7 @@ class Part:
             settings=settings,
             state=state,
             elapsed_s=lambda: self.seconds,
+            stop=Stop(),
         )
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:

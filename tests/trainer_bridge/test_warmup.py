@@ -190,6 +190,10 @@ SMALL = {
 }
 
 
+async def nothing() -> None:
+    """Save nothing."""
+
+
 def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
     section = {**SMALL["warmup"], **changes}  # type: ignore[dict-item]
     run = meanings.resolve(config.parse({**SMALL, "warmup": section}))
@@ -197,7 +201,9 @@ def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
     async def main() -> dict[str, JSON]:
         policy = open_policy(run)
         spec = envs.find(run.env.id)
-        return await warm_up(run, spec, policy, folder / "warmup.safetensors", SilentDisplay())
+        imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=10**6)
+        weights = folder / "warmup.safetensors"
+        return await warm_up(run, spec, policy, imitator, weights, SilentDisplay(), save=nothing)
 
     return clock.run(main)
 

@@ -30,7 +30,7 @@ from envkit.trainer_bridge.threads import torch_threads
 from envkit.trainer_bridge.writing import writing
 from envkit.types import Sample, Weights
 
-_UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
+UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
 """What reading a file of a checkpoint raises when it is not there, cut off, or another one."""
 
 
@@ -180,7 +180,7 @@ class TorchTrainer:
             if self._reference is not None:
                 safetensors.torch.load_model(self._reference, str(place / "reference.safetensors"))
             self.version = int(json.loads((place / "trainer.json").read_text())["version"])
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise UsageError(f"{place}: not a checkpoint of this policy and algorithm: {_reason(error)}") from error
 
     def _prepare(self, samples: Sequence[Sample]) -> _Rows:
