@@ -21,6 +21,7 @@ class Stop:
     def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
         self.is_requested = False
         self._say = say
+        self._said = ""
         self._busy = "the work under way to be cut, and for the sandboxes to end"
         self._scope: anyio.CancelScope | None = None
 
@@ -28,7 +29,7 @@ class Stop:
         """Cancel what runs in `cancels`, now or later; say what has to be finished first, and then `advice`."""
         if not self.is_requested:
             self.is_requested = True
-            self._say(f"stopping: waiting for {self._busy}{advice}")
+            self._announce(advice)
             if self._scope is not None:
                 self._scope.cancel()
 
@@ -45,8 +46,13 @@ class Stop:
         """Name what a stop has to wait for while the block runs."""
         outer, self._busy = self._busy, what
         if self.is_requested:
-            self._say(f"stopping: waiting for {what}")
+            self._announce()
         try:
             yield
         finally:
             self._busy = outer
+
+    def _announce(self, advice: str = "") -> None:
+        if self._said != self._busy:
+            self._said = self._busy
+            self._say(f"stopping: waiting for {self._busy}{advice}")

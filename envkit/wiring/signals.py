@@ -17,12 +17,12 @@ process group, and batch systems do alike."""
 
 
 @contextmanager
-def stop_on_signals(request: Callable[[], object]) -> Iterator[None]:
+def stop_on_signals(request: Callable[[], object], *, now: Callable[[], float] = clock.stopwatch) -> Iterator[None]:
     """Call `request` in the running event loop at the first SIGINT or SIGTERM of the block.
 
     A signal more than `ONE_S` later ends the process at once. After a stop the handlers stay, so that a late signal of
     the same stop does not end the process while it says how the run ended; then they give way to those before.
-    Only for the main thread.
+    Only for the main thread. `now` is a steady clock, in seconds.
     """
     loop = asyncio.get_running_loop()
     first_s: float | None = None
@@ -30,11 +30,10 @@ def stop_on_signals(request: Callable[[], object]) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal first_s
-        now = clock.stopwatch()
         if first_s is None:
-            first_s = now
+            first_s = now()
             loop.call_soon_threadsafe(request)
-        elif now - first_s > ONE_S:
+        elif now() - first_s > ONE_S:
             signal.signal(number, (has_ended and old[number]) or signal.SIG_DFL)
             signal.raise_signal(number)
 

@@ -15,14 +15,15 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.protocols import EnvHost
-from envkit.trainer_bridge import checkpoint
+from envkit.trainer_bridge import checkpoint, diagnosis
 from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import Display
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
-from envkit.trainer_bridge.record import RunRecord
+from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop, cut_completions
+from envkit.trainer_bridge.record import METRICS, RunRecord
 from envkit.trainer_bridge.rollout import Rollout
+from envkit.trainer_bridge.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
-from envkit.types import JSON, Options, Task, Trajectory
+from envkit.types import JSON, Options, StopReason, Task, Trajectory
 from envkit.wiring import envs
 from envkit.wiring.checks import check
 from envkit.wiring.meanings import algorithm_of, limits_of, resolve, task_of
@@ -75,6 +76,32 @@ class CheckpointPlayer:
     def options_for(self, env_id: str) -> Options:
         """Return the environment's options that it was trained with; none for another environment."""
         return self._run.env.options if env_id == self._run.env.id else {}
+
+    def mismatch(self, env_id: str) -> str:
+        """Return one line if the policy was trained on another environment, otherwise an empty one."""
+        run, limits = self._run, limits_of(self._run)
+        if env_id == run.env.id:
+            return ""
+        return (
+            f"warning: the policy was trained on {run.env.id} and plays {env_id} within the limits of that run: "
+            f"max_turns {limits.max_turns}, max_tokens {limits.max_tokens}, turn_tokens {limits.turn_tokens}"
+        )
+
+    def cut_off(self, played: Sequence[Trajectory]) -> str:
+        """Return one line if episodes or completions reached a limit of the policy's run, otherwise an empty one."""
+        limits = limits_of(self._run)
+        counts = {
+            f"episodes reached rollout.max_turns ({limits.max_turns})": sum(
+                one.stop is StopReason.MAX_TURNS for one in played
+            ),
+            f"episodes reached rollout.max_tokens ({limits.max_tokens})": sum(
+                one.stop is StopReason.MAX_TOKENS for one in played
+            ),
+        }
+        parts = [f"{count} of {len(played)} {what}" for what, count in counts.items() if count]
+        if share := cut_completions(played):
+            parts.append(f"{share:.1%} of the completions reached rollout.turn_tokens ({limits.turn_tokens})")
+        return f"cut off by the limits of the policy's run: {', '.join(parts)}" if parts else ""
 
     async def play(
         self,
@@ -293,6 +320,8 @@ class _Run:
 
     def _summary(self) -> dict[str, JSON]:
         facts = self._state.facts
+        is_warming = self._run.warmup.kind == "demonstrations" and "warmup" not in facts
+        rows = read_rows(self._folder / METRICS) if self._record is not None else []
         before, after = facts.get("before"), facts.get("after")
         before = before if isinstance(before, dict) else {}
         after = after if isinstance(after, dict) else {}
@@ -312,6 +341,8 @@ class _Run:
             "seed": self._run.seed,
             "threads": facts.get("threads"),
             "warmup": facts.get("warmup"),
+            "diagnosis": list(diagnosis.diagnose(rows).values()),
+            "phase": "warm-up" if is_warming else "training",
             "stopped": self._stop.is_requested,
         }
 

@@ -153,6 +153,7 @@ def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None
         "episodes": 4.0,
         "lost_episodes": 0.0,
         "lost_total": 0.0,
+        "cut_completions": 0.0,
         "tokens": 32.0,
         "policy_version": 0.0,
         "policy_loss": part.trainer.weights / 2**32,
