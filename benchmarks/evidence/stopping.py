@@ -4,8 +4,8 @@
 
 A small run is stopped by Ctrl-C and by kill -9 ten times each, in its warm-up, its train steps, its evaluations and
 while it writes a checkpoint, and by ``timeout 20``. Each one is resumed and compared with a run that nobody stopped:
-metrics and evaluations must be equal to the last digit. This process adopts orphans, so that it sees whatever a run
-leaves behind.
+metrics and evaluations must be equal to the last digit. The processes that start the runs adopt orphans, so that they
+see whatever a run leaves behind.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -143,13 +144,13 @@ def timed_out(runs: Runs, seconds: int) -> Figures:
             PATIENCE_S
         )
         steps = [row["step"] for row in runs.rows(name, "metrics.jsonl")]
-        parts.append({"exit_code": code, "train_steps": len(steps), "checkpoint": runs.checkpoint(name)})
-        parts[-1]["holds"] = code == 124 and steps == list(range(1, (runs.checkpoint(name) or 0) + 1))
-        parts[-1]["processes_left"] = _left_behind()
+        kept, left = runs.checkpoint(name), _left_behind()
+        holds = code == 124 and steps == list(range(1, (kept or 0) + 1)) and not left
+        part = {"exit_code": code, "train_steps": len(steps), "checkpoint": kept, "processes_left": left}
+        parts.append({**part, "holds": holds})
     unbroken = runs.rows("unbroken", "metrics.jsonl")
     same = all(ours == theirs for ours, theirs in zip(runs.rows(name, "metrics.jsonl"), unbroken, strict=False))
-    holds = same and all(part["holds"] and not part["processes_left"] for part in parts)
-    return {"parts": parts, "same_as_unbroken": same, "holds": holds}
+    return {"parts": parts, "same_as_unbroken": same, "holds": same and all(part["holds"] for part in parts)}
 
 
 def _reached(runs: Runs, name: str, moment: str, chance: random.Random) -> Callable[[], bool]:
@@ -183,6 +184,11 @@ def _pause(seconds: float) -> None:
 
 def _lines(text: str, beginning: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(beginning)]
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has ended."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def _left_behind() -> list[str]:
@@ -226,23 +232,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where stopping.json is written")
     parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--short", action="store_true", help="one Ctrl-C and one kill, without timeout 20")
     asked = parser.parse_args()
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     evidence = Evidence("stopping", stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     found: dict[str, Mapping[str, Any]] = {}
-    with TemporaryDirectory(prefix="envkit-stopping-") as place:
+    with (
+        TemporaryDirectory(prefix="envkit-stopping-") as place,
+        ProcessPoolExecutor(asked.jobs, initializer=_adopt_orphans) as pool,
+    ):
         runs = Runs(Path(place), ("--set", "trainer.steps=4") if asked.short else ())
         runs.finish("unbroken")
-        if not asked.short:
-            found["timeout"] = evidence.part("timeout", partial(timed_out, runs, 20))
+        parts: dict[str, Callable[[], Figures]] = {} if asked.short else {"timeout": partial(timed_out, runs, 20)}
         for word, send in (("ctrl-c", signal.SIGINT), ("kill", signal.SIGKILL)):
             moments = {"ctrl-c": MOMENTS[:1], "kill": MOMENTS[1:2]}[word] if asked.short else MOMENTS * 2
-            for number, moment in enumerate(moments):
-                name = f"{word}-{number}"
-                chance = random.Random(name)
-                found[name] = evidence.part(name, partial(stopped, runs, name, send, moment, chance))
-                print(name, json.dumps(found[name]), flush=True)
+            for name, moment in ((f"{word}-{number}", moment) for number, moment in enumerate(moments)):
+                parts[name] = partial(stopped, runs, name, send, moment, random.Random(name))
+        begun = {name: pool.submit(measure) for name, measure in parts.items() if not evidence.has(name)}
+        for name in parts:
+            found[name] = evidence.part(name, lambda name=name: begun[name].result())  # type: ignore[misc]
+            print(name, json.dumps(found[name]), flush=True)
     broken = [name for name, figures in found.items() if not figures["holds"]]
     print(f"{len(found) - len(broken)} of {len(found)} held{': not ' + ', '.join(broken) if broken else ''}")
     return 1 if broken else 0
