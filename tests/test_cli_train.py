@@ -91,6 +91,31 @@ def test_a_run_and_an_evaluation_of_it_record_episodes_in_the_same_format_and_bo
         assert sum(line.startswith("episode ") for line in shown.stdout.splitlines()) == 8
 
 
+def test_a_policy_of_another_environment_is_played_with_a_warning_and_the_limits_that_cut_it_off(
+    trained: Trained,
+) -> None:
+    folder, _ = trained
+    words = ["eval", "Sokoban-v0", "--policy", "checkpoint:runs/lake", "--episodes", "4", "--json"]
+    done = envkit(words, folder)
+    assert done.returncode == 0
+    mismatch, cut_off = done.stderr.splitlines()[:2]
+    assert mismatch.startswith(
+        "warning: the policy was trained on FrozenLake-v0 and plays Sokoban-v0 within the limits"
+    )
+    assert mismatch.endswith("of that run: max_turns 8, max_tokens 256, turn_tokens 1")
+    assert cut_off == ("cut off by the limits of the policy's run: 4 of 4 episodes reached rollout.max_tokens (256)")
+
+
+def test_a_run_whose_episodes_all_end_alike_says_so_and_what_to_try(tmp_path: Path) -> None:
+    (tmp_path / "lake.yaml").write_text(FILE)
+    # Three moves are never enough for this map, whose shortest way has six.
+    done = envkit(["train", "lake.yaml", "--set", "env.options={map: 4x4, max_moves: 3}"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    (finding,) = orjson.loads((tmp_path / "runs/lake/summary.json").read_bytes())["diagnosis"]
+    assert finding.startswith("nothing to learn in the last 2 train steps: all episodes that are compared")
+    assert done.stdout.splitlines()[-1] == f"warning: {finding}"
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import orjson
 
 from envkit.errors import UsageError
-from envkit.protocols import Trainer
 from envkit.trainer_bridge.writing import writing
 from envkit.types import JSON
 
@@ -39,8 +39,23 @@ class RunState:
     facts: dict[str, JSON] = field(default_factory=dict)
 
 
-def save(folder: Path, trainer: Trainer, state: RunState, *, keep: int) -> Path:
+class Savable(Protocol):
+    """A part of a checkpoint."""
+
+    def save(self, folder: str) -> None:
+        """Write all that is needed to go on into `folder`, which exists."""
+        ...
+
+
+def save(folder: Path, trainer: Savable, state: RunState, *, keep: int, warmup: Savable | None = None) -> Path:
     """Write a checkpoint of `state.step` into `folder` and remove all but the newest `keep`.
+
+    Args:
+        folder: Of all checkpoints.
+        trainer: Has the weights.
+        state: Where the run is.
+        keep: Number of checkpoints that stay.
+        warmup: Has the state of a warm-up that is not finished.
 
     Raises:
         UsageError: The disk is full or the folder cannot be written; older checkpoints are untouched.
@@ -52,6 +67,8 @@ def save(folder: Path, trainer: Trainer, state: RunState, *, keep: int) -> Path:
         draft.mkdir(parents=True)
         try:
             trainer.save(str(draft))
+            if warmup is not None:
+                warmup.save(str(draft))
             (draft / _STATE).write_bytes(orjson.dumps(dataclasses.asdict(state), option=orjson.OPT_INDENT_2))
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,14 @@ from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.metrics import pass_at_group
 from envkit.protocols import Engine, Trainer, WeightSink
-from envkit.trainer_bridge import checkpoint
+from envkit.trainer_bridge import checkpoint, diagnosis
 from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import Display
 from envkit.trainer_bridge.episodes import sample_episodes
 from envkit.trainer_bridge.rollout import Rollout, RolloutResult
 from envkit.trainer_bridge.samples import samples_of
-from envkit.types import JSON, EpisodeRecord, Task, Trajectory, stable_hash
+from envkit.trainer_bridge.stopping import Stop
+from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, stable_hash
 
 
 class PolicyEngine(Engine, WeightSink, Protocol):
@@ -117,6 +119,7 @@ class TrainLoop:
         settings: How long and how often.
         state: Where the run is; changed in place.
         elapsed_s: Seconds of the whole run so far.
+        stop: Learns what a stop has to wait for.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class TrainLoop:
         settings: LoopSettings,
         state: RunState,
         elapsed_s: Callable[[], float],
+        stop: Stop,
     ) -> None:
         self._rollout = rollout
         self._engine = engine
@@ -142,9 +146,12 @@ class TrainLoop:
         self._settings = settings
         self.state = state
         self._elapsed_s = elapsed_s
+        self._stop = stop
         self._saved: int | None = state.step if (checkpoints / f"step-{state.step}").exists() else None
         self._learning = False
         self._shown: dict[str, float | str] = {}
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=diagnosis.STEPS)
+        self._diagnosed: set[str] = set()
 
     async def run(self, display: Display) -> None:
         """Train to the end. When it is cancelled, the state is that of the last finished train step: call `save`."""
@@ -158,12 +165,14 @@ class TrainLoop:
                 display.advance(state.step, **self._shown)
             await self._train_step()
             display.advance(1, **self._shown)
+            self._diagnose(display)
             shows_training = not await self._look(display)
 
     async def save(self) -> None:
         """Write a checkpoint of the last finished train step, unless there is one or the weights are already beyond."""
         if self._saved != self.state.step and not self._learning:
-            with anyio.CancelScope(shield=True):
+            saving = f"the checkpoint of train step {self.state.step}"
+            with anyio.CancelScope(shield=True), self._stop.waits_for(saving):
                 keep = self._settings.keep_checkpoints
                 self.state.wall_s = self._elapsed_s()
                 await clock.to_thread(checkpoint.save, self._checkpoints, self._trainer, self.state, keep=keep)
@@ -202,7 +211,7 @@ class TrainLoop:
                 f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
             )
         # From here to the record a train step is one piece: what was learned must be what was written down.
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True), self._stop.waits_for(f"the update of train step {number}"):
             self._learning = True
             self._trainer.accumulate(samples)
             report = await clock.to_thread(self._trainer.update)
@@ -218,7 +227,16 @@ class TrainLoop:
             if every and (number in (1, settings.steps) or number % every == 0):
                 chosen = sample_episodes(result.groups, settings.trajectories, decode=decode, train_step=number)
                 self._record.trajectories(number, chosen)
+        self._recent.append(values)
         self._show(values)
+
+    def _diagnose(self, display: Display) -> None:
+        """Say once what keeps the run from learning, as soon as enough train steps show it."""
+        if len(self._recent) == diagnosis.STEPS:
+            for name, line in diagnosis.diagnose(list(self._recent)).items():
+                if name not in self._diagnosed:
+                    self._diagnosed.add(name)
+                    display.say(f"train step {self.state.step}: {line}")
 
     async def _evaluate(self, display: Display) -> dict[str, JSON]:
         values = await self._evaluator.run(display)
@@ -236,6 +254,8 @@ class TrainLoop:
         }
         if "entropy_nats" in values:
             self._shown["entropy"] = f"{values['entropy_nats']:.2f}"
+        if values["cut_completions"] > 0:
+            self._shown["cut off"] = f"{values['cut_completions']:.1%}"
 
 
 def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
@@ -259,12 +279,20 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
         "episode_turns": _mean([len(one.turns) for one in played]),
         "episodes": float(len(played)),
         "lost_episodes": float(len(result.void)),
+        "cut_completions": cut_completions(played),
         "tokens": float(tokens),
         "policy_version": float(max(versions, default=0)),
         **report,
         **seconds,
         "tokens_per_s": tokens / max(sum(seconds.values()), 1e-9),
     }
+
+
+def cut_completions(trajectories: Sequence[Trajectory]) -> float:
+    """Share of completions that ended at their limit of tokens; 0 where that is one token, which is a whole answer."""
+    completions = [turn.completion for one in trajectories for turn in one.turns]
+    cut = [one for one in completions if one.finish is FinishReason.LENGTH and len(one.token_ids) > 1]
+    return len(cut) / max(len(completions), 1)
 
 
 def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -11,14 +11,21 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from envkit import clock
+from envkit.errors import UsageError
 from envkit.trainer_bridge.demonstrations import Lesson, unscored_sample
-from envkit.trainer_bridge.trainers.torch_local import passes, token_logps
+from envkit.trainer_bridge.stopping import Stop
+from envkit.trainer_bridge.threads import torch_threads
+from envkit.trainer_bridge.trainers.torch_local import UNREADABLE, passes, token_logps
 from envkit.types import Sample
+
+STATE = "warmup.pt"
+"""File of a checkpoint; only one that was written in the warm-up has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +36,13 @@ class Stage:
         updates: Bound on their number.
         batch: Samples an update.
         learning_rate: First step size; it falls as a cosine to a twentieth.
+        number: Its place among the stages of a warm-up, from 0.
     """
 
     updates: int
     batch: int
     learning_rate: float
+    number: int = 0
 
 
 class Imitator:
@@ -43,12 +52,25 @@ class Imitator:
         model: The policy, on its device.
         max_grad_norm: Bound on the gradient's norm.
         micro_tokens: Bound on the tokens of one pass, padding included.
+        threads: Threads of torch that learn; 0 leaves their number as it is.
+        stop: Learns what a stop has to wait for.
+
+    Attributes:
+        stage: Number of the stage that was begun last.
+        updates: Updates of that stage that the weights have seen.
     """
 
-    def __init__(self, model: Any, *, max_grad_norm: float, micro_tokens: int) -> None:
+    def __init__(
+        self, model: Any, *, max_grad_norm: float, micro_tokens: int, threads: int = 0, stop: Stop | None = None
+    ) -> None:
         self._model = model
         self._max_grad_norm = max_grad_norm
         self._micro_tokens = micro_tokens
+        self._threads = threads
+        self._stop = stop or Stop()
+        self.stage = 0
+        self.updates = 0
+        self._optimizers = _optimizers(model)
 
     async def run(
         self,
@@ -57,29 +79,63 @@ class Imitator:
         *,
         after: Callable[[int, float], Awaitable[bool]],
     ) -> int:
-        """Run a stage.
+        """Run a stage, from its first update or from where `restore` left it.
 
         Args:
             stage: How long and how fast.
             batch: Gives the samples of an update, by its number from 0.
             after: Called after each update with the number of updates so far and its loss (nats a token); True ends
-                the stage.
+                the stage. A restored stage begins with a call for the update before, whose loss is then NaN.
 
         Returns:
-            The number of updates that were made.
+            The number of updates that the stage has.
         """
-        optimizers = _optimizers(self._model)
-        for update in range(stage.updates):
-            share = update / stage.updates
-            for optimizer in optimizers:
+        if stage.number < self.stage:
+            return stage.updates
+        if stage.number > self.stage:
+            self.stage, self.updates, self._optimizers = stage.number, 0, _optimizers(self._model)
+        if self.updates and await after(self.updates, math.nan):
+            return self.updates
+        while self.updates < stage.updates:
+            share = self.updates / stage.updates
+            for optimizer in self._optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = stage.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
-            loss = await clock.to_thread(self._update, optimizers, batch(update))
-            if await after(update + 1, loss):
-                return update + 1
-        return stage.updates
+            with self._stop.waits_for("an update of the warm-up"):
+                loss = await clock.to_thread(self._update, batch(self.updates))
+            if await after(self.updates, loss):
+                break
+        return self.updates
 
-    def _update(self, optimizers: Sequence[torch.optim.Optimizer], samples: Sequence[Sample]) -> float:
+    def save(self, folder: str) -> None:
+        """Write optimisers and counters into `folder`, which exists."""
+        state = {
+            "stage": self.stage,
+            "updates": self.updates,
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+        with (Path(folder) / STATE).open("wb") as file:  # given a path, torch hides what the system said
+            torch.save(state, file)
+
+    def restore(self, folder: Path) -> None:
+        """Continue where `save` was called; the weights come with the trainer's part of the checkpoint.
+
+        Raises:
+            UsageError: The folder does not hold the state of a warm-up of this policy.
+        """
+        try:
+            state = torch.load(folder / STATE, weights_only=True)
+            for optimizer, content in zip(self._optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(content)
+            self.stage, self.updates = int(state["stage"]), int(state["updates"])
+        except UNREADABLE as error:
+            raise UsageError(f"{folder / STATE}: damaged; start again with --force") from error
+
+    def _update(self, samples: Sequence[Sample]) -> float:
+        with torch_threads(self._threads):
+            return self._learn(samples)
+
+    def _learn(self, samples: Sequence[Sample]) -> float:
         tokens = sum(sum(sample.mask) for sample in samples)
         total = 0.0
         self._model.zero_grad()
@@ -92,8 +148,9 @@ class Imitator:
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             optimizer.step()
+        self.updates += 1
         return total
 
 

@@ -43,6 +43,10 @@ class Evidence:
             "stale_after": list(stale_after),
         }
 
+    def has(self, name: str) -> bool:
+        """Return whether the figures of a part are stored."""
+        return name in self._parts
+
     def part(self, name: str, measure: Callable[[], Any]) -> Any:
         """Return the figures of one part: those that are stored, or else what `measure` returns, which is stored.
 

@@ -48,7 +48,9 @@ def train(
         again += [word for override in overrides or () for word in ("--set", override)]
         if any((folder / "checkpoints").glob("step-*")):
             again.append("--resume")
-            typer.echo(f"stopped after train step {summary.get('train_steps')}; continue with: {command(*again)}")
+            in_warm_up = summary.get("phase") == "warm-up"
+            where = "in the warm-up" if in_warm_up else f"after train step {summary.get('train_steps')}"
+            typer.echo(f"stopped {where}; continue with: {command(*again)}")
         else:
             typer.echo(f"stopped before the first checkpoint; start again with: {command(*again)}")
         raise typer.Exit(STOPPED)
@@ -60,6 +62,9 @@ def _print_summary(summary: Mapping[str, JSON], folder: Path) -> None:
     typer.echo("")
     for name, value in rows:
         typer.echo(f"{name:<{width}}  {value}")
+    findings = summary.get("diagnosis")
+    for line in findings if isinstance(findings, list) else ():
+        typer.echo(f"warning: {line}")
 
 
 def _rows(summary: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:

@@ -126,7 +126,8 @@ class TorchTrainerSection(Section):
     keep_checkpoints: Count = 2
     """Newest checkpoints that are kept."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Threads of torch; 0 takes one a core. Repeatability to the last digit needs the same number."""
+    """Threads of torch. 0 plays a tiny policy with one and learns with one a core, or with one where the load average
+    at the start is above the number of cores. Repeatability to the last digit needs the same number."""
 
 
 class EvaluationSection(Section):

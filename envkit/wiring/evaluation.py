@@ -147,7 +147,7 @@ async def evaluate(
         return list(evaluation_tasks(env_id, {**usual, **options}, split, seed, episodes, splits))
 
     async with (
-        _opened(policy, env_id, spec, draw, seed=seed, greedy=greedy) as (tasks, play_all),
+        _opened(policy, env_id, spec, draw, display, seed=seed, greedy=greedy) as (tasks, play_all),
         _host(url, episodes * attempts, tasks[0].options) as lender,
     ):
         host = NotingHost(lender)
@@ -212,7 +212,14 @@ def _is_solved(metrics: Mapping[str, float]) -> bool:
 
 @asynccontextmanager
 async def _opened(
-    policy: str, env_id: str, spec: EnvSpec | None, draw: Callable[[Options], list[Task]], *, seed: int, greedy: bool
+    policy: str,
+    env_id: str,
+    spec: EnvSpec | None,
+    draw: Callable[[Options], list[Task]],
+    display: Display,
+    *,
+    seed: int,
+    greedy: bool,
 ) -> AsyncIterator[tuple[list[Task], _PlayAll]]:
     """Give the tasks, drawn with the options that the policy was made for, and what plays them with it."""
     kind, _, folder = policy.partition(":")
@@ -220,6 +227,8 @@ async def _opened(
         from envkit.wiring.training import open_checkpoint_player
 
         async with open_checkpoint_player(Path(folder)) as trained:
+            if line := trained.mismatch(env_id):
+                display.say(line)
             yield draw(trained.options_for(env_id)), partial(_play_checkpoint, trained, greedy=greedy)
     else:
         tasks = draw({})
@@ -247,6 +256,8 @@ async def _play_checkpoint(
     if on_episode is not None:
         for place, trajectory in enumerate(played):
             on_episode(episode_of(trajectory, index=place // attempts, decode=player.decode))
+    if line := player.cut_off(played):
+        display.say(line)
     return [[outcome_of(one) for one in played[start : start + attempts]] for start in range(0, len(played), attempts)]
 
 

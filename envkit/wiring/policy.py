@@ -48,6 +48,7 @@ class Policy:
         renderer: Turns words into tokens and back.
         tokenizer: What the renderer encodes with; saved with every checkpoint.
         description: One line for people.
+        learning_threads: Threads of torch that learn; 0 leaves their number as it is.
     """
 
     model: Any
@@ -55,6 +56,7 @@ class Policy:
     renderer: Renderer
     tokenizer: Any
     description: str
+    learning_threads: int = 0
     _trainer: TorchTrainer | None = None
 
     @property
@@ -84,6 +86,7 @@ class Policy:
             micro_tokens=section.micro_tokens,
             seed=run.seed,
             temperature=run.rollout.temperature,
+            threads=self.learning_threads,
         )
         reference = copy.deepcopy(self.model).eval() if algorithm.kl_coefficient > 0 else None
         with torch.random.fork_rng(devices=[]):
@@ -102,9 +105,12 @@ def open_policy(run: RunConfig) -> Policy:
     """
     section = run.engine
     _silence_transformers()
-    torch.set_num_threads(run.trainer.threads or torch.get_num_threads())
     load = partial(
-        load_policy, device=device_of(section.device), dtype=section.dtype, batch_tokens=section.batch_tokens
+        load_policy,
+        device=device_of(section.device),
+        dtype=section.dtype,
+        batch_tokens=section.batch_tokens,
+        threads=playing_threads(run),
     )
     if section.model is not None:
         return load(str(Path(section.model).expanduser()))
@@ -131,8 +137,21 @@ def open_policy(run: RunConfig) -> Policy:
     return policy
 
 
-def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens: int = 65536) -> Policy:
+def playing_threads(run: RunConfig) -> int:
+    """Return how many threads of torch play; 0 leaves their number as it is.
+
+    The matrices of a tiny policy are too small to share: a second thread gains nothing on idle cores, and on busy ones
+    every pass waits for it.
+    """
+    return run.trainer.threads or (1 if run.engine.model is None else 0)
+
+
+def load_policy(
+    path: str, *, device: str, dtype: str = "float32", batch_tokens: int = 65536, threads: int = 0
+) -> Policy:
     """Load a model folder, or a name of the hub, twice: in float32 to train, and in `dtype` to play.
+
+    `threads` of torch play; 0 leaves their number as it is.
 
     Raises:
         UsageError: There is no such model, or it has no tokenizer.
@@ -151,7 +170,7 @@ def load_policy(path: str, *, device: str, dtype: str = "float32", batch_tokens:
     playing = copy_to_play(model, dtype)
     renderer: Renderer = ChatRenderer(tokenizer) if tokenizer.chat_template else PlainRenderer(tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens)
+    engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads)
     count = sum(weight.numel() for weight in model.parameters())
     kind = type(model).__name__
     return Policy(model, engine, renderer, tokenizer, f"{kind} with {count:,} parameters on {device}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
@@ -15,17 +15,20 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.protocols import EnvHost
-from envkit.trainer_bridge import checkpoint
+from envkit.trainer_bridge import checkpoint, diagnosis
 from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import Display
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
-from envkit.trainer_bridge.record import RunRecord
+from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop, cut_completions
+from envkit.trainer_bridge.record import METRICS, RunRecord
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.types import JSON, Options, Task, Trajectory
+from envkit.trainer_bridge.rows import read_rows
+from envkit.trainer_bridge.stopping import Stop
+from envkit.types import JSON, Options, StopReason, Task, Trajectory
 from envkit.wiring import envs
 from envkit.wiring.checks import check, check_docker
 from envkit.wiring.meanings import algorithm_of, limits_of, resolve, task_of
 from envkit.wiring.sandboxes import sandbox_host
+from envkit.wiring.signals import ONE_S, stop_on_signals
 
 if TYPE_CHECKING:
     from envkit.wiring.policy import Policy
@@ -34,8 +37,8 @@ if TYPE_CHECKING:
 async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display) -> dict[str, JSON]:
     """Train as `run` says and leave everything in `folder`.
 
-    The first SIGINT or SIGTERM ends the run after a checkpoint of the last finished train step; a second one is not
-    caught.
+    The first SIGINT or SIGTERM ends the run after a checkpoint of the last finished train step, or of the last update
+    of the warm-up; one that comes more than `signals.ONE_S` later ends the process at once.
 
     Returns:
         What is in ``summary.json``; with ``"stopped": true`` when a signal ended it.
@@ -78,6 +81,32 @@ class CheckpointPlayer:
         """Return tokens as text; see `envkit.protocols.Renderer.text`."""
         return self._policy.renderer.text(token_ids)
 
+    def mismatch(self, env_id: str) -> str:
+        """Return one line if the policy was trained on another environment, otherwise an empty one."""
+        run, limits = self._run, limits_of(self._run)
+        if env_id == run.env.id:
+            return ""
+        return (
+            f"warning: the policy was trained on {run.env.id} and plays {env_id} within the limits of that run: "
+            f"max_turns {limits.max_turns}, max_tokens {limits.max_tokens}, turn_tokens {limits.turn_tokens}"
+        )
+
+    def cut_off(self, played: Sequence[Trajectory]) -> str:
+        """Return one line if episodes or completions reached a limit of the policy's run, otherwise an empty one."""
+        limits = limits_of(self._run)
+        counts = {
+            f"episodes reached rollout.max_turns ({limits.max_turns})": sum(
+                one.stop is StopReason.MAX_TURNS for one in played
+            ),
+            f"episodes reached rollout.max_tokens ({limits.max_tokens})": sum(
+                one.stop is StopReason.MAX_TOKENS for one in played
+            ),
+        }
+        parts = [f"{count} of {len(played)} {what}" for what, count in counts.items() if count]
+        if share := cut_completions(played):
+            parts.append(f"{share:.1%} of the completions reached rollout.turn_tokens ({limits.turn_tokens})")
+        return f"cut off by the limits of the policy's run: {', '.join(parts)}" if parts else ""
+
     async def play(
         self,
         host: EnvHost,
@@ -103,7 +132,7 @@ async def open_checkpoint_player(folder: Path) -> AsyncIterator[CheckpointPlayer
     Raises:
         UsageError: There is no checkpoint.
     """
-    from envkit.wiring.policy import device_of, load_policy
+    from envkit.wiring.policy import device_of, load_policy, playing_threads
 
     place = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
     if not (place / "policy" / "config.json").is_file():
@@ -116,6 +145,7 @@ async def open_checkpoint_player(folder: Path) -> AsyncIterator[CheckpointPlayer
         device=device_of(engine.device),
         dtype=engine.dtype,
         batch_tokens=engine.batch_tokens,
+        threads=playing_threads(run),
     )
     yield CheckpointPlayer(await clock.to_thread(load), run)
 
@@ -135,24 +165,25 @@ class _Run:
         self._spec = envs.find(run.env.id)
         self._policy: Policy | None = None
         self._record: RunRecord | None = None
-        self._stopped = False
+        self._stop = Stop(display.say)
         self._began = clock.stopwatch()
         self._before_s = state.wall_s
 
     async def finish(self) -> dict[str, JSON]:
         """Train to the end or until a signal, and return the summary."""
-        with ExitStack() as opened:
-            async with anyio.create_task_group() as tasks:
-                scope = anyio.CancelScope()
-                tasks.start_soon(self._stop_on_signal, scope)
-                with scope:
-                    await self._play_and_learn(opened)
-                tasks.cancel_scope.cancel()
+        with ExitStack() as opened, stop_on_signals(self._on_signal):
+            with self._stop.cancels():
+                await self._play_and_learn(opened)
             summary = self._summary()
             if self._record is not None:
                 self._record.summary(summary)
-                await clock.to_thread(self._record.plots)
+                with self._stop.waits_for("the plots"):
+                    await clock.to_thread(self._record.plots)
             return summary
+
+    def _on_signal(self) -> None:
+        self._display.close()
+        self._stop.request(f"; a signal more than {ONE_S:g} s from now ends the run at once, at its last checkpoint")
 
     async def _play_and_learn(self, opened: ExitStack) -> None:
         """Do it all. Whatever can refuse comes before a run in the folder is replaced, so that none is lost in vain."""
@@ -160,8 +191,10 @@ class _Run:
 
         if self._newest is not None:
             self._record = opened.enter_context(closing(self._open_record()))
-        policy = self._policy = await clock.to_thread(open_policy, self._run)
+        with self._stop.waits_for("the policy to be loaded"):
+            policy = self._policy = await clock.to_thread(open_policy, self._run)
         self._display.say(f"policy: {policy.description}")
+        policy.learning_threads = self._learning_threads()
         async with self._host() as host:
             if self._record is None:
                 self._record = opened.enter_context(closing(self._open_record()))
@@ -175,42 +208,69 @@ class _Run:
                 with anyio.CancelScope(shield=True):
                     await loop.save()
 
+    def _learning_threads(self) -> int:
+        """Return how many threads learn: what the file says, or what was chosen when the run began."""
+        from envkit.trainer_bridge.threads import learning_threads
+
+        chosen = self._run.trainer.threads or self._state.facts.get("threads")
+        if not isinstance(chosen, int):
+            chosen, why = learning_threads(os.getloadavg()[0])
+            if why:
+                self._display.say(why)
+        self._state.facts["threads"] = chosen
+        return chosen
+
     def _open_record(self) -> RunRecord:
         text, tensorboard = config.dump(self._run), self._run.tracking.tensorboard
         if self._newest is None:
             return RunRecord.create(self._folder, text, force=self._force, tensorboard=tensorboard)
         return RunRecord.resume(self._folder, text, step=self._state.step, tensorboard=tensorboard)
 
-    async def _stop_on_signal(self, scope: anyio.CancelScope) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                self._stopped = True
-                self._display.say("stopping; once more ends at once, without a checkpoint")
-                scope.cancel()
-                return
-
     async def _warm_up(self, policy: Policy, record: RunRecord) -> None:
         """Make the policy ready for reinforcement, or restore what an earlier part of the run made.
 
-        A checkpoint stands before and after, so that a run that is stopped in its warm-up can be continued too: it then
-        makes the same warm-up again.
+        There is a checkpoint before, now and then meanwhile, and after it.
         """
+        from envkit.trainer_bridge import warmup
         from envkit.wiring.warmup import warm_up
 
+        trainer, state = self._run.trainer, self._state
         weights = record.folder / "weights"
         begin = partial(policy.begin_training, algorithm_of(self._run), self._run, weights)
-        keep = partial(checkpoint.save, record.checkpoints, keep=self._run.trainer.keep_checkpoints)
-        needed = self._run.warmup.kind == "demonstrations" and "warmup" not in self._state.facts
+        imitator = warmup.Imitator(
+            policy.model,
+            max_grad_norm=trainer.max_grad_norm,
+            micro_tokens=trainer.micro_tokens,
+            threads=policy.learning_threads,
+            stop=self._stop,
+        )
+
+        async def save(*, is_warming: bool) -> None:
+            state.wall_s = self._elapsed_s()
+            beside = imitator if is_warming else None
+            keep = partial(checkpoint.save, keep=trainer.keep_checkpoints, warmup=beside)
+            with anyio.CancelScope(shield=True), self._stop.waits_for("the checkpoint of train step 0"):
+                await clock.to_thread(keep, record.checkpoints, policy.trainer, state)
+
         begin()
         if self._newest is None:
-            await clock.to_thread(keep, policy.trainer, self._state)
-        elif not needed:
+            await save(is_warming=False)
+        else:
             policy.trainer.restore(str(self._newest))
-        if needed:
-            facts = await warm_up(self._run, self._spec, policy, weights / "warmup.safetensors", self._display)
-            self._state.facts["warmup"] = facts
+            if (self._newest / warmup.STATE).exists():
+                imitator.restore(self._newest)
+        if self._run.warmup.kind == "demonstrations" and "warmup" not in state.facts:
+            state.facts["warmup"] = await warm_up(
+                self._run,
+                self._spec,
+                policy,
+                imitator,
+                weights / "warmup.safetensors",
+                self._display,
+                save=partial(save, is_warming=True),
+            )
             begin()  # once more: a critic and a reference start from what was learned
-            await clock.to_thread(keep, policy.trainer, self._state)
+            await save(is_warming=False)
 
     @asynccontextmanager
     async def _host(self) -> AsyncIterator[EnvHost]:
@@ -256,6 +316,7 @@ class _Run:
             settings=settings,
             state=self._state,
             elapsed_s=self._elapsed_s,
+            stop=self._stop,
         )
 
     def _elapsed_s(self) -> float:
@@ -263,6 +324,8 @@ class _Run:
 
     def _summary(self) -> dict[str, JSON]:
         facts = self._state.facts
+        is_warming = self._run.warmup.kind == "demonstrations" and "warmup" not in facts
+        rows = read_rows(self._folder / METRICS) if self._record is not None else []
         before, after = facts.get("before"), facts.get("after")
         before = before if isinstance(before, dict) else {}
         after = after if isinstance(after, dict) else {}
@@ -280,8 +343,11 @@ class _Run:
             "lost_episodes": self._state.lost_episodes,
             "wall_s": round(self._elapsed_s(), 1),
             "seed": self._run.seed,
+            "threads": facts.get("threads"),
             "warmup": facts.get("warmup"),
-            "stopped": self._stopped,
+            "diagnosis": list(diagnosis.diagnose(rows).values()),
+            "phase": "warm-up" if is_warming else "training",
+            "stopped": self._stop.is_requested,
         }
 
 

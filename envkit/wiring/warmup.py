@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from pathlib import Path
+
+import anyio
 
 from envkit import clock
 from envkit.config import RunConfig, WarmupSection
@@ -24,29 +27,49 @@ from envkit.wiring.policy import Policy
 
 _PART = 64
 """Lessons or episodes that are prepared between two looks at the display."""
+_SAVE_EVERY = 100
+"""Updates between two checkpoints."""
 
 
-async def warm_up(run: RunConfig, spec: EnvSpec, policy: Policy, weights: Path, display: Display) -> dict[str, JSON]:
+async def warm_up(
+    run: RunConfig,
+    spec: EnvSpec,
+    policy: Policy,
+    imitator: Imitator,
+    weights: Path,
+    display: Display,
+    *,
+    save: Callable[[], Awaitable[None]],
+) -> dict[str, JSON]:
     """Let the policy imitate its world's expert.
 
-    The demonstrations are played in this process: nothing that a policy says is run here.
+    The demonstrations are played in this process: nothing that a policy says is run here. When it is cancelled, it
+    saves first.
 
     Args:
         run: The resolved file.
         spec: Its environment.
         policy: Learns.
+        imitator: Teaches it; goes on where it was, if it was restored.
         weights: File through which the engine takes the weights before each look at validation levels.
         display: Shows progress.
+        save: Writes a checkpoint.
 
     Returns:
-        Facts for the summary: updates of each stage, seconds, and the success of the demonstrators themselves.
+        Facts for the summary: updates of each stage, seconds of this part of the run, and the success of the
+        demonstrators themselves.
     """
     expert = envs.open_expert(run.env.id, run.env.options)
     began = clock.stopwatch()
-    async with envs.slots(run.env.num_envs) as host:
-        stages = _Stages(run, spec, policy, expert, host, weights, display)
-        lessons = await stages.lessons()
-        episodes, greedy = await stages.episodes()
+    try:
+        async with envs.slots(run.env.num_envs) as host:
+            stages = _Stages(run, spec, policy, imitator, expert, host, weights, display, save)
+            lessons = await stages.lessons()
+            episodes, greedy = await stages.episodes()
+    except anyio.get_cancelled_exc_class():
+        with anyio.CancelScope(shield=True):
+            await save()
+        raise
     return {
         "lesson_updates": lessons,
         "episode_updates": episodes,
@@ -64,10 +87,12 @@ class _Stages:
         run: RunConfig,
         spec: EnvSpec,
         policy: Policy,
+        imitator: Imitator,
         expert: Expert,
         host: SlotHost,
         weights: Path,
         display: Display,
+        save: Callable[[], Awaitable[None]],
     ) -> None:
         self._run = run
         self._spec = spec
@@ -76,17 +101,21 @@ class _Stages:
         self._host = host
         self._display = display
         self._section: WarmupSection = run.warmup
-        self._imitator = Imitator(
-            policy.model, max_grad_norm=run.trainer.max_grad_norm, micro_tokens=run.trainer.micro_tokens
-        )
+        self._imitator = imitator
         self._weights = weights
+        self._save = save
         self.demonstrator_success = 0.0
 
     async def lessons(self) -> int:
         """Run the first two stages and return their updates."""
-        section, display = self._section, self._display
-        if section.lesson_updates + section.strung_updates == 0:
-            return 0
+        section, display, imitator = self._section, self._display, self._imitator
+        stages = [
+            Stage(section.lesson_updates, section.lesson_batch, section.learning_rate, number=0),
+            Stage(section.strung_updates, section.lesson_batch, section.learning_rate, number=1),
+        ]
+        total = sum(stage.updates for stage in stages)
+        if total == 0 or imitator.stage > stages[-1].number:
+            return total
         teacher = Teacher(self._expert, self._policy.renderer, section.lesson_noise)
         seed = stable_hash(self._run.seed, "lessons")
         tasks = (task_of(self._run, self._spec, "train", seed, number) for number in count())
@@ -95,17 +124,17 @@ class _Stages:
             self._host, teacher, tasks, section.lesson_states, seed, on_lesson=display.advance
         )
         book = LessonBook(states, section.tricky_share, section.lesson_noise, seed)
-        display.phase("lessons", section.lesson_updates + section.strung_updates)
+        display.phase("lessons", total)
+        done = sum(stage.updates for stage in stages[: imitator.stage]) + imitator.updates
+        display.advance(max(0, done - 1))
 
         async def after(update: int, loss: float) -> bool:
-            display.advance(1, **{"imitation loss": f"{loss:.3f}"})
+            await self._count(loss)
             return False
 
-        made = 0
-        for updates, strung in ((section.lesson_updates, 1), (section.strung_updates, section.strung_lessons)):
-            stage = Stage(updates, section.lesson_batch, section.learning_rate)
-            made += await self._imitator.run(stage, book.batches(stage.batch, strung=strung), after=after)
-        return made
+        for stage, strung in zip(stages, (1, section.strung_lessons), strict=True):
+            await imitator.run(stage, book.batches(stage.batch, strung=strung), after=after)
+        return total
 
     async def episodes(self) -> tuple[int, float]:
         """Run the last stage and return its updates and the greedy success that ended it."""
@@ -131,16 +160,17 @@ class _Stages:
             display.advance(len(played))
         self.demonstrator_success = won / max(needed, 1)
         greedy = 0.0
-        stage = Stage(section.episode_updates, section.episode_batch, section.episode_learning_rate)
+        stage = Stage(section.episode_updates, section.episode_batch, section.episode_learning_rate, number=2)
         display.phase("episodes", stage.updates)
+        if self._imitator.stage == stage.number:
+            display.advance(max(0, self._imitator.updates - 1))
 
         async def after(update: int, loss: float) -> bool:
             nonlocal greedy
-            shown: dict[str, float | str] = {"imitation loss": f"{loss:.3f}"}
             due = update % section.check_every == 0 or update == stage.updates
             if due:
                 greedy = await self._greedy()
-            display.advance(1, **shown, greedy=f"{greedy:.3f}")
+            await self._count(loss, greedy=f"{greedy:.3f}")
             return due and greedy >= section.greedy_goal
 
         def batch(update: int) -> Sequence[Sample]:
@@ -148,6 +178,13 @@ class _Stages:
 
         updates = await self._imitator.run(stage, batch, after=after)
         return updates, greedy
+
+    async def _count(self, loss: float, **shown: float | str) -> None:
+        """Show an update and save now and then; the loss of an update before a restart is not known."""
+        known = {} if math.isnan(loss) else {"imitation loss": f"{loss:.3f}", **shown}
+        self._display.advance(1, **known)
+        if known and self._imitator.updates % _SAVE_EVERY == 0:
+            await self._save()
 
     async def _greedy(self) -> float:
         """Success of greedy play on validation levels, which are neither trained nor evaluated on."""

@@ -143,16 +143,27 @@ def test_ctrl_c_stops_cleanly_with_a_checkpoint(file: Path, unbroken: Path, tmp_
     assert metrics(folder) == metrics(unbroken)
 
 
-def test_a_run_that_is_stopped_in_its_warm_up_can_be_continued(file: Path, unbroken: Path, tmp_path: Path) -> None:
+def signal_twice(pid: int) -> None:
+    """Signal as batch systems do, in two ways at the same time."""
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGINT)
+
+
+def test_a_run_that_is_stopped_in_its_warm_up_goes_on_there(file: Path, unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "early"
     first = folder / "checkpoints" / "step-0"
-    code, stdout = stop_when(file, folder, lambda pid: os.kill(pid, signal.SIGINT), first.is_dir)
+    looks = folder / "weights" / "warmup.safetensors"  # lessons are over
+    code, stdout = stop_when(file, folder, signal_twice, looks.exists)
     assert code == 130
-    assert "--resume" in stdout
+    assert stdout.count("a signal more than 2 s from now") == 1
+    assert stdout.splitlines()[-1].startswith("stopped in the warm-up; continue with: ")
+    assert (first / "warmup.pt").exists()
     assert lines(folder) == []
     done = train(file, folder, "--resume")
     assert done.returncode == 0, done.stderr
+    assert "prepare lessons" not in done.stdout
     assert metrics(folder) == metrics(unbroken)
+    assert evaluations(folder) == evaluations(unbroken)
 
 
 def test_resume_refuses_another_configuration(file: Path, unbroken: Path) -> None:

@@ -20,6 +20,7 @@ from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import SilentDisplay
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop, step_metrics
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
+from envkit.trainer_bridge.stopping import Stop
 from envkit.types import EpisodeRecord, Group, Info, Sample, StopReason, Task, Trajectory, stable_hash
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
 
@@ -89,6 +90,7 @@ class Part:
             settings=settings,
             state=state,
             elapsed_s=lambda: self.seconds,
+            stop=Stop(),
         )
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:
@@ -151,6 +153,7 @@ def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None
         "episodes": 4.0,
         "lost_episodes": 0.0,
         "lost_total": 0.0,
+        "cut_completions": 0.0,
         "tokens": 32.0,
         "policy_version": 0.0,
         "policy_loss": part.trainer.weights / 2**32,
@@ -405,3 +408,33 @@ def test_every_part_is_shown_to_its_end(tmp_path: Path) -> None:
     clock.run(lambda: part.loop.run(display), virtual=True)
     look = ("evaluate", 6, 6)
     assert display.parts == [look, ("train", 6, 2), look, ("train", 6, 4), look, ("train", 6, 6), look]
+
+
+class Told(SilentDisplay):
+    """Keeps the lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+class Talkative(Part):
+    """Every completion has as many tokens as it may have."""
+
+    def _say(self, call: Call) -> str:
+        return "ab"
+
+
+def test_what_keeps_a_run_from_learning_is_said_once_as_soon_as_five_steps_show_it(tmp_path: Path) -> None:
+    told, part = Told(), Talkative(tmp_path, replace(SETTINGS, steps=8), eval_tasks=0)
+    clock.run(lambda: part.loop.run(told), virtual=True)
+    assert [row["cut_completions"] for row in part.notes.steps.values()] == [1.0] * 8
+    (line,) = told.lines
+    assert line.startswith("train step 5: 100% of the completions of the last 5 train steps were cut off")
+
+
+def test_a_completion_of_one_token_is_a_whole_answer_and_not_cut_off(tmp_path: Path) -> None:
+    part = Part(tmp_path, replace(SETTINGS, steps=1), eval_tasks=0).run()
+    assert part.notes.steps[1]["cut_completions"] == 0.0

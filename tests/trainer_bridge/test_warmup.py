@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from safetensors.torch import load_model, save_model
 
 from envkit import clock, config
+from envkit.errors import UsageError
 from envkit.trainer_bridge.demonstrations import Lesson, unscored_sample
 from envkit.trainer_bridge.display import SilentDisplay
 from envkit.trainer_bridge.warmup import Imitator, LessonBook, Stage
@@ -168,6 +171,66 @@ async def run(imitator: Imitator, one: Sample, after: Any) -> None:
     await imitator.run(Stage(2, 1, 1e-2), lambda update: [one], after=after)
 
 
+@pytest.mark.parametrize("cut_at", [1, 4, 6])
+def test_a_stage_that_is_saved_and_restored_goes_on_to_the_last_digit(
+    cut_at: int, tiny_folder: Path, tmp_path: Path
+) -> None:
+    stage = Stage(6, 32, 1e-2, number=1)
+    _, expected = imitate(tiny_folder, stage)
+    losses: list[float] = []
+
+    async def part(stop_at: int) -> None:
+        model = open_model(tiny_folder)
+        imitator = Imitator(model, max_grad_norm=1.0, micro_tokens=10**6)
+        if losses:
+            load_model(model, tmp_path / "model.safetensors")
+            imitator.restore(tmp_path)
+
+        async def after(update: int, loss: float) -> bool:
+            if not math.isnan(loss):
+                losses.append(loss)
+            return update == stop_at
+
+        await imitator.run(stage, echo, after=after)
+        save_model(model, str(tmp_path / "model.safetensors"))
+        imitator.save(str(tmp_path))
+
+    clock.run(part, cut_at, virtual=True)
+    clock.run(part, 0, virtual=True)
+    assert losses == expected
+
+
+def test_stages_before_a_restored_one_are_not_made_again(tiny_folder: Path, tmp_path: Path) -> None:
+    async def main() -> list[int]:
+        imitators = [Imitator(open_model(tiny_folder), max_grad_norm=1.0, micro_tokens=10**6) for _ in range(2)]
+        asked: list[int] = []
+
+        def batch(update: int) -> list[Sample]:
+            asked.append(update)
+            return echo(update)
+
+        async def never(update: int, loss: float) -> bool:
+            return False
+
+        await imitators[0].run(Stage(3, 1, 1e-2, number=2), batch, after=never)
+        imitators[0].save(str(tmp_path))
+        imitators[1].restore(tmp_path)
+        asked.clear()
+        made = [await imitators[1].run(Stage(9, 1, 1e-2, number=number), batch, after=never) for number in (0, 1)]
+        assert asked == []
+        return made
+
+    assert clock.run(main, virtual=True) == [9, 9]
+
+
+@pytest.mark.parametrize("content", [b"", b"no such thing"])
+def test_a_damaged_state_of_a_warm_up_is_refused(content: bytes, tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "warmup.pt").write_bytes(content)
+    imitator = Imitator(open_model(tiny_folder), max_grad_norm=1.0, micro_tokens=10)
+    with pytest.raises(UsageError, match=r"warmup\.pt: damaged; start again with --force$"):
+        imitator.restore(tmp_path)
+
+
 # --- All stages ------------------------------------------------------------------------------------------------------
 
 SMALL = {
@@ -190,6 +253,10 @@ SMALL = {
 }
 
 
+async def nothing() -> None:
+    """Save nothing."""
+
+
 def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
     section = {**SMALL["warmup"], **changes}  # type: ignore[dict-item]
     run = meanings.resolve(config.parse({**SMALL, "warmup": section}))
@@ -197,7 +264,9 @@ def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
     async def main() -> dict[str, JSON]:
         policy = open_policy(run)
         spec = envs.find(run.env.id)
-        return await warm_up(run, spec, policy, folder / "warmup.safetensors", SilentDisplay())
+        imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=10**6)
+        weights = folder / "warmup.safetensors"
+        return await warm_up(run, spec, policy, imitator, weights, SilentDisplay(), save=nothing)
 
     return clock.run(main)
 
@@ -215,3 +284,52 @@ def test_a_warm_up_that_never_gets_good_enough_ends_at_its_bound_and_is_the_same
     assert isinstance(success, float)
     assert success in [number / 16 for number in range(17)]
     assert greedy in (0.0, 0.25, 0.5, 0.75)
+
+
+class Cutting(SilentDisplay):
+    """Cancels a scope at an advance."""
+
+    def __init__(self, at: int, scope: anyio.CancelScope) -> None:
+        self._at = at
+        self._scope = scope
+        self._count = 0
+
+    def advance(self, count: int = 1, **shown: float | str) -> None:
+        self._count += 1
+        if self._count == self._at:
+            self._scope.cancel()
+
+
+# 40 lessons are prepared, then come 5 updates, 16 episodes in one part, and 4 updates with looks after 2 and 4.
+@pytest.mark.parametrize("cut_at", [3, 40, 41, 43, 45, 46, 47, 48, 49, 50])
+def test_a_warm_up_that_is_cut_anywhere_saves_and_goes_on_as_if_it_had_not_been(cut_at: int, tmp_path: Path) -> None:
+    run = meanings.resolve(config.parse({**SMALL, "warmup": {**SMALL["warmup"], "greedy_goal": 1.0}}))  # type: ignore[dict-item]
+    spec = envs.find(run.env.id)
+
+    async def part(folder: Path, cut_at: int) -> tuple[dict[str, JSON] | None, list[Any]]:
+        policy = open_policy(run)
+        imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=10**6)
+        if cut_at == 0 and folder.name == "cut":
+            load_model(policy.model, folder / "model.safetensors")
+            imitator.restore(folder)
+
+        async def save() -> None:
+            save_model(policy.model, str(folder / "model.safetensors"))
+            imitator.save(str(folder))
+
+        facts = None
+        with anyio.CancelScope() as scope:
+            display = Cutting(cut_at, scope)
+            facts = await warm_up(run, spec, policy, imitator, folder / "w.safetensors", display, save=save)
+        return facts, [weight.tolist() for weight in policy.model.parameters()]
+
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    whole, weights = clock.run(part, tmp_path / "whole", 0)
+    first, _ = clock.run(part, tmp_path / "cut", cut_at)
+    assert first is None
+    second, again = clock.run(part, tmp_path / "cut", 0)
+    assert whole is not None
+    assert second is not None
+    assert {**second, "wall_s": 0} == {**whole, "wall_s": 0}
+    assert again == weights

@@ -41,7 +41,11 @@ class Trainee:
             "micro_tokens": 10**6,
             "seed": 3,
         }
-        changes = {name: value for name, value in how.items() if name not in settings and name != "temperature"}
+        changes = {
+            name: value
+            for name, value in how.items()
+            if name not in settings and name not in ("temperature", "threads")
+        }
         settings |= {name: value for name, value in how.items() if name not in changes}
         self.algorithm = catalogue.resolve(preset, changes)
         self.model = open_model(folder)

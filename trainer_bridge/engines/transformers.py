@@ -2,7 +2,8 @@
 
 Requests that arrive in the same turn of the event loop form one batch, in order of their sessions' names. A row is
 sampled by inverting its distribution at a number that is a hash of the request's seed, so the result depends on the
-weights and the batch alone, never on a generator's state.
+weights and the batch alone, never on a generator's state. A batch whose callers have all been cancelled is cut between
+two decode steps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from envkit import clock
+from envkit.trainer_bridge.threads import torch_threads
 from envkit.types import Completion, FinishReason, SamplingParams, Weights, stable_hash
 
 _U64 = float(1 << 64)
@@ -35,6 +37,7 @@ class _Request:
     logprobs: list[float] = field(default_factory=list)
     finish: FinishReason = FinishReason.LENGTH
     failure: BaseException | None = None
+    is_abandoned: bool = False
 
 
 @dataclass(slots=True)
@@ -63,12 +66,14 @@ class TransformersEngine:
         model: In evaluation mode, on its device; the engine owns it.
         pad_id: Any token id; used to fill, always masked.
         batch_tokens: Bound on rows times tokens of a new block of sessions.
+        threads: Threads of torch that generate; 0 leaves their number as it is.
     """
 
-    def __init__(self, model: PreTrainedModel, *, pad_id: int, batch_tokens: int = 65536) -> None:
+    def __init__(self, model: PreTrainedModel, *, pad_id: int, batch_tokens: int = 65536, threads: int = 0) -> None:
         self._model = model
         self._pad_id = pad_id
         self._batch_tokens = batch_tokens
+        self._threads = threads
         self._version = 0
         self._blocks: list[_Block] = []
         self._pending: list[_Request] = []
@@ -85,13 +90,17 @@ class TransformersEngine:
         self._pending.append(request)
         try:
             if len(self._pending) == 1:
-                with anyio.CancelScope(shield=True):  # others wait for this batch too
-                    await anyio.lowlevel.cancel_shielded_checkpoint()
-                    async with self._busy:
-                        batch, self._pending = sorted(self._pending, key=lambda one: one.session), []
-                        await self._serve(batch)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_note_cancellation, request)
+                    with anyio.CancelScope(shield=True):  # others wait for this batch too
+                        await anyio.lowlevel.cancel_shielded_checkpoint()
+                        async with self._busy:
+                            batch, self._pending = sorted(self._pending, key=lambda one: one.session), []
+                            await self._serve(batch)
+                    tasks.cancel_scope.cancel()
             await request.done.wait()
         finally:
+            request.is_abandoned = True
             if session is None:
                 self.forget(name)
         if request.failure is not None:
@@ -116,10 +125,9 @@ class TransformersEngine:
     async def _serve(self, batch: list[_Request]) -> None:
         try:
             await clock.to_thread(self._generate, batch)
-        except BaseException as error:
+        except Exception as error:
             for request in batch:
                 request.failure = error
-            raise
         finally:
             self._drop_forgotten()
             for request in batch:
@@ -135,6 +143,10 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _generate(self, batch: list[_Request]) -> None:
+        with torch_threads(self._threads):
+            self._generate_all(batch)
+
+    def _generate_all(self, batch: list[_Request]) -> None:
         fresh: list[_Request] = []
         known: dict[int, list[_Request]] = {}
         for request in batch:
@@ -177,9 +189,11 @@ class TransformersEngine:
         return _Block(sessions, [[] for _ in requests], DynamicCache(), mask_BL)
 
     def _run(self, requests: list[_Request], block: _Block) -> _Block:
-        """Feed each row what the cache lacks, then sample until every row has ended."""
+        """Feed each row what the cache lacks, then sample until every row has ended or every caller has gone."""
         feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
         for position in range(max(request.params.max_tokens for request in requests)):
+            if all(request.is_abandoned for request in requests):
+                break
             logits_BV = self._forward(block, feeds)
             feeds = [[] for _ in requests]
             picks = _sample(logits_BV, requests, position)
@@ -218,6 +232,14 @@ class TransformersEngine:
             seen += feed
         logits: Tensor = output.logits[:, -1].float()
         return logits
+
+
+async def _note_cancellation(request: _Request) -> None:
+    """Mark a request whose caller waits in a shielded scope as soon as the caller is cancelled."""
+    try:
+        await anyio.Event().wait()
+    finally:
+        request.is_abandoned = True
 
 
 def _select(block: _Block, requests: list[_Request]) -> _Block:

@@ -26,10 +26,11 @@ from envkit.trainer_bridge import advantages, losses
 from envkit.trainer_bridge.advantages import Batch
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.critic import Critic
+from envkit.trainer_bridge.threads import torch_threads
 from envkit.trainer_bridge.writing import share_weights, writing
 from envkit.types import Sample, Weights
 
-_UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
+UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
 """What reading a file of a checkpoint raises when it is not there, cut off, or another one."""
 
 
@@ -44,6 +45,7 @@ class TrainerSettings:
         micro_tokens: Bound on the tokens of one pass, padding included.
         seed: Order of the minibatches.
         temperature: What the samples were drawn at; every distribution is taken at the same one.
+        threads: Threads of torch that learn; 0 leaves their number as it is.
     """
 
     learning_rate: float
@@ -52,6 +54,7 @@ class TrainerSettings:
     micro_tokens: int
     seed: int
     temperature: float = 1.0
+    threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +124,13 @@ class TorchTrainer:
         samples, self._samples = self._samples, []
         if not samples:
             raise ValueError("nothing was accumulated")
-        rows = self._prepare(samples)
         sums: defaultdict[str, float] = defaultdict(float)
         updates = 0
-        for indices in self._minibatches(len(samples)):
-            self._learn(rows, indices, sums)
-            updates += 1
+        with torch_threads(self._settings.threads):
+            rows = self._prepare(samples)
+            for indices in self._minibatches(len(samples)):
+                self._learn(rows, indices, sums)
+                updates += 1
         self.version += 1
         tokens, turns = max(sums.pop("tokens"), 1.0), max(sums.pop("turns"), 1.0)
         grad_norm = sums.pop("grad_norm") / updates
@@ -178,7 +182,7 @@ class TorchTrainer:
             if self._reference is not None:
                 safetensors.torch.load_model(self._reference, str(place / "reference.safetensors"))
             self.version = int(json.loads((place / "trainer.json").read_text())["version"])
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise UsageError(f"{place}: not a checkpoint of this policy and algorithm: {_reason(error)}") from error
 
     def _prepare(self, samples: Sequence[Sample]) -> _Rows:

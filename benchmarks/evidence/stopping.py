@@ -1,0 +1,261 @@
+"""Stop a run at random moments and resume it: nothing but the work since the last checkpoint may be lost.
+
+    python benchmarks/evidence/stopping.py
+
+A small run is stopped by Ctrl-C and by kill -9 ten times each, in its warm-up, its train steps, its evaluations and
+while it writes a checkpoint, and by ``timeout 20``. Each one is resumed and compared with a run that nobody stopped:
+metrics and evaluations must be equal to the last digit. The processes that start the runs adopt orphans, so that they
+see whatever a run leaves behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Any
+
+from record import FOLDER, Evidence
+
+from envkit import clock
+
+CONFIG = """
+seed: 3
+env: {id: FrozenLake-v0, num_envs: 64, options: {size: 3}}
+engine: {hidden_size: 32, layers: 2, heads: 2}
+rollout: {group_size: 4, max_turns: 10, max_tokens: 256}
+trainer: {steps: 6, groups_per_step: 32, checkpoint_every: 3, threads: 1}
+evaluation: {episodes: 64, every: 2}
+warmup:
+  {lesson_states: 500, lesson_updates: 60, strung_updates: 60, lesson_batch: 64, episode_updates: 20,
+   episode_batch: 16, check_every: 5, check_episodes: 32}
+tracking: {tensorboard: false}
+"""
+CHECKPOINT_EVERY = 3
+STALE_AFTER = ("trainer_bridge", "envkit/wiring/training.py", "envkit/wiring/warmup.py", "envkit/wiring/signals.py")
+MOMENTS = ("warm-up", "train step", "evaluation", "checkpoint", "warm-up")
+PATIENCE_S = 600.0
+"""After which a run hangs."""
+_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER of prctl."""
+
+Figures = dict[str, Any]
+
+
+class Runs:
+    """Runs of one training file, each in a folder of its own.
+
+    Args:
+        place: An empty folder.
+        words: More words of every command.
+    """
+
+    def __init__(self, place: Path, words: Sequence[str]) -> None:
+        self._place = place
+        self._words = words
+        self._file = place / "small.yaml"
+        self._file.write_text(CONFIG)
+
+    def folder(self, name: str) -> Path:
+        return self._place / name
+
+    def start(self, name: str, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+        command = [*before, sys.executable, "-m", "envkit", "train", str(self._file), "--output"]
+        log = (self._place / f"{name}.log").open("a")
+        with log:
+            return subprocess.Popen(
+                [*command, str(self.folder(name)), *self._words, *words],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+    def log(self, name: str) -> str:
+        return (self._place / f"{name}.log").read_text()
+
+    def finish(self, name: str, *words: str) -> None:
+        """Run to the end."""
+        code = self.start(name, *words).wait(PATIENCE_S)
+        if code != 0:
+            raise SystemExit(f"{name} ended with exit code {code}:\n{self.log(name)}")
+
+    def rows(self, name: str, file: str) -> list[Figures]:
+        """Return what is recorded, without what depends on the machine; a torn last line does not count."""
+        path = self.folder(name) / file
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        whole = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [{key: value for key, value in row.items() if not key.endswith("_s")} for row in whole]
+
+    def checkpoint(self, name: str) -> int | None:
+        """Return the train step of the newest checkpoint."""
+        steps = [int(path.name[5:]) for path in (self.folder(name) / "checkpoints").glob("step-*")]
+        return max(steps, default=None)
+
+
+def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: random.Random) -> Figures:
+    """Stop a run at a moment, resume it, and say what that cost."""
+    process = runs.start(name)
+    _wait(process, _reached(runs, name, moment, chance))
+    if moment != "checkpoint":
+        _pause(chance.uniform(0, 1.5 if moment == "warm-up" else 0.3))
+    has_ended = process.poll() is not None
+    process.send_signal(send)
+    began = clock.stopwatch()
+    code = process.wait(PATIENCE_S)
+    seconds = clock.stopwatch() - began
+    left = _left_behind()
+    recorded, kept = len(runs.rows(name, "metrics.jsonl")), runs.checkpoint(name)
+    in_warm_up = any((runs.folder(name) / "checkpoints").glob("step-0/warmup.pt"))
+    waited = [line.partition("for ")[2].partition(";")[0] for line in _lines(runs.log(name), "stopping: waiting")]
+    runs.finish(name, "--resume")
+    lost = recorded - (kept or 0)
+    bound = 0 if send is signal.SIGINT else CHECKPOINT_EVERY
+    same = all(runs.rows(name, file) == runs.rows("unbroken", file) for file in ("metrics.jsonl", "evaluations.jsonl"))
+    return {
+        "moment": "after the end" if has_ended else moment,
+        "exit_code": code,
+        "seconds_to_end": round(seconds, 2),
+        "waited_for": waited,
+        "train_steps_recorded": recorded,
+        "train_steps_lost": lost,
+        "resumed_in_warm_up": in_warm_up,
+        "processes_left": left + _left_behind(),
+        "same_as_unbroken": same,
+        "holds": same and not left and kept is not None and lost <= bound and (code in (0, 130) or send.value == 9),
+    }
+
+
+def timed_out(runs: Runs, seconds: int) -> Figures:
+    """Run under ``timeout`` twice: the second part goes on where the first one was stopped."""
+    name, parts = "timeout", []
+    for words in ((), ("--resume",)):
+        code = runs.start(name, "--set", "trainer.steps=100000", *words, before=("timeout", str(seconds))).wait(
+            PATIENCE_S
+        )
+        steps = [row["step"] for row in runs.rows(name, "metrics.jsonl")]
+        kept, left = runs.checkpoint(name), _left_behind()
+        holds = code == 124 and steps == list(range(1, (kept or 0) + 1)) and not left
+        part = {"exit_code": code, "train_steps": len(steps), "checkpoint": kept, "processes_left": left}
+        parts.append({**part, "holds": holds})
+    unbroken = runs.rows("unbroken", "metrics.jsonl")
+    same = all(ours == theirs for ours, theirs in zip(runs.rows(name, "metrics.jsonl"), unbroken, strict=False))
+    return {"parts": parts, "same_as_unbroken": same, "holds": same and all(part["holds"] for part in parts)}
+
+
+def _reached(runs: Runs, name: str, moment: str, chance: random.Random) -> Callable[[], bool]:
+    """Return what finds out whether a run has come to a moment."""
+    checkpoints, steps = runs.folder(name) / "checkpoints", chance.randrange(6)
+
+    def count(file: str) -> int:
+        return len(runs.rows(name, file))
+
+    if moment == "warm-up":
+        return (runs.folder(name) / "weights").exists if chance.random() < 0.2 else (checkpoints / "step-0").exists
+    if moment == "train step":
+        return lambda: count("evaluations.jsonl") > 0 and count("metrics.jsonl") >= steps
+    if moment == "evaluation":
+        return lambda: count("metrics.jsonl") >= 2 * (1 + steps % 3)
+    return lambda: any(checkpoints.glob(".step-*")) and count("metrics.jsonl") >= 3 * (steps % 3)
+
+
+def _wait(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    """Wait until a run has come to a moment, or has ended."""
+    until = clock.stopwatch() + PATIENCE_S
+    while not reached() and process.poll() is None:
+        if clock.stopwatch() > until:
+            raise SystemExit("the run did not come to the moment at which it was to be stopped")
+        _pause(0.001)
+
+
+def _pause(seconds: float) -> None:
+    Event().wait(seconds)
+
+
+def _lines(text: str, beginning: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(beginning)]
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has ended."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _left_behind() -> list[str]:
+    """Return the command lines of our descendants that are still there after some seconds."""
+    until = clock.stopwatch() + 10
+    while left := _descendants():
+        if clock.stopwatch() > until:
+            return left
+        _pause(0.05)
+    return []
+
+
+def _descendants() -> list[str]:
+    """Reap the orphans that have ended, and return the command lines of all others below this process."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return []
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended meanwhile
+    below = [os.getpid()]
+    for pid in below:
+        below += [child for child, parent in parents.items() if parent == pid]
+    return [words for pid in below[1:] if (words := _command(pid))]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def main() -> int:
+    """Measure and return the exit code: 1 when a run lost more than it may."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where stopping.json is written")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--short", action="store_true", help="one Ctrl-C and one kill, without timeout 20")
+    asked = parser.parse_args()
+    evidence = Evidence("stopping", stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    found: dict[str, Mapping[str, Any]] = {}
+    with (
+        TemporaryDirectory(prefix="envkit-stopping-") as place,
+        ProcessPoolExecutor(asked.jobs, initializer=_adopt_orphans) as pool,
+    ):
+        runs = Runs(Path(place), ("--set", "trainer.steps=4") if asked.short else ())
+        runs.finish("unbroken")
+        parts: dict[str, Callable[[], Figures]] = {} if asked.short else {"timeout": partial(timed_out, runs, 20)}
+        for word, send in (("ctrl-c", signal.SIGINT), ("kill", signal.SIGKILL)):
+            moments = {"ctrl-c": MOMENTS[:1], "kill": MOMENTS[1:2]}[word] if asked.short else MOMENTS * 2
+            for name, moment in ((f"{word}-{number}", moment) for number, moment in enumerate(moments)):
+                parts[name] = partial(stopped, runs, name, send, moment, random.Random(name))
+        begun = {name: pool.submit(measure) for name, measure in parts.items() if not evidence.has(name)}
+        for name in parts:
+            found[name] = evidence.part(name, lambda name=name: begun[name].result())  # type: ignore[misc]
+            print(name, json.dumps(found[name]), flush=True)
+    broken = [name for name, figures in found.items() if not figures["holds"]]
+    print(f"{len(found) - len(broken)} of {len(found)} held{': not ' + ', '.join(broken) if broken else ''}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

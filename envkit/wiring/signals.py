@@ -1,0 +1,47 @@
+"""SIGINT and SIGTERM as one request to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from envkit import clock
+
+ONE_S = 2.0
+"""Seconds after the first signal in which more of them count as the same: `timeout` signals a process and then its
+process group, and batch systems do alike."""
+
+
+@contextmanager
+def stop_on_signals(request: Callable[[], object], *, now: Callable[[], float] = clock.stopwatch) -> Iterator[None]:
+    """Call `request` in the running event loop at the first SIGINT or SIGTERM of the block.
+
+    A signal more than `ONE_S` later ends the process at once. After a stop the handlers stay, so that a late signal of
+    the same stop does not end the process while it says how the run ended; then they give way to those before.
+    Only for the main thread. `now` is a steady clock, in seconds.
+    """
+    loop = asyncio.get_running_loop()
+    first_s: float | None = None
+    has_ended = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal first_s
+        if first_s is None:
+            first_s = now()
+            loop.call_soon_threadsafe(request)
+        elif now() - first_s > ONE_S:
+            signal.signal(number, (has_ended and old[number]) or signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    old: dict[int, Any] = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        has_ended = True
+        if first_s is None:
+            for number, handler in old.items():
+                signal.signal(number, handler)
