@@ -10,7 +10,8 @@ from pathlib import Path
 
 import anyio
 
-from envkit.sandbox import remount, uids
+from envkit.sandbox import uids
+from envkit.sandbox.remount import reconfigure
 
 _TERMINALS = 64
 """How many a sandbox may have at once; the kernel has 3,072 for all of them together."""
@@ -38,11 +39,20 @@ class FirstProcess:
         Raises:
             OSError: The process is gone, or there is no such folder.
         """
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(f"/proc/{self.pid}/root{place}", flags)
-        self._handles.append(handle)
-        self.require_life()  # now the number was its own when the folder was opened
-        return Path(f"/proc/self/fd/{handle}")
+        self._handles.append(self._open(place))
+        return Path(f"/proc/self/fd/{self._handles[-1]}")
+
+    def remount(self, place: str, options: Mapping[str, str]) -> None:
+        """Give the file system that the box has mounted at `place` other options, as `remount.reconfigure`.
+
+        Raises:
+            OSError: The process is gone, there is no such mount, or the kernel refuses.
+        """
+        handle = self._open(place)
+        try:
+            reconfigure(Path(f"/proc/self/fd/{handle}"), options)
+        finally:
+            os.close(handle)
 
     def require_life(self) -> None:
         """Raise `ProcessLookupError` if it is gone."""
@@ -67,7 +77,17 @@ class FirstProcess:
             OSError: The process is gone, or the kernel is older than 5.2 or refuses; then all boxes share one bound.
         """
         options = {"newinstance": "", "max": str(_TERMINALS), "ptmxmode": "0666", "mode": "620", **(more or {})}
-        remount.reconfigure(self.folder("/dev/pts"), options)
+        self.remount("/dev/pts", options)
+
+    def _open(self, place: str) -> int:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(f"/proc/{self.pid}/root{place}", flags)
+        try:
+            self.require_life()  # now the number was its own when the folder was opened
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
 
     @property
     def is_stopped(self) -> bool:
