@@ -82,13 +82,9 @@ class AttachedContainer:
         """Return where on this host its volumes are, by their names inside; none where we cannot see that."""
         return await volumes(self._daemon, self.id)
 
-    async def restrict(self, volumes: Mapping[str, Path], spec: SandboxSpec) -> None:
-        """Do from this host, where that is possible, what the daemon has no options for.
-
-        Args:
-            volumes: What `volumes` returned.
-            spec: What the container was made from.
-        """
+    async def restricted(self, spec: SandboxSpec) -> Mapping[str, Path]:
+        """Do from this host, where that is possible, what the daemon has no options for; return `volumes`."""
+        volumes = await self.volumes()
         if (first := await self._first_process(volumes)) is not None:
             with closing(first):
                 with suppress(OSError):
@@ -96,6 +92,7 @@ class AttachedContainer:
                 if lends_score(self._daemon, spec):
                     with suppress(OSError):
                         await clock.to_thread(oom_score.lend, first)
+        return volumes
 
     async def _first_process(self, volumes: Mapping[str, Path]) -> FirstProcess | None:
         """Return its process 1 on this host, known by what is mounted there; None where we cannot see it."""
@@ -112,9 +109,9 @@ class AttachedContainer:
         first.close()
         return None
 
-    async def written(self) -> Written | None:
-        """Return what it writes to the disk of this host; None where we cannot see that."""
-        if not _is_open(self._daemon):
+    async def written(self, spec: SandboxSpec) -> Written | None:
+        """Return what it, made as `spec`, writes to the disk of this host; None for nothing, or where we cannot see."""
+        if spec.profile != "system" or not _is_open(self._daemon):
             return None
         found = await self._daemon.inspect(self.id) or {}
         layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""

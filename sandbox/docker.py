@@ -167,7 +167,7 @@ class DockerBackend:
         held = AttachedContainer(self._daemon, container_id, stream, removes_itself=True)
         try:
             spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
-            volumes, written = await held.volumes(), await self._written(held, spec)
+            volumes, written = await held.volumes(), await held.written(spec)
             door = attached.knock(volumes)
         except BaseException:
             held.stream.close()
@@ -289,8 +289,7 @@ class DockerBackend:
         spec = plan.spec
         held = await self._run(plan, agent.command(python), self._opening)
         try:
-            volumes, written = await held.volumes(), await self._written(held, spec)
-            await held.restrict(volumes, spec)
+            volumes, written = await held.restricted(spec), await held.written(spec)
             if spec.stay and DOOR not in volumes:
                 raise SandboxRefusedError(plan.box_id, attached.NO_WAY_BACK)
             if spec.profile == "system" and spec.disk_mib is not None and not (written or self._bounds_disk):
@@ -347,10 +346,6 @@ class DockerBackend:
         own = attached.lends_score(self._daemon, spec)
         made = options(has_agent=argv is not LIFE_LINE, agent_sets_scores=own)
         return await attached.run(self._daemon, made, opening)
-
-    async def _written(self, held: AttachedContainer, spec: SandboxSpec) -> Written | None:
-        """Return what a box writes to the daemon's disk."""
-        return await held.written() if spec.profile == "system" else None
 
     def _box(
         self,

@@ -101,12 +101,6 @@ class LocalBackend:
             "seccomp": self._filter is not None,
         }
 
-    def shared(self) -> tuple[str, ...]:
-        """Name what boxes take from one another, and from programs of the host's users 1000 and 1001 or of our own."""
-        if self._ranges.why_none is None:
-            return ()
-        return uids.COUNTED if os.geteuid() == 0 else (*uids.COUNTED, "terminals")
-
     def disks(self) -> Mapping[str, tuple[int, int]]:
         """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
         return self._boxes.disks()
@@ -360,10 +354,8 @@ class LocalBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_leaving = True
-        try:
-            await self._boxes.close()
-        finally:
-            self._ranges.close()
+        self._ranges.close()
+        await self._boxes.close()
 
 
 def _staying(box_id: str, places: cgroups.Places) -> tuple[Life, FirstProcess]:

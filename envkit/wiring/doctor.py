@@ -112,7 +112,8 @@ async def _local() -> BackendFound:
     why = await clock.to_thread(local.why_unavailable)
     if why is not None:
         return BackendFound("local", why)
-    return await _measure("local", LocalBackend(), None)
+    found = await _measure("local", LocalBackend(), None)
+    return replace(found, shared=await clock.to_thread(uids.shared))
 
 
 async def _docker(image: str | None) -> BackendFound:
@@ -147,13 +148,11 @@ async def _docker_daemon() -> tuple[str, Sequence[str]]:
 async def _measure(name: str, backend: Backend, image: str | None) -> BackendFound:
     starts, execs = [], []
     capabilities: Mapping[str, bool] = {}
-    shared: Sequence[str] = ()
     problem = None
     try:
         with anyio.fail_after(_PROBE_S):
             async with backend:
                 capabilities = backend.capabilities()
-                shared = backend.shared() if isinstance(backend, LocalBackend) else ()
                 for _ in range(_ROUNDS):
                     began = clock.now()
                     box = await backend.start(SandboxSpec(image=image))
@@ -175,7 +174,7 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
         return BackendFound(name, problem)
     remedies = [_INSTALL["groups"]] if name == "local" and not capabilities["memory"] else []
     start_ms, exec_ms = (round(1000 * statistics.median(times), 1) for times in (starts, execs))
-    return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies, shared)
+    return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies)
 
 
 def _machine(docker_version: str) -> dict[str, str]:

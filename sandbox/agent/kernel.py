@@ -165,10 +165,13 @@ class Score:
 def limit_resources() -> None:
     """Leave no core file, and no more than half of what the kernel lets a sandbox's users queue to one of them."""
     if resource is not None:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        bounds = [(resource.RLIMIT_CORE, 0)]
         if _LINUX:
-            _limit(resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS)
-            _limit(resource.RLIMIT_MSGQUEUE, _QUEUE_BYTES)
+            bounds += [(resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS), (resource.RLIMIT_MSGQUEUE, _QUEUE_BYTES)]
+        for kind, most in bounds:
+            hard = resource.getrlimit(kind)[1]
+            bound = most if hard == resource.RLIM_INFINITY else min(most, hard // 2)
+            resource.setrlimit(kind, (bound, bound))
 
 
 def be_killed_first() -> None:
@@ -211,12 +214,6 @@ def close_others(*kept: int) -> None:
                 os.close(fd)
             except OSError:  # the one that listed them
                 pass
-
-
-def _limit(kind: int, most: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    bound = most if hard == resource.RLIM_INFINITY else min(most, hard // 2)
-    resource.setrlimit(kind, (bound, bound))
 
 
 def _processes(name: str) -> int | None:
