@@ -23,7 +23,7 @@ from tests.http.worlds import serving, slots
 
 COUNT = {"env_id": "Count-v0", "seed": 1}
 EVIL = "<script>alert(1)</script>&\"'"
-ENVS = [EnvSpec("Count-v0", lambda: None, summary=f"Counts {EVIL}")]  # type: ignore[arg-type,return-value]
+ENVS = [EnvSpec("Count-v0", lambda: None, summary=f"Counts {EVIL}")]
 
 
 class Page(HTMLParser):
