@@ -72,17 +72,15 @@ def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
 @pytest.mark.docker
 def test_an_image_that_is_missing_is_said_with_what_makes_it(tmp_path: Path) -> None:
     said = said_by(tmp_path, "--backend", "docker", "--set", "envs.image=no/such:1")
-    assert said == (
-        "there is no image no/such:1 here, in whose boxes environments are served; make it: envkit image build games"
-        " --tag no/such:1, or fetch it: docker pull no/such:1"
-    )
+    assert said.startswith("there is no image no/such:1 here, in whose boxes environments are served; make it: ")
+    assert said.endswith("envkit image build games --tag no/such:1, or fetch it: docker pull no/such:1")
 
 
 @pytest.mark.docker
 def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_path: Path) -> None:
     said = said_by(tmp_path, "--backend", "docker", "--set", "envs.boxes=1", "--set", f"envs.image={image()}")
     assert said.startswith(f"environments are served in boxes of image {image()}, which lacks envkit or Python (")
+    assert "No module named 'envkit')); make one that has them: " in said
     assert said.endswith(
-        f"No module named 'envkit')); make one that has them: envkit image build games --base {image()}"
-        f" --tag {image()}-envkit, and name it in envs.image"
+        f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image"
     )
