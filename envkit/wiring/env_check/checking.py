@@ -10,7 +10,7 @@ from envkit.errors import ConfigError, EnvkitError
 from envkit.tracebacks import env_error
 from envkit.types import JSON
 from envkit.wiring.env_check import apart, many, single
-from envkit.wiring.env_check.episodes import MAX_STEPS, EnvUnderTest, Played
+from envkit.wiring.env_check.episodes import EnvUnderTest, Played
 from envkit.wiring.env_check.verdicts import FailedCheckError, SkippedCheckError, Verdict
 from envkit.wiring.envs import find
 
@@ -50,6 +50,8 @@ def check_env(env_id: str, *, options: dict[str, JSON] | None = None, episodes: 
 
 
 class _Checks:
+    """The checks of one environment, with the episodes that they share."""
+
     def __init__(self, env: EnvUnderTest, seeds: range) -> None:
         self.env = env
         self._seeds = seeds
@@ -68,6 +70,7 @@ class _Checks:
         return apart.play_apart(self.env, self._seeds)
 
     def run(self) -> list[Verdict]:
+        """Run each check whose preconditions held."""
         env = self.env
         broken = {} if find(env.env_id).replayable else {_REPLAYABLE: "it is registered with replayable=False"}
         verdicts: list[Verdict] = []
@@ -90,7 +93,7 @@ class _Checks:
         check(_REPLAY, lambda: single.replay_gives_the_same(env, self._episodes), _REPLAYABLE, _TEXT, _SAME)
         check(_LEAKS, lambda: single.nothing_leaks(env, self._episodes), *same)
         check("options count at reset", partial(single.options_count_at_reset, env), *same, _LEAKS)
-        check("expert solves", partial(single.expert_solves, env, self._seeds, MAX_STEPS), _PLAYS, _TEXT)
+        check("expert solves", partial(single.expert_solves, env, self._seeds), _PLAYS, _TEXT)
         check("vector equals single", partial(many.vector_equals_single, env), *same, _LEAKS)
         check("autoreset is honoured", lambda: many.autoreset_is_honoured(env, self._episodes), *same, _LEAKS)
         check("steps do not block", lambda: single.steps_do_not_block(env, self._episodes[0]), _PLAYS)
