@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from envkit.trainer_bridge.diagnosis import STEPS, diagnose
@@ -11,7 +13,7 @@ Row = dict[str, float | None]
 FINE: Row = {"success": 0.4, "action_is_valid": 0.9, "advantage_abs": 0.7, "cut_completions": 0.1}
 
 
-def rows(count: int = STEPS, **changes: float | None) -> list[Row]:
+def rows(changes: Mapping[str, float | None] = FINE, count: int = STEPS) -> list[Row]:
     return [{**FINE, **changes} for _ in range(count)]
 
 
@@ -32,23 +34,22 @@ def test_a_run_that_learns_has_no_findings() -> None:
 def test_each_finding_says_what_was_seen_and_what_to_try(
     name: str, changes: dict[str, float], words: list[str]
 ) -> None:
-    found = diagnose(rows(**changes))
+    found = diagnose(rows(changes))
     assert list(found) == [name]
     assert all(word in found[name] for word in words)
 
 
 @pytest.mark.parametrize("changes", [{"advantage_abs": 0.0}, {"action_is_valid": 0.0}, {"cut_completions": 1.0}])
 def test_one_good_step_among_the_last_is_no_finding_and_earlier_steps_do_not_count(changes: dict[str, float]) -> None:
-    assert diagnose([*rows(STEPS - 1, **changes), FINE]) == {}
-    assert len(diagnose([FINE, *rows(STEPS, **changes)])) == 1
+    assert diagnose([*rows(changes, STEPS - 1), FINE]) == {}
+    assert len(diagnose([FINE, *rows(changes)])) == 1
 
 
 def test_a_short_run_is_judged_by_all_of_its_steps() -> None:
-    assert "in the last train step:" in diagnose(rows(1, advantage_abs=0.0))["alike"]
-    assert "in the last 2 train steps:" in diagnose(rows(2, advantage_abs=0.0))["alike"]
+    assert "in the last train step:" in diagnose(rows({"advantage_abs": 0.0}, 1))["alike"]
+    assert "in the last 2 train steps:" in diagnose(rows({"advantage_abs": 0.0}, 2))["alike"]
 
 
 def test_figures_that_are_missing_or_no_number_are_no_finding() -> None:
-    missing: dict[str, float | None] = {"success": None, "action_is_valid": None, "advantage_abs": None}
-    assert diagnose(rows(**missing)) == {}
+    assert diagnose(rows({"success": None, "action_is_valid": None, "advantage_abs": None})) == {}
     assert diagnose([{"success": 0.0}]) == {}
