@@ -39,9 +39,9 @@ class Page(HTMLParser):
         self._in = ""
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.links += [value or "" for name, value in attributes if name in ("href", "src")]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
         if tag == "h2":
             self._heading = ""
         elif tag == "table":
