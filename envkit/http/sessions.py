@@ -62,7 +62,7 @@ _CLOSING_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class _VoidError(Exception):
+class _VoidError(EnvkitError):
     """Leaves a lease by the way that tells the host not to use the world again."""
 
 
@@ -312,7 +312,7 @@ class SessionTable:
                     session.opened.set()
                     await session.released.wait()
                     if session.state is SessionState.BROKEN:
-                        raise _VoidError
+                        raise _VoidError(f"session {session.id}: the episode is void")
             if session.holding.cancelled_caught:
                 failure = session.why_interrupted
         except Exception as error:
