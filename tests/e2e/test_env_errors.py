@@ -71,8 +71,8 @@ clock.run(main)
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    install_world(tmp_path / "envs", "broken", ENVS)
-    return tmp_path / "envs"
+    install_world(tmp_path / "site-packages", "broken", ENVS)
+    return tmp_path / "site-packages"
 
 
 def error_of(kind: str, env_id: str, broken: Path) -> str:
