@@ -122,7 +122,7 @@ class RunRecord:
             return cls(folder, opened, first_step=0, tensorboard=tensorboard)
 
     @classmethod
-    def resume(cls, folder: Path, config_yaml: str, *, step: int, tensorboard: bool) -> Self:
+    def resume(cls, folder: Path, config_yaml: str, *, step: int, tensorboard: bool, is_evaluated: bool = True) -> Self:
         """Open a run's folder again, as it was when train step `step` had just been recorded.
 
         What is recorded about later steps is dropped, since those will be made again; so is a last line that a kill
@@ -133,6 +133,8 @@ class RunRecord:
             config_yaml: The whole configuration; only `trainer.steps` may differ, and only grow.
             step: The train step of the checkpoint that the run continues from.
             tensorboard: Whether to write event files.
+            is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, that will be made
+                again, and a kill may have left its row.
 
         Raises:
             UsageError: There is nothing to resume, the configuration differs, a file is damaged, the folder is in use
@@ -146,7 +148,7 @@ class RunRecord:
             with writing(config):
                 _refuse_other_config(config, config_yaml)
             keep_until(folder / METRICS, step)
-            keep_until(folder / EVALUATIONS, step)
+            keep_until(folder / EVALUATIONS, step if is_evaluated else step - 1)
             with writing(folder):
                 for number, path in recorded_steps(folder).items():
                     if number > step:

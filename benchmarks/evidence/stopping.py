@@ -168,7 +168,7 @@ def _reached(runs: Runs, name: str, moment: str, chance: random.Random) -> Calla
         return lambda: count("evaluations.jsonl") > 0 and count("metrics.jsonl") >= steps
     if moment == "evaluation":
         return lambda: count("metrics.jsonl") >= 2 * (1 + steps % 3)
-    return lambda: any(checkpoints.glob(".step-*")) and count("metrics.jsonl") >= 3 * (steps % 3)
+    return lambda: any(checkpoints.glob(".step-*")) and count("metrics.jsonl") >= 3 * (1 + steps % 2)
 
 
 def _wait(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:

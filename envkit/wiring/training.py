@@ -224,7 +224,8 @@ class _Run:
         text, tensorboard = config.dump(self._run), self._run.tracking.tensorboard
         if self._newest is None:
             return RunRecord.create(self._folder, text, force=self._force, tensorboard=tensorboard)
-        return RunRecord.resume(self._folder, text, step=self._state.step, tensorboard=tensorboard)
+        step, is_evaluated = self._state.step, self._state.facts.get("evaluated") == self._state.step
+        return RunRecord.resume(self._folder, text, step=step, tensorboard=tensorboard, is_evaluated=is_evaluated)
 
     async def _warm_up(self, policy: Policy, record: RunRecord) -> None:
         """Make the policy ready for reinforcement, or restore what an earlier part of the run made.

@@ -174,6 +174,13 @@ def test_resume_drops_what_is_later_than_the_checkpoint(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "trajectories").iterdir()) == [f"step-{n}.jsonl" for n in (1, 2, 3)]
 
 
+def test_resume_drops_an_evaluation_that_the_checkpoint_does_not_know_of(tmp_path: Path) -> None:
+    run_of(tmp_path, steps=5)
+    RunRecord.resume(tmp_path, CONFIG, step=3, tensorboard=False, is_evaluated=False).close()
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2, 3]
+    assert steps_in(tmp_path / "evaluations.jsonl") == [1, 2]
+
+
 def test_resume_drops_the_summary_of_the_part_before(tmp_path: Path) -> None:
     record = create(tmp_path)
     record.summary({"stopped": True})
