@@ -43,6 +43,7 @@ def test_every_place_that_can_be_written_is_in_memory_and_bounded_also_those_tha
     places = host(SandboxSpec(disk_mib=32))["Tmpfs"]
     assert isinstance(places, dict)
     assert sorted(places) == ["/data", "/dev/shm", "/run/envkit-grader", "/tmp", "/workspace"]
+    assert "size=16m" in str(places.pop("/dev/shm"))
     assert all("size=32m" in str(options) for options in places.values())
     large = host(SandboxSpec())["Tmpfs"]
     assert isinstance(large, dict)
