@@ -256,7 +256,7 @@ def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) ->
         (["evaluation", "--prompts"], "--prompts: no model played the episodes of evaluation/episodes.jsonl"),
         (["empty.jsonl"], "empty.jsonl: is empty; it should have one JSON object for each episode"),
         (["begun/config.yaml"], "begun/config.yaml: line 1 is damaged or not an episode"),
-        (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode (Input data was truncated); remove it or "),
+        (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode of format 1 (Input data was truncated); "),
     ],
 )
 def test_what_cannot_be_shown_is_one_line_and_exit_code_2(words: list[str], line: str, tmp_path: Path) -> None:

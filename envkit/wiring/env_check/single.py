@@ -52,8 +52,6 @@ _TIMED_S = 10.0
 _OPTIONS_TRIED = 6
 _OPTION_SEEDS = range(3)
 _OPTION_STEPS = 40
-_NO_OPTIONS = ("render_mode", "observation", "action", "kwargs")
-"""Parameters that are none for `reset`."""
 
 
 def episodes_can_be_played(env: EnvUnderTest) -> str:
@@ -217,7 +215,7 @@ def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
     for name, default in usual.items():
         if isinstance(default, bool):
             yield name, [not default]
-        elif isinstance(default, (int, float)) and name not in _NO_OPTIONS:
+        elif isinstance(default, (int, float)):
             yield name, [default + 1, default - 1, 2 * default, default / 2]
 
 
