@@ -73,3 +73,35 @@ def _why_missing(name: str) -> str | None:
         return None
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+FRAIL = """
+import gymnasium
+import envkit
+from envkit.spaces import Utf8Text
+
+class Frail(gymnasium.Env):
+    observation_space = action_space = Utf8Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        return "Say a word.", {}
+
+    def step(self, action):
+        if action == "crash":
+            raise KeyError("no such word")
+        return f"You said {action!r}.\\x1b]0;title\\x07", 0.25, False, False, {}
+
+def bring():
+    envkit.register("Frail-v0", "frail:Frail")
+"""
+
+
+@pytest.fixture
+def frail(tmp_path: Path) -> Path:
+    """A folder with an installed package that brings Frail-v0, which lists no moves and can be broken."""
+    metadata = tmp_path / "frail-1.0.dist-info"
+    metadata.mkdir()
+    (tmp_path / "frail.py").write_text(FRAIL)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: frail\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[envkit.envs]\nfrail = frail:bring\n")
+    return tmp_path

@@ -39,37 +39,6 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
-FRAIL = """
-import gymnasium
-import envkit
-from envkit.spaces import Utf8Text
-
-class Frail(gymnasium.Env):
-    observation_space = action_space = Utf8Text(100)
-
-    def reset(self, *, seed=None, options=None):
-        return "Say a word.", {}
-
-    def step(self, action):
-        if action == "crash":
-            raise KeyError("no such word")
-        return f"You said {action!r}.\\x1b]0;title\\x07", 0.25, False, False, {}
-
-def bring():
-    envkit.register("Frail-v0", "frail:Frail")
-"""
-
-
-@pytest.fixture
-def frail(tmp_path: Path) -> Path:
-    """A folder with an installed package that brings Frail-v0, which lists no moves and can be broken."""
-    metadata = tmp_path / "frail-1.0.dist-info"
-    metadata.mkdir()
-    (tmp_path / "frail.py").write_text(FRAIL)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: frail\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[envkit.envs]\nfrail = frail:bring\n")
-    return tmp_path
-
 
 def in_lines(words: Sequence[str], typed: str | bytes, *, path: Path | None = None) -> tuple[int, str, str]:
     """Play with the lines of a pipe."""

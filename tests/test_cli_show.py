@@ -95,11 +95,11 @@ episode 1  task 0 (seed {seed}), attempt 1  succeeded
 reward 1, 6 turns, ended: terminated, shortest solution: 6 moves, action_is_valid 1, action_is_effective 1
 
   start      1. down    2. down    3. right   4. down    5. right   6. right
-                                                                    reward 1
   P___       ____       ____       ____       ____       ____       ____
   _O_O       PO_O       _O_O       _O_O       _O_O       _O_O       _O_O
   ___O       ___O       P__O       _P_O       ___O       ___O       ___O
   O__G       O__G       O__G       O__G       OP_G       O_PG       O__√
+                                                                    reward 1
 """
 
 
@@ -177,9 +177,10 @@ reward 0, 2 turns, ended: max_turns
   observation
     _PG
 
-  2. and yet another long thought that does not  cut at the token limit
+  2. and yet another long thought that does not
   Your answer could not be read.
   _PG
+  cut at the token limit
 """
 
 
@@ -238,8 +239,7 @@ def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) ->
     assert "\x1b[1;31mfailed\x1b[0m" in coloured
     lines = re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()
     wrapped = [line for line in lines if "rule" in line]
-    assert len(wrapped) == 5
-    assert all(line.startswith("    ") for line in wrapped)  # it goes on where the long line began
+    assert len(wrapped) == 4
     assert max(map(len, lines[1:])) <= 50
 
 
@@ -256,7 +256,7 @@ def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) ->
         (["evaluation", "--prompts"], "--prompts: no model played the episodes of evaluation/episodes.jsonl"),
         (["empty.jsonl"], "empty.jsonl: is empty; it should have one JSON object for each episode"),
         (["begun/config.yaml"], "begun/config.yaml: line 1 is damaged or not an episode"),
-        (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode (Input data was truncated); remove it or "),
+        (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode of format 1 (Input data was truncated); "),
     ],
 )
 def test_what_cannot_be_shown_is_one_line_and_exit_code_2(words: list[str], line: str, tmp_path: Path) -> None:

@@ -80,23 +80,16 @@ def read_episodes(path: Path) -> list[EpisodeRecord]:
     return [_decoded(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
 
 
-class _Header(msgspec.Struct):
-    """What lines of every format have; files from before there was a number have none."""
-
-    format: int = 0
-
-
-_HEADER = msgspec.json.Decoder(_Header)
 _EPISODE = msgspec.json.Decoder(EpisodeRecord)
 
 
 def _decoded(line: bytes, place: str) -> EpisodeRecord:
     try:
-        found = _HEADER.decode(line).format
-        if found == FORMAT:
-            return _EPISODE.decode(line)
+        episode = _EPISODE.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UsageError(f"{place} is damaged or not an episode ({error}); remove it or name another file") from None
-    if found == 0:
-        raise UsageError(f"{place} is not an episode, or one from before episodes had a format number; record it again")
-    raise UsageError(f"{place} has format {found}, but this version of envkit reads format {FORMAT}")
+        raise UsageError(
+            f"{place} is damaged or not an episode of format {FORMAT} ({error}); record it again or name another file"
+        ) from None
+    if episode.format != FORMAT:
+        raise UsageError(f"{place} has format {episode.format}, but this version of envkit reads format {FORMAT}")
+    return episode

@@ -8,6 +8,7 @@ import typer
 
 from envkit.cli.exits import FAILED
 from envkit.cli.options import EnvOptions, read_options
+from envkit.cli.tables import print_table
 
 
 def check_env(
@@ -22,9 +23,6 @@ def check_env(
     from envkit.wiring.env_check import check_env
 
     verdicts = check_env(env_id, options=read_options(option or ()), episodes=episodes)
-    rows = [("check", "verdict", "seen"), *((one.check, one.outcome, one.seen) for one in verdicts)]
-    width = max(len(name) for name, *_ in rows)
-    for name, outcome, seen in rows:
-        typer.echo(f"{name:<{width}}  {outcome:<7}  {seen}")
+    print_table(("CHECK", "VERDICT", "SEEN"), [(one.check, one.outcome, one.seen) for one in verdicts])
     if any(one.outcome == "fail" for one in verdicts):
         raise typer.Exit(FAILED)

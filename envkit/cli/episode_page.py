@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import NamedTuple, TextIO
+from collections.abc import Iterator, Sequence
+from itertools import groupby, zip_longest
+from typing import TextIO
 
 import orjson
 from rich.console import Console
@@ -22,27 +22,12 @@ _ANSWER = re.compile("<answer>([^<>]*)</answer>")
 _STYLES = {"succeeded": "bold green", "failed": "bold red", "lost": "bold yellow"}
 
 
-class _Block(NamedTuple):
-    """The start of an episode or one of its turns.
-
-    Attributes:
-        title: Its first line.
-        notes: What is unusual about it; may be empty.
-        body: The rest.
-    """
-
-    title: Text
-    notes: Text
-    body: Sequence[Text]
-
-    @property
-    def width(self) -> int:
-        """Number of columns."""
-        return max(line.cell_len for line in (self.title, self.notes, *self.body))
+_Block = Sequence[Text]
+"""The lines of the start of an episode, or of one of its turns."""
 
 
 class EpisodePage:
-    """Writes episodes to `stream`; on a terminal in colours and in its width, elsewhere with unbroken lines.
+    """Writes episodes to `stream`; in colours and with wrapped lines on a terminal, with whole lines elsewhere.
 
     Args:
         stream: Where they go.
@@ -50,7 +35,7 @@ class EpisodePage:
     """
 
     def __init__(self, stream: TextIO, *, prompts: bool) -> None:
-        self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self._prompts = prompts
 
     def heading(self, title: str, episodes: Sequence[EpisodeRecord]) -> None:
@@ -73,22 +58,18 @@ class EpisodePage:
         self._write(Text(", ".join(_facts(episode)), style="dim"))
         if episode.error is not None:
             self._write(Text(" ".join(_plain(episode.error)), style="red"))
-        blocks = self._blocks(episode)
-        for is_narrow, some in groupby(blocks, key=lambda block: block.width <= _NARROW):
-            if is_narrow:
-                self._side_by_side(list(some))
-            else:
-                self._one_by_one(some)
+        for is_narrow, some in groupby(self._blocks(episode), key=lambda block: _width(block) <= _NARROW):
+            self._rows(list(some), side_by_side=is_narrow)
 
     def _blocks(self, episode: EpisodeRecord) -> Iterator[_Block]:
         if episode.start is not None and not self._prompts:
-            yield _Block(Text("start", style="bold"), Text(), _text(episode.start.text))
+            yield [Text("start", style="bold"), *_text(episode.start.text)]
         for number, turn in enumerate(episode.turns, 1):
             yield self._turn(turn, number, is_last=number == len(episode.turns))
 
     def _turn(self, turn: TurnRecord, number: int, *, is_last: bool) -> _Block:
         title = Text(f"{number}.", style="bold")
-        notes = Text(", ".join(_notes(turn)), style="yellow")
+        notes = [Text(note, style="yellow") for note in _notes(turn)]
         action = _text(_said(turn), "cyan")
         seen = _text("" if turn.observation is None else turn.observation.text)
         if self._prompts and turn.generation is not None:
@@ -100,47 +81,34 @@ class EpisodePage:
         elif len(action) > 1:
             sections = {"action": action, "observation": seen}
         else:
-            return _Block(Text.assemble(title, " ", *action), notes, seen)
+            return [Text.assemble(title, " ", *action), *seen, *notes]
         body = [
             line
             for name, lines in sections.items()
             if lines
-            for line in (Text(name, style="dim"), *(Text.assemble(_INDENT, one) if one else one for one in lines))
+            for line in (Text(name, style="dim"), *(Text.assemble(_INDENT, one) for one in lines))
         ]
-        return _Block(title, notes, body)
+        return [title, *body, *notes]
 
-    def _one_by_one(self, blocks: Iterable[_Block]) -> None:
-        for block in blocks:
-            self._console.print()
-            self._write(Text.assemble(_INDENT, block.title, *((_INDENT, block.notes) if block.notes else ())))
-            for line in block.body:
-                self._write(Text.assemble(_INDENT, line) if line else line)
-
-    def _side_by_side(self, blocks: Sequence[_Block]) -> None:
-        width = max(block.width for block in blocks)
-        per_row = max(1, (self._console.width - len(_INDENT) + len(_GAP)) // (width + len(_GAP)))
+    def _rows(self, blocks: Sequence[_Block], *, side_by_side: bool) -> None:
+        width = max(map(_width, blocks))
+        fitting = (self._console.width - len(_INDENT) + len(_GAP)) // (width + len(_GAP))
+        per_row = max(1, fitting) if side_by_side else 1
         for first in range(0, len(blocks), per_row):
-            row = blocks[first : first + per_row]
-            noted = any(block.notes for block in row)
-            columns = [[block.title, *([block.notes] if noted else []), *block.body] for block in row]
             self._console.print()
-            for height in range(max(map(len, columns))):
+            for cells in zip_longest(*blocks[first : first + per_row], fillvalue=Text()):
                 line = Text(_INDENT)
-                for column in columns:
-                    cell = column[height] if height < len(column) else Text()
+                for cell in cells:
                     line.append_text(cell).append(" " * (width - cell.cell_len) + _GAP)
                 line.rstrip()
                 self._write(line)
 
     def _write(self, line: Text) -> None:
-        """Write a line; one that is broken goes on at its own indentation."""
-        if self._console.is_terminal and line.cell_len > self._console.width:
-            indent = len(line.plain) - len(line.plain.lstrip())
-            for part in line[indent:].wrap(self._console, max(20, self._console.width - indent)):
-                part.rstrip()
-                self._console.print(Text.assemble(" " * indent, part))
-        else:
-            self._console.print(line)
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
+
+
+def _width(block: _Block) -> int:
+    return max(line.cell_len for line in block)
 
 
 def summary(episodes: Sequence[EpisodeRecord]) -> str:

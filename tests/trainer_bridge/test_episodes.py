@@ -170,17 +170,27 @@ def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder:
     ("content", "message"),
     [
         (b"", "file: is empty; it should have one JSON object for each episode"),
-        (b'{"format":1', r"file: line 1 is damaged or not an episode \(Input data was truncated\); remove it or name"),
-        (b"[1]\n", r"file: line 1 is damaged or not an episode \(Expected `object`, got `array`\)"),
+        (
+            b'{"format":1',
+            r"file: line 1 is damaged or not an episode of format 1 \(Input data was truncated\); ",
+        ),
+        (b"[1]\n", r"file: line 1 is damaged or not an episode of format 1 \(Expected `object`, got `array`\)"),
         (b'{"format":1,"env_id":3}\n', r"file: line 1 is damaged .*Expected `str`, got `int` - at `\$.env_id`"),
-        (b'{"step":3,"loss":0.5}\n', "file: line 1 is not an episode, or one from before episodes had a format number"),
-        (b'{"format":2,"what":"new"}\n', "file: line 1 has format 2, but this version of envkit reads format 1"),
+        (b'{"step":3,"loss":0.5}\n', "file: line 1 is damaged or not an episode of format 1 .*required field `format`"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_line(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_episodes(tmp_path / "file")
+
+
+def test_an_episode_of_a_later_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    written(path, scripted(Answer("s"), Answer("e", ends="terminated")))
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2', 1))
+    with pytest.raises(UsageError, match="file: line 1 has format 2, but this version of envkit reads format 1"):
+        read_episodes(path)
 
 
 def test_a_damaged_line_is_counted_from_one(tmp_path: Path) -> None:

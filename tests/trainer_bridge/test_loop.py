@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,104 +16,12 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.trainer_bridge import checkpoint
-from envkit.trainer_bridge.checkpoint import RunState
 from envkit.trainer_bridge.display import SilentDisplay
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop, step_metrics
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
-from envkit.trainer_bridge.stopping import Stop
-from envkit.types import EpisodeRecord, Group, Info, Sample, StopReason, Task, Trajectory, stable_hash
-from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
-
-SETTINGS = LoopSettings(
-    steps=6,
-    groups_per_step=2,
-    group_size=2,
-    temperature=0.9,
-    seed=7,
-    evaluate_every=2,
-    checkpoint_every=3,
-    keep_checkpoints=2,
-    trajectories_every=0,
-    trajectories=3,
-)
-FOLDS: Info = {"metrics": {"success": "last"}}
-
-
-@dataclass
-class Notes:
-    """What the loop wrote down, without what depends on the machine."""
-
-    steps: dict[int, dict[str, float]] = field(default_factory=dict)
-    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
-    shown: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        assert step not in self.steps
-        self.steps[step] = {name: value for name, value in values.items() if not name.endswith("_s")}
-
-    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        assert step not in self.evaluations
-        self.evaluations[step] = dict(values)
-
-    def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
-        self.shown[step] = list(episodes)
-
-
-class Part:
-    """One part of a run, from the newest checkpoint if there is one."""
-
-    def __init__(self, folder: Path, settings: LoopSettings = SETTINGS, *, eval_tasks: int = 3) -> None:
-        self.trainer = ScriptedTrainer()
-        self.cut_at: int | None = None
-        self.scope: anyio.CancelScope
-        self.engine = ScriptedEngine(self._say)
-        self.host = ScriptedHost(self.script)
-        self.notes = Notes()
-        self.seconds = 0.0
-        state = RunState()
-        if list(folder.glob("step-*")):
-            newest = checkpoint.latest(folder)
-            state = checkpoint.load_state(newest)
-            self.trainer.restore(str(newest))
-        limits = RolloutLimits(max_turns=3, max_tokens=100, turn_tokens=2, timeout_s=10, retries=1)
-        rollout = Rollout(self.host, self.engine, LetterRenderer(), limits, 100)
-        self.loop = TrainLoop(
-            rollout=rollout,
-            engine=self.engine,
-            trainer=self.trainer,
-            evaluator=Evaluator(
-                rollout, [Task("World-v0", 1000 + n) for n in range(eval_tasks)], temperature=0.9, seed=99
-            ),
-            tasks=lambda number: Task("World-v0", number),
-            record=self.notes,
-            checkpoints=folder,
-            settings=settings,
-            state=state,
-            elapsed_s=lambda: self.seconds,
-            stop=Stop(),
-        )
-
-    def script(self, task: Task, time: int) -> Sequence[Answer]:
-        """Two steps; the second one pays, and is a success, for even tasks."""
-        even = task.seed % 2 == 0
-        won: Info = {"success": even}
-        middle = Answer("t", info={"success": False})
-        return [Answer("s", info=FOLDS), middle, Answer("", float(even), "terminated", info=won)]
-
-    def _say(self, call: Call) -> str:
-        if self.cut_at is not None and len(self.engine.calls) >= self.cut_at:
-            self.scope.cancel()
-        # The policy: what it says follows from its weights, the prompt and the seed.
-        return "abcdefgh"[stable_hash(self.engine.version, list(call.prompt), call.params.seed) % 8]
-
-    def run(self) -> Part:
-        async def main() -> None:
-            with anyio.CancelScope() as self.scope:
-                await self.loop.run(SilentDisplay())
-            await self.loop.save()
-
-        clock.run(main, virtual=True)
-        return self
+from envkit.trainer_bridge.loop import step_metrics
+from envkit.trainer_bridge.rollout import RolloutResult
+from envkit.types import Group, Sample, StopReason, Task, Trajectory
+from tests.trainer_bridge.fakes import Answer, Call
+from tests.trainer_bridge.loop_parts import SETTINGS, Part
 
 
 def checkpoints(folder: Path) -> list[str]:

@@ -170,6 +170,6 @@ def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(
         assert (out, err.count("\n") >= 1) == ("", True)
         return
     head, *rows = out.splitlines()
-    assert head.split() == ["check", "verdict", "seen"]
+    assert head.split() == ["CHECK", "VERDICT", "SEEN"]
     assert len(rows) == 15
-    assert sum("  fail  " in row for row in rows) == code
+    assert sum("  fail " in row for row in rows) == code

@@ -1,4 +1,4 @@
-"""Checks in processes of their own: the same episodes in each, and nothing left behind.
+"""Checks in a process of its own: the same episodes as here, and nothing left behind.
 
 ``python -m envkit.wiring.env_check.apart FILE`` plays what it reads from its standard input and writes into FILE.
 """
@@ -13,19 +13,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 from envkit import clock, registry
 from envkit.errors import ConfigError, EnvkitError
-from envkit.types import JSON, Options
-from envkit.wiring.env_check.episodes import EnvUnderTest, difference
-from envkit.wiring.env_check.verdicts import FailedCheckError, SkippedCheckError
-from envkit.wiring.envs import find
+from envkit.types import JSON
+from envkit.wiring.env_check.episodes import EnvUnderTest, FailedCheckError, SkippedCheckError, difference
 
 _TIMEOUT_S = 120.0
 _ENDING_S = 2.0
@@ -33,94 +32,73 @@ _ENDING_S = 2.0
 _OWN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """What Python itself leaves running until it ends."""
 _SUBREAPER = 36
+_IMPORTABLE = "register it as 'module:Class'"
 
 
-def play_apart(env: EnvUnderTest, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Play the same episodes in two processes at once, whose hashes of texts differ.
-
-    Returns:
-        For each its episodes, the processes and the files that were left.
-
-    Raises:
-        SkippedCheckError: The environment cannot be imported elsewhere.
-        FailedCheckError: A process failed.
-    """
-    spec = find(env.env_id)
-    plain = replace(spec, options=dict(spec.options), terse=dict(spec.terse))
-    try:
-        request = pickle.dumps((plain, env.options, list(seeds)))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise SkippedCheckError(f"another process cannot import it ({error}); register it as 'module:Class'") from None
-    with tempfile.TemporaryDirectory(prefix="check-env-") as folder:
-        places = [Path(folder, name) for name in ("1", "2")]
-        runs = [_start(place, hash_seed=place.name) for place in places]
-        try:
-            for run, _ in runs:
-                assert run.stdin is not None
-                with run.stdin, suppress(BrokenPipeError):
-                    run.stdin.write(request)
-            for run, _ in runs:
-                run.wait(_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise FailedCheckError(
-                f"{len(seeds)} episodes in a new process took longer than {_TIMEOUT_S:g} s"
-            ) from None
-        finally:
-            for run, _ in runs:
-                run.kill()
-                run.wait()
-        return [_result(place, log) for place, (_, log) in zip(places, runs, strict=True)]
-
-
-def _start(place: Path, *, hash_seed: str) -> tuple[subprocess.Popen[bytes], Path]:
-    (place / "tmp").mkdir(parents=True)
-    variables = {
-        **os.environ,
-        "PYTHONHASHSEED": hash_seed,
-        "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
-        "TMPDIR": str(place / "tmp"),
-    }
-    log = place / "log"
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", __name__, str(place / "result")]
-        run = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=output, stderr=output)
-    return run, log
-
-
-def _result(place: Path, log: Path) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads((place / "result").read_text())
-    except FileNotFoundError:
-        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise FailedCheckError(f"a new process that played it ended: {last[0]}") from None
-    if "missing" in result:
-        raise SkippedCheckError(
-            f"another process cannot import it ({result['missing']}); register it as 'module:Class'"
-        )
-    if "error" in result:
-        raise FailedCheckError(f"in a new process, {result['error']}")
-    return result
-
-
-def same_in_two_processes(results: Sequence[dict[str, Any]]) -> str:
-    one, two = (result["episodes"] for result in results)
-    for played, other in zip(one, two, strict=True):
-        found = difference(played, other)
+def same_in_two_processes(env: EnvUnderTest) -> str:
+    for played, other in zip(env.episodes, _play_apart(env)["episodes"], strict=True):
+        found = difference(played.as_json(), other)
         if found is not None:
             raise FailedCheckError(
                 f"two processes play the same seed differently ({found}); draw every chance from the seed of reset, "
                 "such as by random.Random(stable_hash(seed)): hash() and global generators differ between processes"
             )
-    return f"{len(one)} episodes, {sum(len(played[2]) for played in one)} steps"
+    return f"{len(env.episodes)} episodes here and in a new process"
 
 
-def nothing_is_left_behind(results: Sequence[dict[str, Any]]) -> str:
-    for result in results:
-        if result["processes"]:
-            raise FailedCheckError(f"after close, this still ran: {result['processes'][0]}; end it in close")
-        if result["files"]:
-            raise FailedCheckError(f"after close, this file was left: {result['files'][0]}; remove it in close")
+def nothing_is_left_behind(env: EnvUnderTest) -> str:
+    result = _play_apart(env)
+    if result["processes"]:
+        raise FailedCheckError(f"after close, this still ran: {result['processes'][0]}; end it in close")
+    if result["files"]:
+        raise FailedCheckError(f"after close, this file was left: {result['files'][0]}; remove it in close")
     return "no process and no file after close"
+
+
+@lru_cache(maxsize=1)
+def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
+    """Play the episodes in a new process, in which texts have other hashes.
+
+    Returns:
+        Its episodes, and the processes and the files that were left.
+
+    Raises:
+        SkippedCheckError: The environment cannot be imported elsewhere.
+        FailedCheckError: The process failed.
+    """
+    spec = replace(env.spec, options=dict(env.spec.options), terse=dict(env.spec.terse))
+    try:
+        request = pickle.dumps((spec, env.options, env.seeds))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise SkippedCheckError(f"another process cannot import it ({error}); {_IMPORTABLE}") from None
+    with tempfile.TemporaryDirectory(prefix="check-env-") as folder:
+        result, log, temporary = (Path(folder, name) for name in ("result", "log", "tmp"))
+        temporary.mkdir()
+        variables = {
+            **os.environ,
+            "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1",
+            "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
+            "TMPDIR": str(temporary),
+        }
+        words = [sys.executable, "-m", __name__, str(result)]
+        try:
+            with log.open("wb") as output:
+                subprocess.run(
+                    words, env=variables, input=request, stdout=output, stderr=output, timeout=_TIMEOUT_S, check=False
+                )
+        except subprocess.TimeoutExpired:
+            raise FailedCheckError(
+                f"{len(env.seeds)} episodes in a new process took longer than {_TIMEOUT_S:g} s"
+            ) from None
+        if not result.exists():
+            last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
+            raise FailedCheckError(f"a new process that played it ended: {last[0]}")
+        found: dict[str, Any] = json.loads(result.read_text())
+    if "missing" in found:
+        raise SkippedCheckError(f"another process cannot import it ({found['missing']}); {_IMPORTABLE}")
+    if "error" in found:
+        raise FailedCheckError(f"in a new process, {found['error']}")
+    return found
 
 
 def main() -> None:
@@ -133,15 +111,15 @@ def main() -> None:
         with suppress(ConfigError):  # its package has registered it
             registry.register(spec.id, spec.entry_point, options=spec.options, expert=spec.expert)
         registry.load(spec.entry_point)
-        result = {"episodes": _episodes(spec.id, options, seeds)}
+        episodes = EnvUnderTest(spec.id, options, seeds).episodes
+        result = {"episodes": cast("JSON", [played.as_json() for played in episodes])}
     except (ImportError, AttributeError) as error:
         result = {"missing": str(error)}
     except EnvkitError as error:
         result = {"error": str(error)}
     left = _left_processes()
-    temporary = Path(os.environ["TMPDIR"])
     mine = {path for path in written if path.is_relative_to(Path.cwd()) and "__pycache__" not in path.parts}
-    files = [str(path) for path in sorted({*mine, *temporary.rglob("*")}) if path.is_file()]
+    files = [str(path) for path in sorted({*mine, *Path(os.environ["TMPDIR"]).rglob("*")}) if path.is_file()]
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -158,15 +136,6 @@ def _written_files() -> set[Path]:
 
     sys.addaudithook(note)
     return written
-
-
-def _episodes(env_id: str, options: Options, seeds: Sequence[int]) -> list[JSON]:
-    env = EnvUnderTest(env_id, options)
-    episodes: list[JSON] = []
-    for seed in seeds:
-        with env.opened() as instance:
-            episodes.append(env.record(instance, seed).as_json())
-    return episodes
 
 
 def _left_processes() -> dict[int, str]:

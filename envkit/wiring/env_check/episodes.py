@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import gymnasium
 
@@ -21,8 +22,34 @@ MAX_STEPS = 200
 WORDS = ("1", "yes", "<answer>1</answer>", "I do not know.")
 """Actions for an environment that lists no legal moves."""
 
-_NAMES = ("observation", "reward", "terminated", "truncated", "info")
 _SHORT = 60
+
+
+class FailedCheckError(Exception):
+    """The environment breaks the contract; the message says how, and what to change."""
+
+
+class SkippedCheckError(Exception):
+    """The check does not apply; the message says why."""
+
+
+class Seen(NamedTuple):
+    """What a step returned, or reset, whose reward is 0."""
+
+    observation: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: Mapping[str, Any]
+
+    @property
+    def legal_moves(self) -> tuple[str, ...]:
+        moves = self.info.get("legal_moves")
+        return tuple(map(str, moves)) if isinstance(moves, (list, tuple)) else ()
+
+
+Choose = Callable[[Seen], str | None]
+"""Chooses an action by what was seen last; None ends the episode."""
 
 
 @dataclass(slots=True)
@@ -31,24 +58,21 @@ class Played:
 
     Attributes:
         seed: Its seed.
-        start: First observation, and the info of reset.
+        seen: What reset returned, then what each step did.
         actions: What was played.
-        steps: What each step returned: observation, reward, terminated, truncated, info.
     """
 
     seed: int
-    start: tuple[Any, Mapping[str, Any]]
+    seen: list[Seen]
     actions: list[str] = field(default_factory=list)
-    steps: list[tuple[Any, Any, Any, Any, Mapping[str, Any]]] = field(default_factory=list)
 
     @property
     def has_ended(self) -> bool:
-        return bool(self.steps) and bool(self.steps[-1][2] or self.steps[-1][3])
+        return bool(self.seen[-1].terminated or self.seen[-1].truncated)
 
     def as_json(self) -> list[JSON]:
         """Return everything that was seen, as what JSON can say."""
-        text = json.dumps([self.seed, [*self.start], [list(step) for step in self.steps]], default=_plain)
-        seen: list[JSON] = json.loads(text)
+        seen: list[JSON] = json.loads(json.dumps([self.seed, *map(list, self.seen)], default=_plain))
         return seen
 
 
@@ -58,18 +82,22 @@ class EnvUnderTest:
     Args:
         env_id: Registered environment.
         options: What it is made with.
+        seeds: What `episodes` plays.
 
     Attributes:
+        spec: How it is registered.
         expert: Plays part of the recorded episodes; None where none is registered.
 
     Raises:
         UnknownEnvError, OptionError: There is no such environment, or its expert refuses an option.
     """
 
-    def __init__(self, env_id: str, options: Options) -> None:
+    def __init__(self, env_id: str, options: Options, seeds: Sequence[int]) -> None:
         self.env_id = env_id
         self.options = dict(options)
-        self.expert: Expert | None = None if find(env_id).expert is None else open_expert(env_id, options)
+        self.seeds = seeds
+        self.spec = find(env_id)
+        self.expert: Expert | None = None if self.spec.expert is None else open_expert(env_id, options)
 
     @contextmanager
     def opened(self, options: Options | None = None) -> Iterator[gymnasium.Env[Any, Any]]:
@@ -79,78 +107,89 @@ class EnvUnderTest:
         with closing(env):
             yield env
 
-    def record(
-        self, env: gymnasium.Env[Any, Any], seed: int, *, options: Options | None = None, most: int = MAX_STEPS
+    @cached_property
+    def episodes(self) -> list[Played]:
+        """One of each seed, in an instance of its own."""
+        episodes = []
+        for seed in self.seeds:
+            with self.opened() as instance:
+                episodes.append(self.play(instance, seed))
+        return episodes
+
+    def play(
+        self,
+        env: gymnasium.Env[Any, Any],
+        seed: int,
+        choose: Choose | None = None,
+        *,
+        options: Options | None = None,
+        most: int = MAX_STEPS,
     ) -> Played:
-        """Play `most` steps at most: legal moves, in every other episode mostly the expert's, else `WORDS`."""
-        rng = random.Random(stable_hash("check-env", seed))
-        played = self._begin(env, seed, options)
-        observation, info = played.start
-        while len(played.steps) < most and not played.has_ended:
-            action = self._action(observation, info, rng, asks_expert=seed % 2 == 1)
-            self.step(env, action, played)
-            observation, info = played.steps[-1][0], played.steps[-1][4]
+        """Play `most` steps at most.
+
+        Without `choose` these are legal moves, in every other episode mostly the expert's, or else `WORDS`.
+        """
+        choose = choose or self._mixed(seed)
+        with attributed(self.env_id, "reset"):
+            observation, info = env.reset(seed=seed, options=None if options is None else dict(options))
+        played = Played(seed, [Seen(observation, 0.0, False, False, info)])
+        while len(played.actions) < most and not played.has_ended:
+            action = choose(played.seen[-1])
+            if action is None:
+                break
+            with attributed(self.env_id, "step"):
+                played.seen.append(Seen(*env.step(action)))
+            played.actions.append(action)
         return played
 
     def replay(self, env: gymnasium.Env[Any, Any], recorded: Played) -> Played:
         """Play the same actions from the same seed."""
-        played = self._begin(env, recorded.seed, None)
-        for action in recorded.actions:
-            if played.has_ended:
-                break
-            self.step(env, action, played)
-        return played
+        actions = iter(recorded.actions)
+        return self.play(env, recorded.seed, lambda seen: next(actions, None))
 
-    def step(self, env: gymnasium.Env[Any, Any], action: str, played: Played) -> None:
-        """Play one action, and add it to `played`."""
-        with attributed(self.env_id, "step"):
-            observation, reward, terminated, truncated, info = env.step(action)
-        played.actions.append(action)
-        played.steps.append((observation, reward, terminated, truncated, info))
+    def best_moves(self, seen: Seen) -> Sequence[str]:
+        """Return the expert's moves; none without an expert."""
+        if self.expert is None or not isinstance(seen.observation, str):
+            return ()
+        with attributed(self.env_id, "moves of the expert"):
+            return self.expert.moves(Observation(seen.observation, seen.legal_moves))
 
-    def _begin(self, env: gymnasium.Env[Any, Any], seed: int, options: Options | None) -> Played:
-        with attributed(self.env_id, "reset"):
-            observation, info = env.reset(seed=seed, options=None if options is None else dict(options))
-        return Played(seed, (observation, info))
+    def _mixed(self, seed: int) -> Choose:
+        rng = random.Random(stable_hash("check-env", seed))
 
-    def _action(self, observation: object, info: Mapping[str, Any], rng: random.Random, *, asks_expert: bool) -> str:
-        legal = moves_of(info)
-        if not legal:
-            return rng.choice(WORDS)
-        if self.expert is None:
-            return rng.choice(legal)
-        best: Sequence[str] = ()
-        if asks_expert and isinstance(observation, str) and rng.random() < 0.7:
-            with attributed(self.env_id, "moves of the expert"):
-                best = self.expert.moves(Observation(observation, legal))
-        return self.expert.answer(best[0] if best else rng.choice(legal))
+        def choose(seen: Seen) -> str:
+            if not seen.legal_moves:
+                return rng.choice(WORDS)
+            best = self.best_moves(seen) if seed % 2 == 1 and rng.random() < 0.7 else ()
+            move = best[0] if best else rng.choice(seen.legal_moves)
+            return move if self.expert is None else self.expert.answer(move)
 
-
-def moves_of(info: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the legal moves that an info lists."""
-    moves = info.get("legal_moves")
-    return tuple(map(str, moves)) if isinstance(moves, (list, tuple)) else ()
+        return choose
 
 
 def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
     """Say where two episodes, as `Played.as_json` returns them, differ first; None if they do not."""
-    (seed, start, steps), (_, other_start, other_steps) = one, other
-    for name, value, wanted in zip(("observation", "info"), start, other_start, strict=True):
-        if value != wanted and repr(value) != repr(wanted):  # NaN equals nothing
-            return f"seed {seed}, {name} of reset: {shown_apart(value, wanted)}"
-    for number, (step, other_step) in enumerate(zip(steps, other_steps, strict=False), start=1):
-        for name, value, wanted in zip(_NAMES, step, other_step, strict=True):
-            if value != wanted and repr(value) != repr(wanted):
-                return f"seed {seed}, {name} of step {number}: {shown_apart(value, wanted)}"
-    if len(steps) != len(other_steps):
-        return f"seed {seed}: {len(steps)} steps, then {len(other_steps)}"
-    return None
+    for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False)):
+        for name, value, wanted in zip(Seen._fields, row, other_row, strict=True):
+            if differs(value, wanted):
+                return f"seed {one[0]}, {name} of {place(number)}: {shown_apart(value, wanted)}"
+    return None if len(one) == len(other) else f"seed {one[0]}: {len(one) - 2} steps, then {len(other) - 2}"
+
+
+def differs(value: object, other: object) -> bool:
+    """Whether two values differ; NaN is the same as NaN."""
+    return value != other and repr(value) != repr(other)
+
+
+def place(number: int) -> str:
+    """Return ``"reset"`` for 0, otherwise the step."""
+    return f"step {number}" if number else "reset"
 
 
 def shown_apart(value: object, other: object) -> str:
     """Return two values, cut to where they differ first."""
     one, two = (text if isinstance(text, str) else json.dumps(text, default=str) for text in (value, other))
-    at = next((place for place, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    at = next((where for where, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
     start = max(0, at - 20)
     return f"{shown(one[start:])}, then {shown(two[start:])}"
 

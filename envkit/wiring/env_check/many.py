@@ -9,61 +9,57 @@ from typing import Any, cast
 
 from gymnasium.vector import AutoresetMode
 
-from envkit.wiring.env_check.episodes import EnvUnderTest, Played, shown, shown_apart
-from envkit.wiring.env_check.verdicts import FailedCheckError, SkippedCheckError
-from envkit.wiring.envs import VectorMode, attributed, find, make_vec
+from envkit.wiring.env_check.episodes import (
+    EnvUnderTest,
+    FailedCheckError,
+    Seen,
+    SkippedCheckError,
+    differs,
+    place,
+    shown,
+    shown_apart,
+)
+from envkit.wiring.envs import VectorMode, attributed, make_vec
 
 _COPIES = 3
-_NAMES = ("observation", "reward", "terminated", "truncated")
+_CAUSES: dict[VectorMode, str] = {
+    "sync": "copies may share nothing, such as lists on the class",
+    "native": "the class of vector_entry_point has to play what as many single ones do",
+}
 
 
 def vector_equals_single(env: EnvUnderTest) -> str:
-    modes: list[VectorMode] = ["sync"]
-    if find(env.env_id).vector_entry_point is not None:
-        modes.append("native")
-    singles = []
-    for seed in range(_COPIES):
-        with env.opened() as instance:
-            singles.append(env.record(instance, seed))
-    count = max(len(played.steps) for played in singles)
+    modes: list[VectorMode] = ["sync"] if env.spec.vector_entry_point is None else ["sync", "native"]
+    singles = env.episodes[:_COPIES]
+    count = max(len(played.actions) for played in singles)
     for mode in modes:
-        vector = make_vec(env.env_id, _COPIES, mode=mode, **cast("dict[str, Any]", env.options))
+        vector = make_vec(env.env_id, len(singles), mode=mode, **cast("dict[str, Any]", env.options))
         with closing(vector):
-            _compare(0, (vector.reset(seed=0)[0],), [played.start[:1] for played in singles], mode)
-            for number in range(count):
-                actions = tuple(played.actions[min(number, len(played.actions) - 1)] for played in singles)
-                rows = [played.steps[number][:4] if number < len(played.steps) else () for played in singles]
-                _compare(number + 1, vector.step(actions)[:4], rows, mode)
-    return f"{_COPIES} copies, {count} steps, {' and '.join(modes)}"
+            batch: Sequence[Any] = vector.reset(seed=singles[0].seed)[:1]
+            for number in range(count + 1):
+                if number:
+                    batch = vector.step(tuple(played.actions[:number][-1] for played in singles))[:4]
+                for copy, played in enumerate(singles):
+                    row = played.seen[number][: len(batch)] if number < len(played.seen) else ()
+                    for name, column, wanted in zip(Seen._fields, batch, row, strict=False):
+                        if differs(value := _plain(column[copy]), wanted):
+                            raise FailedCheckError(
+                                f"mode {mode}, copy {copy}, {place(number)}: the {name} is "
+                                f"{shown_apart(value, wanted)} in a single one; {_CAUSES[mode]}"
+                            )
+    return f"{len(singles)} copies, {count} steps, {' and '.join(modes)}"
 
 
-def _compare(number: int, batch: Sequence[Any], rows: Sequence[tuple[Any, ...]], mode: str) -> None:
-    """Compare what copies return with what single ones did; a row is empty where a single one was over before."""
-    for copy, row in enumerate(rows):
-        for name, column, wanted in zip(_NAMES, batch, row, strict=False):
-            value = _plain(column[copy])
-            if value != wanted and repr(value) != repr(wanted):
-                cause = (
-                    "the class of vector_entry_point has to play what as many single ones do"
-                    if mode == "native"
-                    else "copies may share nothing, such as lists on the class"
-                )
-                raise FailedCheckError(
-                    f"mode {mode}, copy {copy}, step {number}: the {name} is {shown_apart(value, wanted)} in a "
-                    f"single one; {cause}"
-                )
-
-
-def autoreset_is_honoured(env: EnvUnderTest, episodes: Sequence[Played]) -> str:
-    ended = [played for played in episodes if played.has_ended]
+def autoreset_is_honoured(env: EnvUnderTest) -> str:
+    ended = [played for played in env.episodes if played.has_ended]
     if not ended:
         raise SkippedCheckError("no recorded episode ended")
-    played = min(ended, key=lambda one: len(one.steps))
+    played = min(ended, key=lambda one: len(one.actions))
     with env.opened() as instance:
         env.replay(instance, played)
         with attributed(env.env_id, "reset"):
             following, _ = instance.reset()
-    last = played.steps[-1][0]
+    last = played.seen[-1].observation
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
         vector = make_vec(env.env_id, 1, autoreset=mode, **cast("dict[str, Any]", env.options))
         with closing(vector):
@@ -78,9 +74,8 @@ def autoreset_is_honoured(env: EnvUnderTest, episodes: Sequence[Played]) -> str:
             _expect(mode, "the observation of the last step", observations[0], last)
             observations, rewards, terminated, truncated, _ = vector.step((played.actions[-1],))
             _expect(mode, "the observation of the step after the end", observations[0], following)
-            ended_again = bool(terminated[0] or truncated[0])
             _expect(mode, "the reward of the step after the end", float(rewards[0]), 0.0)
-            _expect(mode, "the end of the step after the end", ended_again, False)
+            _expect(mode, "the end of the step after the end", bool(terminated[0] or truncated[0]), False)
     return "SameStep and NextStep begin the next episode as a single one's reset does"
 
 

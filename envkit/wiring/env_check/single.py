@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any, get_args
 
+import anyio
+import anyio.lowlevel
 import numpy as np
 
 from envkit import clock, registry
@@ -16,11 +18,18 @@ from envkit.env import AsyncEnv, AsyncEpisode, GymEpisode, loop_thread
 from envkit.errors import EnvkitError, OptionError, RequestError
 from envkit.http.wire import write
 from envkit.metrics import Fold
-from envkit.protocols import Expert
-from envkit.types import JSON, Observation, Options, Step, Task
-from envkit.wiring.env_check.episodes import EnvUnderTest, Played, difference, moves_of, shown
-from envkit.wiring.env_check.verdicts import FailedCheckError, SkippedCheckError
-from envkit.wiring.envs import attributed, find, open_world
+from envkit.types import JSON, Options, Task
+from envkit.wiring.env_check.episodes import (
+    EnvUnderTest,
+    FailedCheckError,
+    Played,
+    Seen,
+    SkippedCheckError,
+    difference,
+    place,
+    shown,
+)
+from envkit.wiring.envs import attributed, open_world
 
 BAD_ACTIONS = (
     "",
@@ -41,96 +50,90 @@ _REPEATS = 5
 _STEPS_TIMED = 20
 _TIMED_S = 10.0
 _OPTIONS_TRIED = 6
-_OPTION_SEEDS = 3
+_OPTION_SEEDS = range(3)
 _OPTION_STEPS = 40
-_NO_OPTIONS = ("render_mode", "observation", "action", "kwargs")
-"""Parameters that are none for `reset`."""
 
 
-def observations_are_text(episodes: Sequence[Played]) -> str:
-    longest = 0
-    for played in episodes:
-        for number, observation in enumerate([played.start[0], *(step[0] for step in played.steps)]):
-            if not isinstance(observation, str):
-                raise FailedCheckError(
-                    f"the observation of {_place(played, number)} is {_kind(observation)} ({shown(observation)}); "
-                    "return text that a language model can read, and put the rest into info"
-                )
-            longest = max(longest, len(observation))
-    return f"the longest has {longest} characters"
+def episodes_can_be_played(env: EnvUnderTest) -> str:
+    ended = sum(played.has_ended for played in env.episodes)
+    steps = sum(len(played.actions) for played in env.episodes)
+    return f"{len(env.episodes)} episodes, {steps} steps, {ended} came to an end"
 
 
-def rewards_are_finite(episodes: Sequence[Played]) -> str:
-    rewards = []
-    for played in episodes:
-        for number, (_, reward, terminated, truncated, _) in enumerate(played.steps, start=1):
-            if not isinstance(reward, Real) or not math.isfinite(reward):
-                raise FailedCheckError(
-                    f"the reward of {_place(played, number)} is {shown(reward)}; return a finite number, 0.0 where "
-                    "nothing was earned"
-                )
-            for name, flag in (("terminated", terminated), ("truncated", truncated)):
-                if not isinstance(flag, (bool, np.bool_)):
-                    raise FailedCheckError(f"{name} of {_place(played, number)} is {shown(flag)}; return True or False")
-            rewards.append(float(reward))
+def observations_are_text(env: EnvUnderTest) -> str:
+    for seen, where in _everything(env):
+        if not isinstance(seen.observation, str):
+            raise FailedCheckError(
+                f"the observation of {where} is a {type(seen.observation).__name__} ({shown(seen.observation)}); "
+                "return text that a language model can read, and put the rest into info"
+            )
+    return f"the longest has {max(len(seen.observation) for seen, _ in _everything(env))} characters"
+
+
+def rewards_are_finite(env: EnvUnderTest) -> str:
+    for seen, where in _everything(env):
+        if not isinstance(seen.reward, Real) or not math.isfinite(seen.reward):
+            raise FailedCheckError(
+                f"the reward of {where} is {shown(seen.reward)}; return a finite number, 0.0 where nothing was earned"
+            )
+        for name, flag in (("terminated", seen.terminated), ("truncated", seen.truncated)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise FailedCheckError(f"{name} of {where} is {shown(flag)}; return True or False")
+    rewards = [seen.reward for played in env.episodes for seen in played.seen[1:]]
     return f"from {min(rewards):g} to {max(rewards):g}" if rewards else "no step was played"
 
 
-def info_is_plain_data(episodes: Sequence[Played]) -> str:
-    for played in episodes:
-        for number, info in enumerate([played.start[1], *(step[4] for step in played.steps)]):
-            try:
-                write(info)
-            except RequestError as error:
-                raise FailedCheckError(
-                    f"the info of {_place(played, number)} {error}; put only numbers, texts, lists and dicts into it"
-                ) from None
+def info_is_plain_data(env: EnvUnderTest) -> str:
+    for seen, where in _everything(env):
+        try:
+            write(seen.info)
+        except RequestError as error:
+            raise FailedCheckError(
+                f"the info of {where} {error}; put only numbers, texts, lists and dicts into it"
+            ) from None
     return "all infos can be sent as JSON"
 
 
-def metrics_are_numbers(env: EnvUnderTest, episodes: Sequence[Played]) -> str:
+def metrics_are_numbers(env: EnvUnderTest) -> str:
     with env.opened() as instance:
-        named: Any = instance.metadata.get("metrics") or episodes[0].start[1].get("metrics")
+        named: Any = instance.metadata.get("metrics") or env.episodes[0].seen[0].info.get("metrics")
     if not named:
         raise SkippedCheckError("no metrics are named; metadata = {'metrics': {'success': 'last'}} would plot success")
+    infos = [seen.info for played in env.episodes for seen in played.seen[1:]]
     for name, how in named.items():
         if how not in get_args(Fold):
             raise FailedCheckError(f"metric {name} is folded by {how!r}; take one of {', '.join(get_args(Fold))}")
-        values = [step[4][name] for played in episodes for step in played.steps if name in step[4]]
+        values = [info[name] for info in infos if name in info]
         if not values:
-            raise FailedCheckError(
-                f"metric {name} is named and in no info of {_count(episodes)} steps; report it there"
-            )
-        for value in values:
-            if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-                raise FailedCheckError(
-                    f"metric {name} is {shown(value)} in an info; report a bool, int or finite float"
-                )
+            raise FailedCheckError(f"metric {name} is named and in no info of {len(infos)} steps; report it there")
+        wrong = [one for one in values if not isinstance(one, (bool, int, float)) or not math.isfinite(one)]
+        if wrong:
+            raise FailedCheckError(f"metric {name} is {shown(wrong[0])} in an info; report a bool, int or finite float")
     return ", ".join(named)
 
 
 def bad_actions_are_answered(env: EnvUnderTest) -> str:
     with env.opened() as instance:
         for action in BAD_ACTIONS:
-            with attributed(env.env_id, "reset"):
-                instance.reset(seed=0)
-            played = Played(0, ("", {}))
             try:
-                env.step(instance, action, played)
+                seen = env.play(instance, 0, partial(_always, action), most=1).seen[-1]
             except EnvkitError as error:
                 raise FailedCheckError(
                     f"{error}, for the action {shown(action)}; answer bad actions with an observation that says what "
                     "was wrong, and raise nothing"
                 ) from None
-            if not isinstance(played.steps[0][0], str):
-                raise FailedCheckError(
-                    f"the action {shown(action)} is answered by {_kind(played.steps[0][0])}, no text"
-                )
+            if not isinstance(seen.observation, str):
+                kind = type(seen.observation).__name__
+                raise FailedCheckError(f"the action {shown(action)} is answered by a {kind}; return text")
     return f"{len(BAD_ACTIONS)} actions that mean nothing"
 
 
-def replay_gives_the_same(env: EnvUnderTest, episodes: Sequence[Played]) -> str:
-    for played in episodes:
+def _always(action: str, seen: Seen) -> str:
+    return action
+
+
+def replay_gives_the_same(env: EnvUnderTest) -> str:
+    for played in env.episodes:
         with env.opened() as instance:
             found = difference(played.as_json(), env.replay(instance, played).as_json())
         if found is not None:
@@ -138,63 +141,54 @@ def replay_gives_the_same(env: EnvUnderTest, episodes: Sequence[Played]) -> str:
                 f"the same actions from the same seed gave two episodes ({found}); draw every chance from the seed of "
                 "reset, as by random.Random(stable_hash(seed)), and never from global generators or the time"
             )
-    return f"{len(episodes)} episodes, action by action"
+    return f"{len(env.episodes)} episodes, action by action"
 
 
-def nothing_leaks(env: EnvUnderTest, episodes: Sequence[Played]) -> str:
+def nothing_leaks(env: EnvUnderTest) -> str:
+    episodes = [*env.episodes, *env.episodes]
     with env.opened() as instance:
-        for played in [*episodes, *episodes]:
+        for played in episodes:
             found = difference(played.as_json(), env.replay(instance, played).as_json())
             if found is not None:
                 raise FailedCheckError(
                     f"an instance that has played other episodes plays this one differently ({found}); set all "
                     "state of an episode in reset, since instances are used again"
                 )
-    return f"one instance played {2 * len(episodes)} episodes like new ones"
+    return f"one instance played {len(episodes)} episodes like new ones"
 
 
 def options_count_at_reset(env: EnvUnderTest) -> str:
     same: list[str] = []
-    make_only: list[str] = []
     for name, values in _options_to_try(env):
-        for value in values:
-            outcome = _try_option(env, name, value)
-            if outcome is not None:
-                (same if outcome else make_only).append(name)
-                break
+        if any(_counts_at_reset(env, name, value) for value in values):
+            same.append(name)
         if len(same) == _OPTIONS_TRIED:
             break
-    if same or make_only:
-        alone = f"; reset refuses {', '.join(make_only)}, which only make takes" if make_only else ""
-        return f"{', '.join(same) or 'none'}: the same by make and by reset{alone}"
-    raise SkippedCheckError("no option was found that changes an episode; name one with --option KEY=VALUE")
+    if not same:
+        raise SkippedCheckError("no option was found that changes an episode; name one with --option KEY=VALUE")
+    return f"{', '.join(same)}: the same by make and by reset"
 
 
-def _try_option(env: EnvUnderTest, name: str, value: JSON) -> bool | None:
-    """Return whether reset takes the option as make does, or refuses it; None where it changes nothing to be seen."""
+def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
+    """Whether the option changes episodes, by reset as by make; False if it changes none or only make takes it."""
     others = {key: one for key, one in env.options.items() if key != name}
     try:
-        by_make, without = _plays(env, {**others, name: value}), _plays(env, others)
+        by_make, without = _with_options(env, {**others, name: value}), _with_options(env, others)
     except (EnvkitError, ImportError):  # a guessed value, or options that need each other
-        return None
-    if repr(by_make) == repr(without):
-        return None
+        return False
+    if by_make == without:
+        return False
     try:
-        with env.opened(others) as instance:
-            by_reset = [
-                env.record(instance, seed, options={name: value}, most=_OPTION_STEPS).as_json()
-                for seed in range(_OPTION_SEEDS)
-            ]
-            after = [env.record(instance, seed, most=_OPTION_STEPS).as_json() for seed in range(_OPTION_SEEDS)]
+        by_reset, after = _with_options(env, others, at_reset={name: value})
     except OptionError:
         return False
-    if repr(by_reset) != repr(by_make):
-        what = "ignored by" if repr(by_reset) == repr(without) else "not the same in"
+    if by_reset != by_make[0]:
+        what = "ignored by" if by_reset == without[0] else "not the same in"
         raise FailedCheckError(
             f"option {name}={value!r} changes episodes when make gets it, and is {what} reset(options=...); read "
             "options in reset too, over those of __init__, since the options of a training file arrive there"
         )
-    if repr(after) != repr(without):
+    if after != without[0]:
         raise FailedCheckError(
             f"option {name}={value!r} of one reset still holds in the next, which was given none; let it hold for one "
             "episode"
@@ -202,9 +196,13 @@ def _try_option(env: EnvUnderTest, name: str, value: JSON) -> bool | None:
     return True
 
 
-def _plays(env: EnvUnderTest, options: Options) -> list[list[JSON]]:
+def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | None = None) -> list[str]:
+    """Return what one instance of `options` shows: in episodes with `at_reset`, if any, then in ones without."""
     with env.opened(options) as instance:
-        return [env.record(instance, seed, most=_OPTION_STEPS).as_json() for seed in range(_OPTION_SEEDS)]
+        return [
+            repr([env.play(instance, seed, options=one, most=_OPTION_STEPS).as_json() for seed in _OPTION_SEEDS])
+            for one in ([None] if at_reset is None else [at_reset, None])
+        ]
 
 
 def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
@@ -212,63 +210,52 @@ def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
     if env.options:
         yield from ((name, [value]) for name, value in env.options.items())
         return
-    spec = find(env.env_id)
-    parameters = inspect.signature(registry.load(spec.entry_point)).parameters
-    usual = {name: one.default for name, one in parameters.items()} | dict(spec.options)
+    parameters = inspect.signature(registry.load(env.spec.entry_point)).parameters
+    usual = {name: one.default for name, one in parameters.items()} | dict(env.spec.options)
     for name, default in usual.items():
-        if name in _NO_OPTIONS:
-            continue
         if isinstance(default, bool):
             yield name, [not default]
-        elif isinstance(default, int):
-            yield name, [default + 1, default - 1, 2 * default]
-        elif isinstance(default, float):
-            yield name, [default / 2, default + 0.5, 2 * default]
+        elif isinstance(default, (int, float)):
+            yield name, [default + 1, default - 1, 2 * default, default / 2]
 
 
-def expert_solves(env: EnvUnderTest, seeds: Sequence[int]) -> str:
+def expert_solves(env: EnvUnderTest) -> str:
     if env.expert is None:
         raise SkippedCheckError("no expert is registered")
-    solved = sum(_solves(env, env.expert, seed) for seed in seeds)
+    solved = sum(_solves(env, seed) for seed in env.seeds)
     if not solved:
         raise FailedCheckError(
-            f"the expert solves none of {len(seeds)} episodes (success in the info of the last step); let its "
+            f"the expert solves none of {len(env.seeds)} episodes (success in the info of the last step); let its "
             "moves lead there from what it observes"
         )
-    return f"solves {solved} of {len(seeds)} episodes"
+    return f"solves {solved} of {len(env.seeds)} episodes"
 
 
-def _solves(env: EnvUnderTest, expert: Expert, seed: int) -> bool:
+def _solves(env: EnvUnderTest, seed: int) -> bool:
+    def choose(seen: Seen) -> str | None:
+        moves = env.best_moves(seen)
+        if seen.legal_moves and not set(moves) <= set(seen.legal_moves):
+            raise FailedCheckError(
+                f"the expert plays {moves[0]!r}, which is none of legal_moves: {', '.join(seen.legal_moves)}"
+            )
+        return env.expert.answer(moves[0]) if moves and env.expert is not None else None
+
     with env.opened() as instance:
-        with attributed(env.env_id, "reset"):
-            observation, info = instance.reset(seed=seed)
-        played = Played(seed, (observation, info))
-        while len(played.steps) < _EXPERT_STEPS and not played.has_ended:
-            legal = moves_of(info)
-            with attributed(env.env_id, "moves of the expert"):
-                moves = expert.moves(Observation(observation, legal))
-                if not moves:
-                    return False
-                action = expert.answer(moves[0])
-            if legal and not set(moves) <= set(legal):
-                raise FailedCheckError(
-                    f"the expert plays {moves[0]!r}, which is none of legal_moves: {', '.join(legal)}"
-                )
-            env.step(instance, action, played)
-            observation, info = played.steps[-1][0], dict(played.steps[-1][4])
-        if played.has_ended and "success" not in info:
-            raise SkippedCheckError("the info of the last step has no success, by which it would be judged")
-        return bool(info.get("success"))
+        played = env.play(instance, seed, choose, most=_EXPERT_STEPS)
+    info = played.seen[-1].info
+    if played.has_ended and "success" not in info:
+        raise SkippedCheckError("the info of the last step has no success, by which it would be judged")
+    return bool(played.has_ended and info.get("success"))
 
 
-def steps_do_not_block(env: EnvUnderTest, played: Played) -> str:
-    if not find(env.env_id).shares:
+def steps_do_not_block(env: EnvUnderTest) -> str:
+    if not env.spec.shares:
         raise SkippedCheckError("each episode has a sandbox of its own (shares=False)")
-    actions = played.actions[:_STEPS_TIMED]
-    if not actions:
+    played = env.episodes[0]
+    if not played.actions:
         raise SkippedCheckError("no step was played")
     with loop_thread() as portal, attributed(env.env_id, "step"):
-        longest_s = portal.call(_longest_step, env, played.seed, actions)
+        longest_s = portal.call(_longest_step, env, played)
     if longest_s > MAX_BLOCK_S:
         raise FailedCheckError(
             f"a step blocks its thread for {longest_s * 1000:.0f} ms (limit {MAX_BLOCK_S * 1000:g} ms), in which no "
@@ -278,64 +265,49 @@ def steps_do_not_block(env: EnvUnderTest, played: Played) -> str:
     return f"at most {longest_s * 1000:.3f} ms a step"
 
 
-async def _longest_step(env: EnvUnderTest, seed: int, actions: Sequence[str]) -> float:
-    """Return the longest step in seconds, each by its quickest repeat: a busy machine takes part of the others."""
+async def _longest_step(env: EnvUnderTest, played: Played) -> float:
+    """Return the seconds that a step blocks the event loop, each by its quickest repeat: a busy machine is slower."""
     world = open_world(env.env_id, **env.options)
-    task = Task(env.env_id, seed, env.options)
+    task = Task(env.env_id, played.seed, env.options)
     episode = AsyncEpisode(world, task) if isinstance(world, AsyncEnv) else GymEpisode(world, task)
-    repeats: list[list[float]] = []
+    actions = played.actions[:_STEPS_TIMED]
+    shortest_s = [math.inf] * len(actions)
+    blocked_s = 0.0
+
+    async def watch() -> None:
+        nonlocal blocked_s
+        while True:
+            began = clock.stopwatch()
+            await anyio.lowlevel.checkpoint()
+            blocked_s = max(blocked_s, clock.stopwatch() - began)
+
     until = clock.now() + _TIMED_S
     try:
-        while len(repeats) < _REPEATS and (not repeats or clock.now() < until):
-            await episode.reset()
-            repeats.append([])
-            for action in actions:
-                timed = _Timed(episode.step(action))
-                step = await timed
-                repeats[-1].append(timed.longest_s)
-                if step.ended:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            for repeat in range(_REPEATS):
+                if repeat and clock.now() > until:
                     break
+                await episode.reset()
+                for number, action in enumerate(actions):
+                    await anyio.lowlevel.checkpoint()  # `watch` has seen what came before
+                    blocked_s = 0.0
+                    step = await episode.step(action)
+                    await anyio.lowlevel.checkpoint()
+                    shortest_s[number] = min(shortest_s[number], blocked_s)
+                    if step.ended:
+                        break
+            tasks.cancel_scope.cancel()
     finally:
         if isinstance(world, AsyncEnv):
             await world.close()
         else:
             world.close()
-    by_step: list[tuple[float, ...]] = list(zip(*repeats, strict=False))
-    return max(map(min, by_step))
+    return max(one for one in shortest_s if one < math.inf)
 
 
-class _Timed:
-    """Awaits a coroutine, and measures how long it runs at most without giving way to the event loop (seconds)."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Step]) -> None:
-        self.longest_s = 0.0
-        self._coroutine = coroutine
-
-    def __await__(self) -> Generator[Any, Any, Step]:
-        advance: Callable[[], Any] = partial(self._coroutine.send, None)
-        while True:
-            began = clock.stopwatch()
-            try:
-                waited_for = advance()
-            except StopIteration as end:
-                step: Step = end.value
-                return step
-            finally:
-                self.longest_s = max(self.longest_s, clock.stopwatch() - began)
-            try:
-                yield waited_for
-                advance = partial(self._coroutine.send, None)
-            except BaseException as error:  # such as a cancellation
-                advance = partial(self._coroutine.throw, error)
-
-
-def _place(played: Played, number: int) -> str:
-    return f"{f'step {number}' if number else 'reset'} (seed {played.seed})"
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
-
-
-def _count(episodes: Sequence[Played]) -> int:
-    return sum(len(played.steps) for played in episodes)
+def _everything(env: EnvUnderTest) -> Iterator[tuple[Seen, str]]:
+    """Yield what was seen in all episodes, each with its place."""
+    for played in env.episodes:
+        for number, seen in enumerate(played.seen):
+            yield seen, f"{place(number)} (seed {played.seed})"
