@@ -81,6 +81,4 @@ def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_pat
     said = said_by(tmp_path, "--backend", "docker", "--set", "envs.boxes=1", "--set", f"envs.image={image()}")
     assert said.startswith(f"environments are served in boxes of image {image()}, which lacks envkit or Python (")
     assert "No module named 'envkit')); make one that has them: " in said
-    assert said.endswith(
-        f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image"
-    )
+    assert said.endswith(f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image")
