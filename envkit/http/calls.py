@@ -158,6 +158,7 @@ class Calls:
             list(self._envs()) if plays else None,
             [view for view in self.sessions.views() if caller.sees(view.id)] if plays else None,
             sandboxes,
+            caller.name,
         )
 
     def exposition(self) -> bytes:
