@@ -154,10 +154,13 @@ class Score:
         try:
             before = os.pread(fd, 16, 0)
             os.pwrite(fd, _FIRST_TO_DIE, 0)
+            pid = None
             try:
-                return os.fork()
+                pid = os.fork()
+                return pid
             finally:
-                os.pwrite(fd, before, 0)  # in the child too: it is our file, not the child's
+                if pid != 0:  # the child would write to our file, perhaps while we fork again
+                    os.pwrite(fd, before, 0)
         finally:
             os.close(fd)
 
