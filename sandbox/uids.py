@@ -29,7 +29,7 @@ FIRST = 2_000_683_008
 SIZE = 4096
 COUNT = 35_808
 COUNTED = ("inotify instances", "queued signals and timers", "pipe memory", "POSIX message queues")
-"""What sandboxes take from one another where they have no uids of their own."""
+"""What the kernel counts for each user, so that sandboxes without uids of their own share it."""
 _NOBODY = 65_534
 
 
@@ -115,7 +115,7 @@ def why_unavailable() -> str | None:
 
 
 def shared() -> tuple[str, ...]:
-    """Name what local sandboxes take from one another, and from programs of the users that they are. Blocks for ms."""
+    """Return which kernel resources local sandboxes share, with each other and their host users. Blocks for ms."""
     if why_unavailable() is None:
         return ()
     return COUNTED if os.geteuid() == 0 else (*COUNTED, "terminals")

@@ -55,7 +55,7 @@ async def send_alerts(events: AsyncIterator[FleetEvent], address: str, undeliver
     Args:
         events: What happens; other states of sandboxes are no alerts.
         address: Where to, such as ``"https://example.org/hooks/1"``.
-        undelivered: Where those are counted that could not be sent.
+        undelivered: Counts the alerts that could not be sent.
     """
     undelivered = undelivered or Undelivered()
     sending, waiting = anyio.create_memory_object_stream[FleetEvent](_WAITING)

@@ -1,4 +1,4 @@
-"""The page at ``/``: what a server is and how it does, for people with a browser. Plain HTML without scripts."""
+"""The status page of a server at ``/``. Plain HTML without scripts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LINKS = {
 _LOST = SandboxState.LOST.value
 _FINISHED = "finished"
 _STATES = {
-    SandboxState.STARTING.value: "not there yet",
+    SandboxState.STARTING.value: "being started",
     SandboxState.READY.value: "spare, ready to be leased",
     SandboxState.LEASED.value: "in use",
     SandboxState.SUSPECT.value: "in use, and silent",

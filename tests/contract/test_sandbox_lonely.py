@@ -141,7 +141,7 @@ def test_who_looks_at_a_box_beside_a_visitor_takes_no_visitor_away(lasting: Kind
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         for _ in range(3):
-            await list_staying(with_servers=True, warn=[].append)
+            await list_staying(with_servers=True, warn=list[str]().append)
         await anyio.sleep(LONELY_S + 1)
         assert len(sleepers(marker)) == 1
 
