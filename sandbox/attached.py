@@ -83,7 +83,7 @@ class AttachedContainer:
         return await volumes(self._daemon, self.id)
 
     async def restricted(self, spec: SandboxSpec) -> Mapping[str, Path]:
-        """Do from this host, where that is possible, what the daemon has no options for; return `volumes`."""
+        """Set from this host, if we can, the limits that the daemon has no options for; return `volumes`."""
         volumes = await self.volumes()
         if (first := await self._first_process(volumes)) is not None:
             with closing(first):
@@ -164,7 +164,7 @@ def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
 
 
 def shared(daemon: Daemon) -> tuple[str, ...]:
-    """Name what a daemon's boxes take from one another, and from the programs of its users 1000 and 1001."""
+    """Return which kernel resources a daemon's sandboxes share, with each other and its users 1000 and 1001."""
     return COUNTED if _is_open(daemon) else (*COUNTED, "terminals")
 
 

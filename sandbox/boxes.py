@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -121,7 +121,14 @@ def machine_memory_mib() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
 
 
-def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool], *, memory_mib: int | None = None) -> None:
+def refuse(
+    box_id: str,
+    spec: SandboxSpec,
+    capabilities: Mapping[str, bool],
+    *,
+    memory_mib: int | None = None,
+    shown: Iterable[str] = (),
+) -> None:
     """Refuse what cannot be held.
 
     Args:
@@ -129,6 +136,7 @@ def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool], *, 
         spec: What it asks for.
         capabilities: What is enforced, see `envkit.protocols.SandboxBackend.capabilities`.
         memory_mib: How much memory the machine has, in which lies what is written too; None where that is not known.
+        shown: Places inside that views must not cover.
 
     Raises:
         SandboxRefusedError: The spec asks for more than that, and says what.
@@ -142,7 +150,7 @@ def refuse(box_id: str, spec: SandboxSpec, capabilities: Mapping[str, bool], *, 
         raise SandboxRefusedError(box_id, f"command={spec.command!r} is refused: {fault}", everywhere=True)
     if (fault := fault_of_variables(spec.env)) is not None:
         raise SandboxRefusedError(box_id, f"env is refused: {fault}", everywhere=True)
-    if (fault := fault_of_views(spec.views)) is not None:
+    if (fault := fault_of_views(spec.views, shown)) is not None:
         raise SandboxRefusedError(box_id, f"views is refused: {fault}")
     if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
         raise SandboxRefusedError(box_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}")

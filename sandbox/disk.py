@@ -21,10 +21,11 @@ from typing import TypeAlias
 import anyio
 
 from envkit import clock
-from envkit.errors import SandboxError
+from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
 from envkit.sandbox.attached import Written
 from envkit.sandbox.channel import Channel
 from envkit.sandbox.daemon import Daemon, DaemonError
+from envkit.types import SandboxSpec
 
 LEAST_FREE_MIB = 1024
 """What must be free on it."""
@@ -61,6 +62,24 @@ class DaemonDisk:
         """Return what is free; None where we cannot see that."""
         found = self._look()
         return None if found is None else found.f_bavail * found.f_frsize >> 20
+
+    def require_room(self, box_id: str, spec: SandboxSpec) -> None:
+        """Raise where there is too little room for a box.
+
+        Raises:
+            SandboxRefusedError: Less is free than its root file system may take.
+            SandboxStartError: The disk is nearly full.
+        """
+        free_mib = self.free_mib()
+        if free_mib is None:
+            return
+        if spec.profile == "system" and (spec.disk_mib or 0) > free_mib:
+            cause = f"disk_mib={spec.disk_mib} is refused: Docker's disk has {free_mib} MiB free"
+            raise SandboxRefusedError(box_id, cause)
+        if free_mib < LEAST_FREE_MIB:
+            raise SandboxStartError(
+                box_id, f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}; try docker system prune"
+            )
 
     async def commit(self, container: str, disk_mib: int) -> tuple[str, int]:
         """Make an image of a container's files, which stands still then; return its id, and the bytes that it adds.

@@ -240,18 +240,10 @@ class DockerBackend:
         raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
 
     def _refuse(self, box_id: str, spec: SandboxSpec) -> None:
-        """Refuse what cannot be held, or would fill the disk."""
         refuse(box_id, spec, self.capabilities(), memory_mib=self.machine_memory_mib)
         if (why := container.why_refused(spec, self._daemon.info.get("Runtimes") or ())) is not None:
             raise SandboxRefusedError(box_id, why)
-        free_mib = self._disk.free_mib()
-        if free_mib is not None and spec.profile == "system" and (spec.disk_mib or 0) > free_mib:
-            what = f"disk_mib={spec.disk_mib} is refused: Docker's disk has {free_mib} MiB free"
-            raise SandboxRefusedError(box_id, what)
-        if free_mib is not None and free_mib < LEAST_FREE_MIB:
-            raise SandboxStartError(
-                box_id, f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}; try docker system prune"
-            )
+        self._disk.require_room(box_id, spec)
 
     async def _files(self, box_id: str, spec: SandboxSpec, snapshot: str | None) -> tuple[Image, Path | None]:
         """Return the image to start from, and the folder of what is to be put back into it.

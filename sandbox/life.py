@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,7 +181,7 @@ class Life:
 
 
 async def empty(group: cgroups.Group) -> bool:
-    """Kill who is in a group, and remove it when they are gone, for which they have 2 s; return whether they are."""
+    """Kill who is in a group, and remove it when they are gone; return False if that takes more than 2 s."""
     with anyio.move_on_after(_EMPTY_S):
         while not group.remove():
             group.kill()
@@ -212,36 +212,33 @@ def launch(
         uids: Range of uids that it has for itself; None is in our user namespace.
 
     Raises:
-        OSError: There is no bubblewrap, or the kernel refuses the group; `uids` are given back.
+        OSError: There is no bubblewrap, or the kernel refuses the group; then `uids` stay the caller's to close.
     """
     seen = replace(look, views=(*look.views, *group.views()))
-    told, tells = os.pipe()
-    arguments = _file_of(b"\0".join(os.fsencode(option) for option in options(seen)))
-    filtering = _file_of(filter_program or b"")
-    argv = ["bwrap", "--args", str(arguments), "--info-fd", str(tells)]
-    if filter_program is not None:
-        argv += ["--seccomp", str(filtering)]
-    score_line, its_end = socket.socketpair()
-    handles = [arguments, tells, filtering, its_end.fileno()]
-    if uids is not None:
-        argv += ["--userns", str(uids.namespace)]
-        handles += [uids.namespace, uids.lock.fileno()]
-    argv += ["--", *command, str(its_end.fileno())]
-    try:
+    with ExitStack() as undo, ExitStack() as lent:
+        told, tells = os.pipe()
+        undo.callback(os.close, told)
+        lent.callback(os.close, tells)
+        arguments = _file_of(b"\0".join(os.fsencode(option) for option in options(seen)))
+        lent.callback(os.close, arguments)
+        filtering = _file_of(filter_program or b"")
+        lent.callback(os.close, filtering)
+        score_line, its_end = socket.socketpair()
+        undo.callback(score_line.close)
+        lent.callback(its_end.close)
+        handles = [arguments, tells, filtering, its_end.fileno()]
+        argv = ["bwrap", "--args", str(arguments), "--info-fd", str(tells)]
+        if filter_program is not None:
+            argv += ["--seccomp", str(filtering)]
+        if uids is not None:
+            argv += ["--userns", str(uids.namespace)]
+            handles += [uids.namespace, uids.lock.fileno()]
+        argv += ["--", *command, str(its_end.fileno())]
+        undo.callback(group.remove)
         group.make(bounds)
         # Bubblewrap's environment would be readable inside.
         child = Child(argv, env={}, stream=stream, name=group.name, pass_fds=handles)
-    except BaseException:
-        os.close(told)
-        score_line.close()
-        group.remove()
-        if uids is not None:
-            uids.close()
-        raise
-    finally:
-        its_end.close()
-        for handle in (tells, arguments, filtering):
-            os.close(handle)
+        undo.pop_all()
     return Life(child, group, told=told, score_line=score_line, uids=uids)
 
 

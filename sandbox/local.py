@@ -20,7 +20,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -53,7 +53,6 @@ from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.interior import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from envkit.sandbox.life import Life
-from envkit.sandbox.views import fault_of_views
 from envkit.types import GRADER_HOME, SandboxSpec
 
 __all__ = ["LocalBackend", "why_unavailable"]
@@ -174,38 +173,36 @@ class LocalBackend:
         await held.kill()
 
     async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
-        refuse(box_id, spec, self.capabilities(), memory_mib=machine_memory_mib())
+        look = self._look(spec)
+        refuse(box_id, spec, self.capabilities(), memory_mib=machine_memory_mib(), shown=look.readable)
         if (why := bubblewrap.why_refused(spec)) is not None:
             raise SandboxRefusedError(box_id, why)
         if (why := self._hindrance()) is not None:
             raise SandboxStartError(box_id, why)
-        look = self._look(spec)
-        if (fault := fault_of_views(spec.views, shown=look.readable)) is not None:
-            raise SandboxRefusedError(box_id, f"views is refused: {fault}")
         python = bubblewrap.python_in(look)
         if python is None:
             raise SandboxRefusedError(box_id, "there is no Python 3 in it, which our agent needs")
         began = clock.now()
-        try:
-            own = await clock.to_thread(self._ranges.take)
-        except OSError as error:
-            raise SandboxStartError(box_id, f"no uids of its own: {error}") from None
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        try:
-            held = life.launch(
-                look,
-                agent.command(python),
-                stream=theirs,
-                filter_program=self._filter,
-                group=cgroups.Group(self._places, f"{self._boxes.folder.name}-{box_id}"),
-                bounds=self._bounds(spec),
-                uids=own,
-            )
-        except OSError as error:
-            ours.close()
-            theirs.close()
-            raise SandboxStartError(box_id, f"no bubblewrap in a control group: {error}") from None
+        with ExitStack() as undo:
+            undo.callback(ours.close)
+            undo.callback(theirs.close)
+            try:
+                if (own := await clock.to_thread(self._ranges.take)) is not None:
+                    undo.callback(own.close)
+                held = life.launch(
+                    look,
+                    agent.command(python),
+                    stream=theirs,
+                    filter_program=self._filter,
+                    group=cgroups.Group(self._places, f"{self._boxes.folder.name}-{box_id}"),
+                    bounds=self._bounds(spec),
+                    uids=own,
+                )
+            except OSError as error:
+                raise SandboxStartError(box_id, f"bubblewrap cannot be started: {error}") from None
+            undo.pop_all()
         try:
             if spec.stay:
                 held.group.bequeath(held.pid)

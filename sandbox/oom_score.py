@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.remount import call
@@ -27,20 +27,9 @@ def lend(first: FirstProcess) -> None:
     Raises:
         OSError: The kernel lacks the calls or refuses them, or the process is gone.
     """
-    problems: list[OSError] = []
-
-    def enter_and_mount() -> None:
-        try:
-            _enter_and_mount(first)
-        except OSError as error:
-            problems.append(error)
-
-    # Not one of a pool: a thread that has entered another mount namespace stays there.
-    thread = threading.Thread(target=enter_and_mount)  # noqa: TID251
-    thread.start()
-    thread.join()
-    if problems:
-        raise problems[0]
+    # In a thread of its own, which ends: one that has entered another mount namespace stays there.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(_enter_and_mount, first).result()
 
 
 def _enter_and_mount(first: FirstProcess) -> None:

@@ -29,7 +29,7 @@ FIRST = 2_000_683_008
 SIZE = 4096
 COUNT = 35_808
 COUNTED = ("inotify instances", "queued signals and timers", "pipe memory", "POSIX message queues")
-"""What sandboxes take from one another where they have no uids of their own."""
+"""What the kernel counts for each user, so that sandboxes without uids of their own share it."""
 _NOBODY = 65_534
 
 
@@ -39,6 +39,7 @@ class UidRange:
     Args:
         base: Its first uid, which makes the namespace and is not used in it.
         lock: The socket that keeps others from it; closed by `close`.
+        ranges: Where it is kept after use; None closes it then.
 
     Attributes:
         namespace: File descriptor of the user namespace.
@@ -48,20 +49,17 @@ class UidRange:
         OSError: The kernel refuses, or a program of util-linux is missing.
     """
 
-    def __init__(self, base: int, lock: socket.socket) -> None:
+    def __init__(self, base: int, lock: socket.socket, ranges: UidRanges | None) -> None:
         self.lock = lock
         self.namespace = _new_namespace(base)
-        self._ranges: UidRanges | None = None
-
-    def lend(self, ranges: UidRanges) -> UidRange:
-        """Return itself, to be kept in `ranges` after use."""
         self._ranges = ranges
-        return self
 
     def put_back(self) -> None:
         """Keep it for the next sandbox, once nothing is left of the one that had it."""
-        if self._ranges is None or not self._ranges.keep(self):
+        if self._ranges is None or self._ranges.why_none is not None:
             self.close()
+        else:
+            self._ranges.free.append(self)
 
     def close(self) -> None:
         """Give it back, unless a sandbox still runs in it."""
@@ -74,11 +72,12 @@ class UidRanges:
 
     Attributes:
         why_none: Why there are none, in one line; None where there are.
+        free: Those that no sandbox has.
     """
 
     def __init__(self) -> None:
         self.why_none: str | None = "the backend is not open"
-        self._free: list[UidRange] = []
+        self.free: list[UidRange] = []
 
     def open(self) -> None:
         """Find out whether there are any. Blocks for milliseconds."""
@@ -93,21 +92,15 @@ class UidRanges:
         if self.why_none is not None:
             return None
         try:
-            return self._free.pop()
+            return self.free.pop()
         except IndexError:
-            return _new_range().lend(self)
-
-    def keep(self, found: UidRange) -> bool:
-        """Take in a range that is not used; say whether that is of use."""
-        if self.why_none is None:
-            self._free.append(found)
-        return self.why_none is None
+            return _new_range(self)
 
     def close(self) -> None:
         """Give all ranges back that are not in use, and those in use when they are put back."""
         self.why_none = "the backend is closed"
-        while self._free:
-            self._free.pop().close()
+        while self.free:
+            self.free.pop().close()
 
 
 def why_unavailable() -> str | None:
@@ -122,7 +115,7 @@ def why_unavailable() -> str | None:
 
 
 def shared() -> tuple[str, ...]:
-    """Name what local sandboxes take from one another, and from programs of the users that they are. Blocks for ms."""
+    """Return which kernel resources local sandboxes share, with each other and their host users. Blocks for ms."""
     if why_unavailable() is None:
         return ()
     return COUNTED if os.geteuid() == 0 else (*COUNTED, "terminals")
@@ -150,14 +143,14 @@ def _try_once() -> None:
             raise OSError(why)
 
 
-def _new_range() -> UidRange:
+def _new_range(ranges: UidRanges | None = None) -> UidRange:
     start = random.randrange(COUNT)
     for number in range(start, start + COUNT):
         base = FIRST + number % COUNT * SIZE
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             lock.bind(f"\0envkit-uids-{base}")
-            return UidRange(base, lock)
+            return UidRange(base, lock, ranges)
         except BaseException as error:
             lock.close()
             if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:

@@ -20,7 +20,7 @@ from tests.http.boxes import scripted
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
 
-NOTICE = "the program runs on the server, without input; its output comes when it has ended\n"
+NOTICE = "running on the server without standard input; output is printed when the program ends\n"
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
 

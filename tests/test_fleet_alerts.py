@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.fleet.alerts import Undelivered, send_alerts, warn_if_unreachable, watch_disks
+from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command, steadily
 from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.http.server import serve
@@ -104,21 +104,6 @@ def test_an_alert_that_nobody_takes_is_logged(caplog: pytest.LogCaptureFixture) 
     assert [record.message[:63] for record in caplog.records] == [
         "an alert could not be sent to http://127.0.0.1:9/hook (ConnectE"
     ]
-
-
-def test_alerts_that_nobody_takes_are_counted() -> None:
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-        is_refused = b"text 2" in await read_body(scope, receive, 10_000)
-        await respond(send, b"", status=500 if is_refused else 200)
-
-    async def main() -> int:
-        undelivered = Undelivered()
-        async with serving(refuse) as address:
-            alerts = happen(event(1, "memory"), event(2, "disk"), event(3, "probe"))
-            await send_alerts(alerts, f"{address}/hook", undelivered)
-        return undelivered.count
-
-    assert clock.run(main) == 1
 
 
 def test_an_address_that_does_not_answer_is_warned_about_without_its_secret_path() -> None:

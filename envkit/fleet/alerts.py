@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import anyio
@@ -28,13 +27,6 @@ _WAITING = 1_000
 """Alerts that may wait for an address that is slow; further ones are dropped, and their number is logged."""
 
 
-@dataclass(slots=True)
-class Undelivered:
-    """Counts the alerts that could not be sent."""
-
-    count: int = 0
-
-
 async def warn_if_unreachable(address: str, warn: Callable[[str], None]) -> None:
     """Warn, in one line, if nothing answers at an address that alerts are to be sent to; it gets a HEAD request."""
     try:
@@ -47,20 +39,18 @@ async def warn_if_unreachable(address: str, warn: Callable[[str], None]) -> None
         warn(f"alerts: the webhook at {where.scheme}://{where.hostname} does not answer: {said}")
 
 
-async def send_alerts(events: AsyncIterator[FleetEvent], address: str, undelivered: Undelivered | None = None) -> None:
+async def send_alerts(events: AsyncIterator[FleetEvent], address: str) -> None:
     """Send each alert as a POST of JSON, in order, until the events end.
 
-    One that cannot be delivered is tried `TRIES` times, then logged and counted; the fleet goes on in any case.
+    One that cannot be delivered is tried `TRIES` times and then logged; the fleet goes on in any case.
 
     Args:
         events: What happens; other states of sandboxes are no alerts.
         address: Where to, such as ``"https://example.org/hooks/1"``.
-        undelivered: Where those are counted that could not be sent.
     """
-    undelivered = undelivered or Undelivered()
     sending, waiting = anyio.create_memory_object_stream[FleetEvent](_WAITING)
     async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(_deliver_all, client, address, waiting, undelivered)
+        tasks.start_soon(_deliver_all, client, address, waiting)
         with sending:
             async for event in events:
                 if event.kind == "state":
@@ -68,23 +58,16 @@ async def send_alerts(events: AsyncIterator[FleetEvent], address: str, undeliver
                 try:
                     sending.send_nowait(event)
                 except anyio.WouldBlock:
-                    undelivered.count += 1
                     _log.warning("an alert was dropped, since %s is too slow: %s", address, event.text)
 
 
-async def _deliver_all(
-    client: httpx.AsyncClient,
-    address: str,
-    alerts: MemoryObjectReceiveStream[FleetEvent],
-    undelivered: Undelivered,
-) -> None:
+async def _deliver_all(client: httpx.AsyncClient, address: str, alerts: MemoryObjectReceiveStream[FleetEvent]) -> None:
     with alerts:
         async for alert in alerts:
-            if not await _deliver(client, address, alert):
-                undelivered.count += 1
+            await _deliver(client, address, alert)
 
 
-async def _deliver(client: httpx.AsyncClient, address: str, alert: FleetEvent) -> bool:
+async def _deliver(client: httpx.AsyncClient, address: str, alert: FleetEvent) -> None:
     problem = ""
     for attempt in range(TRIES):
         if attempt:
@@ -95,10 +78,10 @@ async def _deliver(client: httpx.AsyncClient, address: str, alert: FleetEvent) -
             problem = f"{type(error).__name__}: {error}"
             continue
         if response.is_success:
-            return True
+            break
         problem = f"status {response.status_code}"
-    _log.warning("an alert could not be sent to %s (%s): %s", address, problem, alert.text)
-    return False
+    else:
+        _log.warning("an alert could not be sent to %s (%s): %s", address, problem, alert.text)
 
 
 async def watch_disks(

@@ -146,7 +146,7 @@ class Calls:
         return ReadyReply(not why, capacity, leased, why)
 
     async def overview(self) -> Overview | None:
-        """Return what the caller may see of the server; None where it shows no token, and one is needed."""
+        """Return what the caller may see of the server; None for a caller without the token that is needed."""
         caller, sandboxes = self._caller, None
         if caller is NOBODY:
             return None
@@ -158,6 +158,7 @@ class Calls:
             list(self._envs()) if plays else None,
             [view for view in self.sessions.views() if caller.sees(view.id)] if plays else None,
             sandboxes,
+            caller.name,
         )
 
     def exposition(self) -> bytes:

@@ -221,11 +221,11 @@ class _Routes:
         return Response(self._calls.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def index(self, request: Request) -> Response:
-        """Say which paths there are to begin with."""
+        """List the entry points of the API."""
         return self._reply(request, wire.IndexReply(__version__, wire.PROTOCOL, LINKS))
 
     async def page(self, request: Request) -> Response:
-        """Show a person what the server is and how it does."""
+        """Return the status page."""
         return Response(page(await self._by(request).overview()), headers=HEADERS, media_type="text/html")
 
     async def failed(self, request: Request, error: Exception) -> Response:

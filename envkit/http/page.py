@@ -1,9 +1,9 @@
-"""The page at ``/``: what a server is and how it does, for people with a browser. Plain HTML without scripts."""
+"""The status page of a server at ``/``. Plain HTML without scripts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -37,7 +37,7 @@ LINKS = {
 _LOST = SandboxState.LOST.value
 _FINISHED = "finished"
 _STATES = {
-    SandboxState.STARTING.value: "not there yet",
+    SandboxState.STARTING.value: "being started",
     SandboxState.READY.value: "spare, ready to be leased",
     SandboxState.LEASED.value: "in use",
     SandboxState.SUSPECT.value: "in use, and silent",
@@ -62,12 +62,14 @@ class Overview:
         envs: The environments; None where the caller may not play.
         sessions: The sessions that it sees; None likewise.
         sandboxes: The sandboxes that it sees; None where it may not use any, or there are none.
+        name: Returns how it names one of them.
     """
 
     ready: wire.ReadyReply
     envs: Sequence[EnvSpec] | None
     sessions: Sequence[SessionView] | None
     sandboxes: Sequence[SandboxView] | None
+    name: Callable[[str], str]
 
 
 def page(overview: Overview | None) -> bytes:
@@ -94,7 +96,10 @@ def _sections(overview: Overview) -> Iterable[str]:
         lost = [view for view in overview.sandboxes if _state(view) == _LOST]
         if lost:
             lost.sort(key=lambda view: view.phases[-1].at_s, reverse=True)
-            rows = [[_time(view.phases[-1].at_s), view.id, view.phases[-1].reason] for view in lost[:MAX_LOST]]
+            rows = [
+                [_time(view.phases[-1].at_s), overview.name(view.id), view.phases[-1].reason]
+                for view in lost[:MAX_LOST]
+            ]
             more = f"<p>The last {len(rows)} of {len(lost)}.</p>" if len(lost) > len(rows) else ""
             yield f"<h2>Lost sandboxes</h2>{more}"
             yield _table(["time (UTC)", "sandbox", "cause"], [map(escape, row) for row in rows])

@@ -197,7 +197,7 @@ class HealthReply(msgspec.Struct, frozen=True):
 
 
 class IndexReply(msgspec.Struct, frozen=True):
-    """What there is: paths, and what they are."""
+    """The entry points of the API: paths, and what each is for."""
 
     version: str
     protocol: int

@@ -55,13 +55,6 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     yield GaugeMetricFamily("envkit_env_boxes_waiting", "Boxes that are missing until they may be replaced.", waits)
 
 
-def of_webhook(undelivered: int) -> Iterator[Metric]:
-    """Yield the metric of the alerts that were to be sent to an address."""
-    from prometheus_client.core import CounterMetricFamily
-
-    yield CounterMetricFamily("envkit_alerts_undelivered", "Alerts that the webhook did not take.", undelivered)
-
-
 def of_log(dropped: int) -> Iterator[Metric]:
     """Yield the metric of an access log."""
     from prometheus_client.core import CounterMetricFamily

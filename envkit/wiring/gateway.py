@@ -18,7 +18,7 @@ import anyio
 from envkit.config.serving import LimitsSection, ServeConfig, StockSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, Homes
-from envkit.fleet.alerts import Undelivered, send_alerts, warn_if_unreachable, watch_disks
+from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.http.access_log import AccessLog
 from envkit.http.app import create_app
@@ -99,9 +99,8 @@ async def serve_fleet(
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     end = _End()
     end.on_signals()
-    undelivered = Undelivered()
     with tokens, _state(config), _access_log(config) or nullcontext() as log, end.by_signals():
-        async with open_fleet(config, announce) as fleet, _telling(config, fleet, announce, undelivered):
+        async with open_fleet(config, announce) as fleet, _telling(config, fleet, announce):
             app = create_app(
                 fleet.host,
                 envs=envs.registered,
@@ -119,7 +118,7 @@ async def serve_fleet(
                     limits.snapshots,
                     limits.snapshots_mib,
                 ),
-                metrics=partial(_metrics, fleet, log, undelivered if config.alerts.webhook else None),
+                metrics=partial(_metrics, fleet, log),
             )
             with end.by_signals():
                 await serve(
@@ -161,9 +160,7 @@ class _End:
 
 
 @asynccontextmanager
-async def _telling(
-    config: ServeConfig, fleet: Fleet, announce: Callable[[str], None], undelivered: Undelivered
-) -> AsyncIterator[None]:
+async def _telling(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
     """Tell people and programs what the fleet needs, for the length of the block."""
     pool, scale = fleet.pool, fleet.scale
     if config.autoscale.command is not None:
@@ -171,7 +168,7 @@ async def _telling(
     tasks = await anyio.create_task_group().__aenter__()
     if pool is not None and config.alerts.webhook is not None:
         tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
-        tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook, undelivered)
+        tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
     if pool is not None and scale is not None:
         tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
     if pool is not None and fleet.disks is not None:
@@ -246,13 +243,11 @@ def _stock(section: StockSection) -> Stock:
     return Stock(SandboxSpec(**wanted), section.count)
 
 
-def _metrics(fleet: Fleet, log: AccessLog | None, undelivered: Undelivered | None) -> Iterator[Metric]:
+def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
     if fleet.pool is not None:
         yield from fleet_metrics.collect(fleet.pool, fleet.hosts)
     if log is not None:
         yield from fleet_metrics.of_log(log.dropped)
-    if undelivered is not None:
-        yield from fleet_metrics.of_webhook(undelivered.count)
 
 
 def _bodies(limits: LimitsSection) -> Bodies:

@@ -163,8 +163,8 @@ async def _upload(box: RemoteSandbox, uploads: Sequence[tuple[Path, str]]) -> No
 
 
 def _announce() -> None:
-    """Say on standard error why nothing is seen of a program that runs on a server."""
-    print("the program runs on the server, without input; its output comes when it has ended", file=sys.stderr)
+    """Print to standard error why a program on a server shows no output yet."""
+    print("running on the server without standard input; output is printed when the program ends", file=sys.stderr)
 
 
 def _require(program: Sequence[str]) -> None:

@@ -79,7 +79,7 @@ class Context:
         return {**self._env, **user.env, **_encoded(more)}
 
     def start_folder(self, user: kernel.User) -> str:
-        """Return where programs of `user` start: a grader's in its own home, where the agent leaves no modules."""
+        """Return where programs of `user` start: a grader's in its own home, where the agent cannot leave modules."""
         return self._grader_home if self._grader_home and user is self.users.get("grader") else self.work
 
     def inside(self, path: bytes) -> bytes:

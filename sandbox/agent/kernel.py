@@ -132,9 +132,9 @@ def die_with_parent(number: int) -> None:
 
 
 class Score:
-    """How soon the kernel ends this process when memory runs out. Children begin with what it is when they are forked.
+    """This process's ``oom_score_adj``: the higher, the sooner the kernel ends it. Children inherit it at the fork.
 
-    Where /proc is read-only, the host has sent the file open, by the socket whose number is our first argument.
+    Where /proc is read-only, the host sends the open file over the socket whose number is our first argument.
     """
 
     def __init__(self) -> None:
@@ -154,16 +154,19 @@ class Score:
         try:
             before = os.pread(fd, 16, 0)
             os.pwrite(fd, _FIRST_TO_DIE, 0)
+            pid = None
             try:
-                return os.fork()
+                pid = os.fork()
+                return pid
             finally:
-                os.pwrite(fd, before, 0)  # in the child too: it is our file, not the child's
+                if pid != 0:  # the child would write to our file, perhaps while we fork again
+                    os.pwrite(fd, before, 0)
         finally:
             os.close(fd)
 
 
 def limit_resources() -> None:
-    """Leave no core file, and no more than half of what the kernel lets a sandbox's users queue to one of them."""
+    """Forbid core files, and bound signals and message queues to half of the hard limit, to leave some to graders."""
     if resource is not None:
         bounds = [(resource.RLIMIT_CORE, 0)]
         if _LINUX:
@@ -175,7 +178,7 @@ def limit_resources() -> None:
 
 
 def be_killed_first() -> None:
-    """Be chosen before the agent when memory runs out, where the agent could not see to that when it forked us."""
+    """Raise our OOM score above the agent's, in case the agent could not do so when it forked us."""
     is_seen = os.geteuid() != 0 and _prctl(_library(), _PR_SET_DUMPABLE, 1)  # of who is hidden, this file is root's
     try:
         fd = os.open(_SCORE, os.O_WRONLY | os.O_CLOEXEC)

@@ -62,21 +62,22 @@ class Agent:
 
     def open(self, reader: int, writer: int, *, on_over: Callable[[str], None]) -> Connection:
         """Take calls from a channel; one whose configuration says that it ``observes`` is no visitor."""
-        is_visitor = [True]
+        is_visitor = True
         self._channels += 1
         if self._loneliness is not None:
             self._loneliness.cancel()
 
         def configured(config: Header) -> None:
-            if config.get("observes") and is_visitor[0]:
-                is_visitor[0] = False
+            nonlocal is_visitor
+            if config.get("observes") and is_visitor:
+                is_visitor = False
                 self._leave_alone()
             else:
                 self._configure(config)
 
         def over(why: str) -> None:
             on_over(why)
-            if is_visitor[0]:
+            if is_visitor:
                 self._left_at = time.monotonic()
                 self._leave_alone()
 

@@ -11,12 +11,14 @@ import pytest
 
 import envkit
 from envkit import clock
-from envkit.http.page import LINKS
+from envkit.http.callers import Caller
+from envkit.http.page import LINKS, Overview, page
+from envkit.http.wire import ReadyReply
 from envkit.registry import EnvSpec
 from envkit.sandbox.fake import FakeBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Node
-from envkit.types import SandboxSpec
+from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.http.guarded import Stage, on_stage
 from tests.http.stage import over_http
 from tests.http.worlds import serving, slots
@@ -131,6 +133,13 @@ def test_where_tokens_are_needed_the_page_shows_without_one_the_version_and_link
         assert (await stage.ask("GET", "/", "ek_000000000000_" + "x" * 43)).status_code == 401
 
     on_stage(main, tmp_path, has_sandboxes=True)
+
+
+def test_a_tenant_reads_the_names_that_it_gave_to_its_lost_sandboxes() -> None:
+    phases = (Phase(SandboxState.LOST, 0.0, "killed by signal 9"),)
+    lost = SandboxView("acme:box", "", "here", "acme", SandboxSpec(), phases)
+    overview = Overview(ReadyReply(True, 4, 0), None, None, [lost], Caller("acme", frozenset({"sandbox"})).name)
+    assert Page(page(overview).decode()).tables["Lost sandboxes"][1][1:] == ["box", "killed by signal 9"]
 
 
 @pytest.mark.parametrize("verb", ["GET", "HEAD"])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 import pytest
 
 from envkit import clock
+from envkit.errors import SandboxError
 from envkit.sandbox import uids
 from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
@@ -126,6 +128,10 @@ async def gets_one(box: Box, what: str, user: SandboxUser, python: str = PYTHON)
 async def uid_base(box: Box) -> int:
     """The first uid of the range that a sandbox has."""
     return int((await box.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout.split()[4]) - 1
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
 
 
 def is_free(base: int) -> bool:
@@ -259,6 +265,23 @@ class TestARange:
 
         run(main)
 
+    def test_a_start_that_fails_for_want_of_files_leaves_none_open(self) -> None:
+        async def main() -> None:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            async with LocalBackend() as backend:
+                await (await backend.start(SandboxSpec())).stop()
+                before = open_files()
+                for more in range(3, 14):
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
+                    try:
+                        with suppress(SandboxError, OSError):  # where the last ones suffice
+                            await (await backend.start(SandboxSpec())).stop()
+                    finally:
+                        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                    assert open_files() <= before
+
+        run(main)
+
     def test_where_none_can_be_made_a_sandbox_says_that_it_shares_the_uids(self, tmp_path: Path) -> None:
         bubblewrap = shutil.which("bwrap")
         assert bubblewrap is not None
@@ -317,7 +340,7 @@ def test_a_container_that_takes_all_terminals_has_64_and_leaves_others_theirs() 
 
     async def main() -> None:
         async with DockerBackend() as backend:
-            greedy, other = [await backend.start(SandboxSpec(image=image(whole=True))) for _ in range(2)]
+            greedy, other = [await backend.start(SandboxSpec(image=image())) for _ in range(2)]
             assert isinstance(greedy, Box)
             assert isinstance(other, Box)
             async with taking(greedy, "terminal", python) as said:
