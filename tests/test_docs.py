@@ -31,7 +31,7 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 
 def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_shown(tmp_path: Path) -> None:
-    source, installed = tmp_path / "source", tmp_path / "installed"
+    source, installed = tmp_path / "source", tmp_path / "site-packages"  # sandboxes see folders of this name
     source.mkdir()
     files = files_of(GUIDE.read_text(encoding="utf-8"))
     assert set(files) == {"lift.py", "pyproject.toml", "slow_lift.py"}
