@@ -64,10 +64,12 @@ async def run_command(command: Sequence[str], wanted: int, *, within_s: float = 
 
 async def _run(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     said = bytearray()
+    process = None
     with anyio.CancelScope(shield=True):  # a process that is cancelled while it starts would leave its children
         process = await anyio.open_process(
             words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
         )
+    assert process is not None
     async with process:
         assert process.stdout is not None
         try:
