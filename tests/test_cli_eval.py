@@ -140,7 +140,7 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
     (tmp_path / "without/matplotlib").mkdir(parents=True)
     (tmp_path / "without/matplotlib/__init__.py").write_text(NO_MATPLOTLIB)
     told = envkit([*LAKE, "--output", "found"], tmp_path, path=tmp_path / "without")
-    assert told == (2, "", "this needs envkit[train]: pip install 'envkit[train]'\n")
+    assert told == (2, "", 'the package matplotlib is not installed; install it: pip install "envkit[train]"\n')
     assert envkit([*LAKE, "--episodes", "3"], tmp_path, path=tmp_path / "without")[0] == 0
 
 
