@@ -20,9 +20,17 @@ def check_env(
 
     Each line says what was seen, or what is wrong and what to change.
     """
+    from rich.console import Console
+
     from envkit.wiring.env_check import check_env
 
-    verdicts = check_env(env_id, options=read_options(option or ()), episodes=episodes)
+    with Console(stderr=True).status(f"checking {env_id}") as status:
+        verdicts = check_env(
+            env_id,
+            options=read_options(option or ()),
+            episodes=episodes,
+            on_check=lambda name: status.update(f"checking {env_id}: {name}"),
+        )
     print_table(("CHECK", "VERDICT", "SEEN"), [(one.check, one.outcome, one.seen) for one in verdicts])
     if any(one.outcome == "fail" for one in verdicts):
         raise typer.Exit(FAILED)

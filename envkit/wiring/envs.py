@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from envkit import registry
 from envkit.env import AsyncEnv, BlockingEnv
 from envkit.errors import ConfigError, EnvkitError, OptionError, did_you_mean
+from envkit.installation import explain
 from envkit.protocols import EnvHost, Expert
 from envkit.registry import EnvSpec
 from envkit.tracebacks import env_error
@@ -274,12 +275,15 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
 
 @contextmanager
 def attributed(env_id: str, call: str) -> Iterator[None]:
-    """Turn an exception of the block into the `EnvError` of an environment; see `env_error`."""
+    """Turn an exception of the block into the `EnvError` of an environment; see `env_error`.
+
+    A missing package of envkit's own extras stays an `ImportError`, which is reported with what installs it.
+    """
     try:
         yield
-    except ImportError:
-        raise
     except Exception as error:
+        if isinstance(error, ImportError) and explain(error) is not None:
+            raise
         raised = error if isinstance(error, EnvkitError) else env_error(error, env_id, call)
         raise raised from (None if raised is error else error)
 

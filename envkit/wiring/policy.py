@@ -214,14 +214,16 @@ def _listen(run: RunConfig) -> _Heard:
     heard = _Heard([], [], set())
     for number in range(_VOCABULARY_EPISODES):
         task = task_of(run, spec, "train", run.seed, number)
-        text, info = world.reset(seed=task.seed, options=dict(task.options))
+        with envs.attributed(run.env.id, "reset"):
+            text, info = world.reset(seed=task.seed, options=dict(task.options))
         moves = [str(move) for move in info.get("legal_moves", ())]
         heard.openings.append(text)
         heard.texts.append(text)
         heard.moves.update(moves)
         ended = not moves
         while not ended:
-            text, _, terminated, truncated, info = world.step(f"<answer>{rng.choice(moves)}</answer>")
+            with envs.attributed(run.env.id, "step"):
+                text, _, terminated, truncated, info = world.step(f"<answer>{rng.choice(moves)}</answer>")
             heard.texts.append(text)
             moves = [str(move) for move in info.get("legal_moves", moves)]
             heard.moves.update(moves)

@@ -26,10 +26,17 @@ class Crash(gymnasium.Env):
     observation_space = action_space = Utf8Text(100)
 
     def reset(self, *, seed=None, options=None):
-        return "go", {}
+        return "go", {"legal_moves": ["on"]}
 
     def step(self, action):
         return str(1 / 0), 0.0, False, False, {}
+
+class Player:
+    def moves(self, observation):
+        return ["on"]
+
+    def answer(self, move):
+        return move
 
 class PyBox(AsyncEnv):
     async def reset(self, *, seed, options):
@@ -43,8 +50,9 @@ class PyBox(AsyncEnv):
         pass
 
 def register_all():
-    envkit.register("Crash-v0", "broken:Crash")
+    envkit.register("Crash-v0", "broken:Crash", expert="broken:Player")
     envkit.register("PyBox-v0", "broken:PyBox")
+    envkit.register("NoModule-v0", "no_such_module:Env")
 """
 LINES = ENVS.splitlines()
 DIVIDES = next(number for number, line in enumerate(LINES, start=1) if "1 / 0" in line)
@@ -88,6 +96,40 @@ def error_of(kind: str, env_id: str, broken: Path) -> str:
 def test_training_names_the_file_and_line_also_where_the_environment_runs_in_a_sandbox(kind: str, broken: Path) -> None:
     raised = "Crash-v0 raised ZeroDivisionError in step: division by zero"
     assert error_of(kind, "Crash-v0", broken) == f"EnvError: {raised} ({broken}/broken.py:{DIVIDES})"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["train", "crash.yaml"],
+            "Crash-v0 raised ZeroDivisionError in step: division by zero ({broken}/broken.py:{line})",
+        ),
+        (
+            ["eval", "NoModule-v0", "--policy", "random", "--episodes", "4"],
+            "not one of 4 episodes of NoModule-v0 could be played: NoModule-v0 raised {missing}",
+        ),
+        (["check-env", "NoModule-v0"], "NoModule-v0 raised {missing}"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_says_in_one_line_what_an_environment_raised(
+    words: list[str], told: str, tmp_path: Path, broken: Path
+) -> None:
+    (tmp_path / "crash.yaml").write_text("env: {id: Crash-v0}\n")
+    missing = "ModuleNotFoundError in __init__: No module named 'no_such_module'"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-m", "envkit", *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == told.format(broken=broken, line=DIVIDES, missing=missing)
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.bwrap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -88,29 +89,31 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
 def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed(kind: str, tmp_path: Path) -> None:
     port = free_port()
 
-    async def envkit(*words: str) -> list[str]:
+    async def envkit(*words: str) -> str:
         command = [sys.executable, "-m", "envkit", "sandbox", *words]
-        return (await anyio.run_process(command)).stdout.decode().splitlines()
+        return (await anyio.run_process(command)).stdout.decode()
 
-    async def owners(gateway: Gateway, box_ids: dict[str, str]) -> set[str]:
-        lines = [line for line in await envkit("ls", "--all") if line.split("\t")[0] in box_ids.values()]
-        assert len(lines) == len(box_ids)
+    async def owners(gateway: Gateway, box_ids: dict[str, str]) -> set[tuple[str, ...]]:
+        listed = json.loads(await envkit("ls", "--all", "--json"))
+        found = [tuple(one["owner"]) for one in listed if one["id"] in box_ids.values()]
+        assert len(found) == len(box_ids)
         mine = [one for one in servers.known() if one.ledger == str(gateway.ledger)]
         assert [note.pid for note in mine] == [gateway.process.pid]
-        return {line.split("\t", 4)[4] for line in lines}
+        return set(found)
 
     async def leave(gateway: Gateway) -> None:
         box_ids = await gateway.boxes(are_env_boxes=True)
-        whose = f"{gateway.url}\t{gateway.ledger}"
-        assert await owners(gateway, box_ids) == {f"of server {gateway.process.pid}\t{whose}"}
+        whose = gateway.url, str(gateway.ledger)
+        assert await owners(gateway, box_ids) == {(f"of server {gateway.process.pid}", *whose)}
         gateway.process.kill()
         await gateway.exit_code()
-        assert not [line for line in await envkit("prune", "--dry-run") if str(gateway.ledger) in line]
-        assert await owners(gateway, box_ids) == {f"of server {gateway.process.pid}, which is gone\t{whose}"}
+        assert str(gateway.ledger) not in await envkit("prune", "--dry-run")
+        assert await owners(gateway, box_ids) == {(f"of server {gateway.process.pid}, which is gone", *whose)}
 
     async def come_back(gateway: Gateway) -> None:
         box_ids = await gateway.boxes(are_env_boxes=True)
-        assert await owners(gateway, box_ids) == {f"of server {gateway.process.pid}\t{gateway.url}\t{gateway.ledger}"}
+        whose = gateway.url, str(gateway.ledger)
+        assert await owners(gateway, box_ids) == {(f"of server {gateway.process.pid}", *whose)}
 
     with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as first:
         run(lambda: leave(first), 60)

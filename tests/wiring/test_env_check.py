@@ -11,6 +11,7 @@ import pytest
 import envkit
 from envkit import cli
 from envkit.errors import ConfigError, OptionError, UnknownEnvError
+from envkit.wiring.env_check.episodes import EnvUnderTest
 from tests.wiring.broken_envs import LEFT
 
 HERE = "tests.wiring.broken_envs"
@@ -137,6 +138,14 @@ def test_what_cannot_be_played_again_is_not_compared() -> None:
     skipped = {name for name, verdict in verdicts.items() if verdict.outcome == "skip"}
     assert {"same seed, same episode", "replay gives the same", "vector equals single"} <= skipped
     assert verdicts["same seed, same episode"].seen == "it is registered with replayable=False"
+
+
+def test_a_recorded_episode_ends_when_its_time_is_up() -> None:
+    envkit.register("Walk-v0", f"{HERE}:Walk")
+    env = EnvUnderTest("Walk-v0", {}, range(2))
+    with env.opened() as instance:
+        assert env.play(instance, 0, within_s=0.0).actions == []
+        assert env.play(instance, 0).has_ended
 
 
 def test_wrong_requests_are_errors_and_not_verdicts() -> None:

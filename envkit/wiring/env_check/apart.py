@@ -19,12 +19,12 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
 from envkit import clock, registry
 from envkit.errors import ConfigError, EnvkitError
 from envkit.types import JSON
-from envkit.wiring.env_check.episodes import EnvUnderTest, FailedCheckError, SkippedCheckError, difference
+from envkit.wiring.env_check.episodes import EnvUnderTest, FailedCheckError, Played, SkippedCheckError, difference
 
 _TIMEOUT_S = 120.0
 _ENDING_S = 2.0
@@ -68,7 +68,7 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
     """
     spec = replace(env.spec, options=dict(env.spec.options), terse=dict(env.spec.terse))
     try:
-        request = pickle.dumps((spec, env.options, env.seeds))
+        request = pickle.dumps((spec, env.options, [(played.seed, played.actions) for played in env.episodes]))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise SkippedCheckError(f"another process cannot import it ({error}); {_IMPORTABLE}") from None
     with tempfile.TemporaryDirectory(prefix="check-env-") as folder:
@@ -107,12 +107,16 @@ def main() -> None:
     written = _written_files()
     result: dict[str, JSON]
     try:
-        spec, options, seeds = pickle.load(sys.stdin.buffer)
+        spec, options, recorded = pickle.load(sys.stdin.buffer)
         with suppress(ConfigError):  # its package has registered it
             registry.register(spec.id, spec.entry_point, options=spec.options, expert=spec.expert)
         registry.load(spec.entry_point)
-        episodes = EnvUnderTest(spec.id, options, seeds).episodes
-        result = {"episodes": cast("JSON", [played.as_json() for played in episodes])}
+        env = EnvUnderTest(spec.id, options, [seed for seed, _ in recorded])
+        episodes: list[JSON] = []
+        for seed, actions in recorded:
+            with env.opened() as instance:
+                episodes.append(env.replay(instance, Played(seed, [], actions)).as_json())
+        result = {"episodes": episodes}
     except (ImportError, AttributeError) as error:
         result = {"missing": str(error)}
     except EnvkitError as error:

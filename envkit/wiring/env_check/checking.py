@@ -54,7 +54,13 @@ _CHECKS: tuple[tuple[str, Callable[[EnvUnderTest], str], tuple[str, ...]], ...] 
 """Each check's name, its function, and the checks that may not have failed before."""
 
 
-def check_env(env_id: str, *, options: dict[str, JSON] | None = None, episodes: int = 5) -> list[Verdict]:
+def check_env(
+    env_id: str,
+    *,
+    options: dict[str, JSON] | None = None,
+    episodes: int = 5,
+    on_check: Callable[[str], None] = lambda name: None,
+) -> list[Verdict]:
     """Check an environment against the contract that training and serving count on.
 
     It is played in this process and in a new one, so check only what you would run here anyway.
@@ -62,7 +68,8 @@ def check_env(env_id: str, *, options: dict[str, JSON] | None = None, episodes: 
     Args:
         env_id: Registered environment.
         options: What it is made with; also tried at reset.
-        episodes: Seeds that most checks play, at least 2.
+        episodes: Seeds that most checks play, at least 2. An episode is recorded for 200 steps or 5 s at most.
+        on_check: Called with the name of each check before it begins.
 
     Returns:
         A verdict for each check, in the order of the checks.
@@ -80,6 +87,7 @@ def check_env(env_id: str, *, options: dict[str, JSON] | None = None, episodes: 
     verdicts: list[Verdict] = []
     failed: set[str] = set()
     for name, check, after in _CHECKS:
+        on_check(name)
         if missing := [one for one in after if one in failed]:
             verdicts.append(Verdict(name, "skip", f"only after: {missing[0]}"))
         elif after is _REPEATED and not env.spec.replayable:

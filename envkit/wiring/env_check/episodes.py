@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
+from envkit import clock
 from envkit.protocols import Expert
 from envkit.types import JSON, Observation, Options, stable_hash
 from envkit.wiring.envs import attributed, find, make_here, open_expert
@@ -21,6 +23,9 @@ MAX_STEPS = 200
 
 WORDS = ("1", "yes", "<answer>1</answer>", "I do not know.")
 """Actions for an environment that lists no legal moves."""
+
+RECORD_S = 5.0
+"""Seconds after which a recorded episode is cut off, in steps that may each take long."""
 
 _SHORT = 60
 
@@ -113,7 +118,7 @@ class EnvUnderTest:
         episodes = []
         for seed in self.seeds:
             with self.opened() as instance:
-                episodes.append(self.play(instance, seed))
+                episodes.append(self.play(instance, seed, within_s=RECORD_S))
         return episodes
 
     def play(
@@ -124,8 +129,9 @@ class EnvUnderTest:
         *,
         options: Options | None = None,
         most: int = MAX_STEPS,
+        within_s: float = math.inf,
     ) -> Played:
-        """Play `most` steps at most.
+        """Play `most` steps at most, and begin none after `within_s` seconds.
 
         Without `choose` these are legal moves, in every other episode mostly the expert's, or else `WORDS`.
         """
@@ -133,7 +139,8 @@ class EnvUnderTest:
         with attributed(self.env_id, "reset"):
             observation, info = env.reset(seed=seed, options=None if options is None else dict(options))
         played = Played(seed, [Seen(observation, 0.0, False, False, info)])
-        while len(played.actions) < most and not played.has_ended:
+        until = clock.stopwatch() + within_s
+        while len(played.actions) < most and not played.has_ended and clock.stopwatch() < until:
             action = choose(played.seen[-1])
             if action is None:
                 break
