@@ -107,9 +107,9 @@ def test_training_names_the_file_and_line_also_where_the_environment_runs_in_a_s
         ),
         (
             ["eval", "NoModule-v0", "--policy", "random", "--episodes", "4"],
-            "not one of 4 episodes of NoModule-v0 could be played: NoModule-v0 raised {missing}",
+            "not one of 4 episodes of NoModule-v0 could be played: {none}",
         ),
-        (["check-env", "NoModule-v0"], "NoModule-v0 raised {missing}"),
+        (["check-env", "NoModule-v0"], "{none}"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -117,7 +117,7 @@ def test_a_command_says_in_one_line_what_an_environment_raised(
     words: list[str], told: str, tmp_path: Path, broken: Path
 ) -> None:
     (tmp_path / "crash.yaml").write_text("env: {id: Crash-v0}\n")
-    missing = "ModuleNotFoundError in __init__: No module named 'no_such_module'"
+    none = "NoModule-v0 raised ModuleNotFoundError in __init__: No module named 'no_such_module'"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-m", "envkit", *words],
@@ -128,7 +128,7 @@ def test_a_command_says_in_one_line_what_an_environment_raised(
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == told.format(broken=broken, line=DIVIDES, missing=missing)
+    assert done.stderr.splitlines()[-1] == told.format(broken=broken, line=DIVIDES, none=none)
     assert "Traceback" not in done.stderr
 
 
