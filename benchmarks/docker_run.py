@@ -26,8 +26,8 @@ _VALUES = {
 _LISTS = {"CapAdd": "--cap-add", "CapDrop": "--cap-drop", "SecurityOpt": "--security-opt", "Binds": "--volume"}
 _SWITCHES = {"ReadonlyRootfs": "--read-only", "AutoRemove": "--rm", "Init": "--init"}
 _PROFILE = "seccomp="
-_UNLIKE = {"ContainerIDFile", "ConsoleSize", "RestartPolicy"}
-"""What docker's program sets by itself, and without effect here."""
+_UNLIKE = {"ContainerIDFile", "ConsoleSize", "ReadonlyPaths", "RestartPolicy"}
+"""What docker's program sets by itself, or has no flag for: mounts that cost as much as its own."""
 
 
 class Plain:
