@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import marshal
+import os
 import shutil
 import subprocess
 import sys
@@ -63,7 +64,7 @@ VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14"]
 
 def python_of(version: str) -> str | None:
     """Where another Python is, also one that pyenv keeps and does not offer."""
-    kept = Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python")
+    kept = Path(os.environ.get("PYENV_ROOT", "~/.pyenv"), "versions").expanduser().glob(f"{version}.*/bin/python")
     for program in (shutil.which(f"python{version}"), *map(str, kept)):
         if program and not subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode:
             return program
