@@ -115,8 +115,7 @@ class Daemon:
 
         Args:
             container: Its id.
-            has_input: Whether standard input is among them. The daemon ends that for everybody when one who has it
-                leaves.
+            has_input: Whether to attach standard input too. The daemon closes it for all when one such stream ends.
         """
         return await self._attach(f"containers/{container}/attach?stream=1&stdin={has_input:d}&stdout=1&stderr=1")
 

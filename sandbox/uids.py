@@ -8,8 +8,8 @@ Inside, uid 0 is the host's root, which lets bubblewrap mount what only root can
 namespace. Uids 1 to 4094 and 65534 (nobody) are those of the range; further ones do not exist.
 
 Ranges lie between 2,000,683,008 and 2,147,352,575, which systemd, sssd and ``/etc/subuid`` leave alone by default. A
-range belongs to whoever has bound its abstract Unix socket. The first process of a sandbox inherits that socket, so the
-kernel frees the range when the sandbox and its starter are gone, however they ended.
+process owns a range while it holds its abstract Unix socket. The first process of a sandbox inherits that socket, so
+the kernel frees the range when the sandbox and its starter are gone, however they ended.
 """
 
 from __future__ import annotations
