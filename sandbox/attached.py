@@ -14,13 +14,14 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.sandbox import container, folders, leftovers, oom_score
-from envkit.sandbox.daemon import Daemon, DaemonError
-from envkit.sandbox.first_process import FirstProcess
-from envkit.sandbox.interior import DOOR, DOOR_SOCKET, SOCKETS
-from envkit.sandbox.stream import AttachStream
-from envkit.sandbox.uids import COUNTED
 from envkit.types import JSON, SandboxSpec
+
+from . import container, folders, leftovers, oom_score
+from .daemon import Daemon, DaemonError
+from .first_process import FirstProcess
+from .interior import DOOR, DOOR_SOCKET, SOCKETS
+from .stream import AttachStream
+from .uids import COUNTED
 
 _CAUSE_S = 2.0
 _LINE_CHARACTERS = 300

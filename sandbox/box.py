@@ -27,15 +27,16 @@ from envkit.errors import (
     UnsupportedError,
     UsageError,
 )
-from envkit.sandbox import folders, forward, trees
-from envkit.sandbox.boxes import not_ready
-from envkit.sandbox.channel import Channel, ChannelEndedError, RefusedCallError, Reply
-from envkit.sandbox.ending import Ending
-from envkit.sandbox.hold import Hold
-from envkit.sandbox.interior import SOCKETS
-from envkit.sandbox.program import Program, fields_of
-from envkit.sandbox.shell import BoxShell, result_of
 from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, FileUser, SandboxUser
+
+from . import folders, forward, trees
+from .boxes import not_ready
+from .channel import Channel, ChannelEndedError, RefusedCallError, Reply
+from .ending import Ending
+from .hold import Hold
+from .interior import SOCKETS
+from .program import Program, fields_of
+from .shell import BoxShell, result_of
 
 _LOG_BYTES = 64 << 10
 _LONGEST = 300

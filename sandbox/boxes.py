@@ -12,10 +12,11 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxError, SandboxRefusedError, SandboxStartError
-from envkit.sandbox import folders
-from envkit.sandbox.texts import fault_of_variables, fault_of_words
-from envkit.sandbox.views import fault_of_views
 from envkit.types import SandboxSpec
+
+from . import folders
+from .texts import fault_of_variables, fault_of_words
+from .views import fault_of_views
 
 _OWN_ENDS = ("exited with code", "killed by signal", "out of memory")
 """How causes begin that say how a box ended, and not that nobody knows, or that whoever has it does not answer."""

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from envkit.sandbox import allowlist
-from envkit.sandbox.interior import AGENT_UID, DOOR, GRADER_UID, SOCKETS, WORK
 from envkit.types import GRADER_HOME, SandboxSpec
+
+from . import allowlist
+from .interior import AGENT_UID, DOOR, GRADER_UID, SOCKETS, WORK
 
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SETPCAP")
 """What the agent needs to start programs as other users, end them and give them files; the last to leave them none."""

@@ -14,7 +14,7 @@ import anyio
 from envkit.types import JSON
 
 if TYPE_CHECKING:
-    from envkit.sandbox.channel import Channel
+    from .channel import Channel
 
 MAX_BODY_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10

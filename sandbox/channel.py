@@ -18,18 +18,10 @@ from typing import Protocol
 import anyio
 import orjson
 
-from envkit.sandbox.call import (
-    MAX_BODY_BYTES,
-    BrokenFrameError,
-    Call,
-    ChannelEndedError,
-    Fields,
-    RefusedCallError,
-    Reply,
-    one_line,
-)
-from envkit.sandbox.socket_stream import SocketStream
 from envkit.types import JSON
+
+from .call import MAX_BODY_BYTES, BrokenFrameError, Call, ChannelEndedError, Fields, RefusedCallError, Reply, one_line
+from .socket_stream import SocketStream
 
 __all__ = ["Call", "Channel", "ChannelEndedError", "Hello", "RefusedCallError", "Reply", "SocketStream", "Stream"]
 

@@ -15,10 +15,11 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from envkit.sandbox import allowlist
-from envkit.sandbox.child import cause_of
-from envkit.sandbox.interior import AGENT_UID, DOOR, GRADER_UID, PATH, SOCKETS, WORK, most_inodes
 from envkit.types import GRADER_HOME, JSON, SandboxSpec
+
+from . import allowlist
+from .child import cause_of
+from .interior import AGENT_UID, DOOR, GRADER_UID, PATH, SOCKETS, WORK, most_inodes
 
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"

@@ -17,10 +17,11 @@ import anyio.from_thread
 from envkit import clock
 from envkit.errors import SandboxError
 from envkit.installation import load
-from envkit.sandbox import daemon_client
-from envkit.sandbox.container import Image
-from envkit.sandbox.stream import Address, AttachStream, attach
 from envkit.types import JSON
+
+from . import daemon_client
+from .container import Image
+from .stream import Address, AttachStream, attach
 
 T = TypeVar("T")
 

@@ -22,10 +22,11 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
-from envkit.sandbox.attached import Written
-from envkit.sandbox.channel import Channel
-from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.types import SandboxSpec
+
+from .attached import Written
+from .channel import Channel
+from .daemon import Daemon, DaemonError
 
 LEAST_FREE_MIB = 1024
 """What must be free on it."""

@@ -24,20 +24,21 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, UsageError
-from envkit.sandbox import agent, attached, container, fallback, interior, leftovers, proxy, snapshots, system_calls
-from envkit.sandbox.attached import AttachedContainer, MissingProgramError, Written
-from envkit.sandbox.box import Box
-from envkit.sandbox.boxes import Boxes, refuse
-from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Stream
-from envkit.sandbox.container import DISK_LABEL, PROFILE_LABEL, Bounds, Image
-from envkit.sandbox.daemon import Daemon, DaemonError
-from envkit.sandbox.disk import LEAST_FREE_MIB, DaemonDisk, DiskUse
-from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
-from envkit.sandbox.hold import Hold
-from envkit.sandbox.interior import AGENT_UID, DOOR, SOCKETS, WORK
-from envkit.sandbox.leftovers import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
-from envkit.sandbox.wanted_image import DEFAULT_IMAGE, find_image, why_missing
 from envkit.types import SandboxSpec
+
+from . import agent, attached, container, fallback, interior, leftovers, proxy, snapshots, system_calls
+from .attached import AttachedContainer, MissingProgramError, Written
+from .box import Box
+from .boxes import Boxes, refuse
+from .channel import Channel, ChannelEndedError, SocketStream, Stream
+from .container import DISK_LABEL, PROFILE_LABEL, Bounds, Image
+from .daemon import Daemon, DaemonError
+from .disk import LEAST_FREE_MIB, DaemonDisk, DiskUse
+from .fallback import LIFE_LINE, FallbackBox
+from .hold import Hold
+from .interior import AGENT_UID, DOOR, SOCKETS, WORK
+from .leftovers import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
+from .wanted_image import DEFAULT_IMAGE, find_image, why_missing
 
 __all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
 

@@ -9,8 +9,9 @@ from typing import Any
 import anyio
 
 from envkit.errors import EnvkitError, SandboxError
-from envkit.sandbox.channel import Channel
-from envkit.sandbox.hold import Hold
+
+from .channel import Channel
+from .hold import Hold
 
 _CAUSE_S = 3.0
 _KILL_S = 15.0

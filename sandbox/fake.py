@@ -31,10 +31,11 @@ from envkit.errors import (
     UnsupportedError,
     UsageError,
 )
-from envkit.sandbox.boxes import refuse
-from envkit.sandbox.interior import WORK
-from envkit.sandbox.script import Answer, Command, Fate, Script, succeed
 from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
+
+from .boxes import refuse
+from .interior import WORK
+from .script import Answer, Command, Fate, Script, succeed
 
 __all__ = ["Answer", "Command", "FakeBackend", "FakeBox", "FakeShell", "Fate", "Script", "succeed"]
 

@@ -27,11 +27,12 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.protocols import Shell
-from envkit.sandbox.attached import AttachedContainer
-from envkit.sandbox.daemon import Daemon, DaemonError
-from envkit.sandbox.interior import AGENT_UID, GRADER_UID, WORK
-from envkit.sandbox.stream import AttachStream
 from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser
+
+from .attached import AttachedContainer
+from .daemon import Daemon, DaemonError
+from .interior import AGENT_UID, GRADER_UID, WORK
+from .stream import AttachStream
 
 LIFE_LINE = ("/bin/sh", "-c", "while read -r line; do :; done")
 """What the box's life hangs on."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import anyio
 
-from envkit.sandbox import uids
-from envkit.sandbox.remount import reconfigure
+from . import uids
+from .remount import reconfigure
 
 _TERMINALS = 64
 """How many a sandbox may have at once; the kernel has 3,072 for all of them together."""

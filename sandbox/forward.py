@@ -10,9 +10,10 @@ from typing import Any
 
 import anyio
 
-from envkit.sandbox.call import WINDOW_BYTES
-from envkit.sandbox.channel import Call, Channel, ChannelEndedError, RefusedCallError, SocketStream
 from envkit.types import JSON
+
+from .call import WINDOW_BYTES
+from .channel import Call, Channel, ChannelEndedError, RefusedCallError, SocketStream
 
 
 async def connected(

@@ -25,10 +25,11 @@ from typing import IO
 
 from envkit import clock
 from envkit.errors import SandboxError, UsageError, did_you_mean
-from envkit.sandbox.daemon import Daemon, DaemonError
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.wanted_image import OFFLINE_BASE, ONLINE_BASE
 from envkit.types import SandboxSpec
+
+from .daemon import Daemon, DaemonError
+from .docker import DockerBackend
+from .wanted_image import OFFLINE_BASE, ONLINE_BASE
 
 _PACKAGE = Path(__file__).parents[1]
 _DOCKERFILES = _PACKAGE.parent / "docker"

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from envkit.sandbox import folders
+from . import folders
 
 _SYSTEM = tuple(Path(name) for name in ("/usr", "/proc", "/dev", "/sys", "/run"))
 """What a box has its own of, or has anyway."""

@@ -14,8 +14,9 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.sandbox import folders
-from envkit.sandbox.daemon import Daemon, DaemonError
+
+from . import folders
+from .daemon import Daemon, DaemonError
 
 RUN_LABEL = "envkit.run"
 OWNER_LABEL = "envkit.owner"

@@ -14,11 +14,12 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
-from envkit.sandbox import cgroups, folders
-from envkit.sandbox.bubblewrap import Look, options
-from envkit.sandbox.child import Child, cause_of, signal_in
-from envkit.sandbox.first_process import FirstProcess
-from envkit.sandbox.uids import UidRange
+
+from . import cgroups, folders
+from .bubblewrap import Look, options
+from .child import Child, cause_of, signal_in
+from .first_process import FirstProcess
+from .uids import UidRange
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0

@@ -30,7 +30,9 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
-from envkit.sandbox import (
+from envkit.types import GRADER_HOME, SandboxSpec
+
+from . import (
     agent,
     bubblewrap,
     cgroups,
@@ -45,15 +47,14 @@ from envkit.sandbox import (
     uids,
     unborn,
 )
-from envkit.sandbox.box import Box
-from envkit.sandbox.boxes import Boxes, machine_memory_mib, refuse
-from envkit.sandbox.bubblewrap import why_unavailable
-from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
-from envkit.sandbox.first_process import FirstProcess
-from envkit.sandbox.hold import Hold
-from envkit.sandbox.interior import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
-from envkit.sandbox.life import Life
-from envkit.types import GRADER_HOME, SandboxSpec
+from .box import Box
+from .boxes import Boxes, machine_memory_mib, refuse
+from .bubblewrap import why_unavailable
+from .channel import Channel, ChannelEndedError, SocketStream
+from .first_process import FirstProcess
+from .hold import Hold
+from .interior import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
+from .life import Life
 
 __all__ = ["LocalBackend", "why_unavailable"]
 

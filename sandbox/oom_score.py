@@ -9,8 +9,8 @@ import ctypes
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from envkit.sandbox.first_process import FirstProcess
-from envkit.sandbox.remount import call
+from .first_process import FirstProcess
+from .remount import call
 
 _OPEN_TREE = 428  # these two numbers are the same on every architecture
 _MOVE_MOUNT = 429

@@ -19,13 +19,14 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxRefusedError
-from envkit.sandbox import agent, folders
-from envkit.sandbox.box import Box
-from envkit.sandbox.boxes import Boxes, refuse
-from envkit.sandbox.channel import Channel, SocketStream
-from envkit.sandbox.child import Child, cause_of, signal_in
-from envkit.sandbox.hold import Hold
 from envkit.types import JSON, SandboxSpec
+
+from . import agent, folders
+from .box import Box
+from .boxes import Boxes, refuse
+from .channel import Channel, SocketStream
+from .child import Child, cause_of, signal_in
+from .hold import Hold
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0

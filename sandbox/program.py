@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from envkit.errors import SandboxLostError
-from envkit.sandbox.call import MAX_BODY_BYTES, Call, Reply
-from envkit.sandbox.channel import ChannelEndedError
-from envkit.sandbox.texts import check_bounds, fault_of_variables, fault_of_words
 from envkit.types import JSON, ExecResult, SandboxUser
 
+from .call import MAX_BODY_BYTES, Call, Reply
+from .channel import ChannelEndedError
+from .texts import check_bounds, fault_of_variables, fault_of_words
+
 if TYPE_CHECKING:
-    from envkit.sandbox.box import Box
+    from .box import Box
 
 
 class Program:

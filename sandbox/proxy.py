@@ -20,12 +20,13 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxLostError, UnreachableError
 from envkit.protocols import Sandbox
-from envkit.sandbox.allowlist import Allowlist, RefusedError, Resolve, public_addresses
-from envkit.sandbox.box import Box
-from envkit.sandbox.boxes import not_ready
-from envkit.sandbox.channel import SocketStream
-from envkit.sandbox.interior import SOCKETS
 from envkit.types import SandboxSpec
+
+from .allowlist import Allowlist, RefusedError, Resolve, public_addresses
+from .box import Box
+from .boxes import not_ready
+from .channel import SocketStream
+from .interior import SOCKETS
 
 PORT = 3128
 """Where the box's programs find the proxy."""

@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from envkit import clock
-from envkit.sandbox.texts import check_bounds
 from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, SandboxUser
 
+from .texts import check_bounds
+
 if TYPE_CHECKING:
-    from envkit.sandbox.box import Box
-    from envkit.sandbox.channel import Reply
+    from .box import Box
+    from .channel import Reply
 
 _CHANGE_S = 5.0
 """Seconds that a shell may take to end one command that is out of time and to begin the next."""

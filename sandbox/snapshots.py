@@ -19,12 +19,13 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxEndedError, SandboxError, SandboxLostError
-from envkit.sandbox import folders
-from envkit.sandbox.box import Box
-from envkit.sandbox.boxes import not_ready
-from envkit.sandbox.call import one_line
-from envkit.sandbox.channel import Call, Channel, ChannelEndedError, RefusedCallError
 from envkit.types import JSON, SandboxSpec, SandboxUser
+
+from . import folders
+from .box import Box
+from .boxes import not_ready
+from .call import one_line
+from .channel import Call, Channel, ChannelEndedError, RefusedCallError
 
 PLACES = ("/workspace", "/tmp")
 _INSIDE = Path(__file__).with_name("places_inside.py")

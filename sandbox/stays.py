@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from envkit.sandbox import folders
+from . import folders
 
 _ID = re.compile(r"bwrap-([a-z0-9_]{4,16})")
 _FILE = "first"

@@ -14,8 +14,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from envkit.sandbox import seccomp
 from envkit.types import JSON
+
+from . import seccomp
 
 _FILES = """
     access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64

@@ -20,8 +20,9 @@ import anyio
 
 from envkit import clock
 from envkit.errors import RefusedFileError, UsageError
-from envkit.sandbox import folders
-from envkit.sandbox.unpacker import Unpacker
+
+from . import folders
+from .unpacker import Unpacker
 
 _BLOCK = tarfile.BLOCKSIZE
 _PIECE_BYTES = 1 << 20

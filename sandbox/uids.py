@@ -23,7 +23,7 @@ from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
-from envkit.sandbox import bubblewrap
+from . import bubblewrap
 
 FIRST = 2_000_683_008
 SIZE = 4096

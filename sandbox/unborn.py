@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from envkit.sandbox import folders
+from . import folders
 
 
 def find() -> list[int]:

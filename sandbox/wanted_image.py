@@ -7,9 +7,10 @@ from http import HTTPStatus
 
 from envkit.errors import SandboxRefusedError, did_you_mean
 from envkit.installation import command
-from envkit.sandbox.container import Image
-from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.types import SandboxSpec
+
+from .container import Image
+from .daemon import Daemon, DaemonError
 
 DEFAULT_IMAGE = "envkit/games:1"
 ONLINE_BASE = "python:3.11-slim"

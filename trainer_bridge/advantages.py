@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from envkit.trainer_bridge.catalogue import Algorithm
+from .catalogue import Algorithm
 
 EPSILON = 1e-6
 

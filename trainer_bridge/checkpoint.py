@@ -13,8 +13,9 @@ from typing import Protocol
 import orjson
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.writing import writing
 from envkit.types import JSON
+
+from .writing import writing
 
 _STATE = "state.json"
 _NAME = re.compile(r"step-(\d+)")

@@ -15,14 +15,15 @@ from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.metrics import pass_at_group
 from envkit.protocols import Engine, Trainer, WeightSink
-from envkit.trainer_bridge import checkpoint, diagnosis
-from envkit.trainer_bridge.checkpoint import RunState
-from envkit.trainer_bridge.display import Display
-from envkit.trainer_bridge.episodes import sample_episodes
-from envkit.trainer_bridge.rollout import Rollout, RolloutResult
-from envkit.trainer_bridge.samples import samples_of
-from envkit.trainer_bridge.stopping import Stop
 from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, stable_hash
+
+from . import checkpoint, diagnosis
+from .checkpoint import RunState
+from .display import Display
+from .episodes import sample_episodes
+from .rollout import Rollout, RolloutResult
+from .samples import samples_of
+from .stopping import Stop
 
 
 class PolicyEngine(Engine, WeightSink, Protocol):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from envkit.trainer_bridge.catalogue import Algorithm
+from .catalogue import Algorithm
 
 
 class PolicyLoss(NamedTuple):

@@ -31,12 +31,13 @@ import orjson
 import yaml
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.rows import Rows, encoded, keep_until, read_rows, replace_rows
-from envkit.trainer_bridge.writing import replace, writing
 from envkit.types import JSON, EpisodeRecord
 
+from .rows import Rows, encoded, keep_until, read_rows, replace_rows
+from .writing import replace, writing
+
 if TYPE_CHECKING:
-    from envkit.trainer_bridge.events import EventFile
+    from .events import EventFile
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
@@ -76,7 +77,7 @@ class RunRecord:
         self._metrics = opened.enter_context(closing(Rows(folder / METRICS)))
         self._evaluations = opened.enter_context(closing(Rows(folder / EVALUATIONS)))
         if tensorboard:
-            from envkit.trainer_bridge.events import EventFile
+            from .events import EventFile
 
             place = folder / "tensorboard"
             with writing(place):
@@ -180,7 +181,7 @@ class RunRecord:
 
     def plots(self) -> None:
         """Draw ``plots/*.png`` from what is recorded so far."""
-        from envkit.trainer_bridge.plots import draw
+        from .plots import draw
 
         metrics, evaluations = read_rows(self.folder / METRICS), read_rows(self.folder / EVALUATIONS)
         place = self.folder / "plots"

@@ -10,8 +10,9 @@ import msgspec
 import orjson
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.writing import replace, writing
 from envkit.types import JSON
+
+from .writing import replace, writing
 
 
 def read_rows(path: Path) -> list[dict[str, JSON]]:

@@ -18,11 +18,12 @@ import torch
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.trainer_bridge.demonstrations import Lesson, unscored_sample
-from envkit.trainer_bridge.stopping import Stop
-from envkit.trainer_bridge.threads import torch_threads
-from envkit.trainer_bridge.trainers.torch_local import UNREADABLE, passes, token_logps
 from envkit.types import Sample
+
+from .demonstrations import Lesson, unscored_sample
+from .stopping import Stop
+from .threads import torch_threads
+from .trainers.torch_local import UNREADABLE, passes, token_logps
 
 STATE = "warmup.pt"
 """File of a checkpoint; only one that was written in the warm-up has it."""

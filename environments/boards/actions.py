@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.answer import parse_answer, parse_answers
-from envkit.environments.board import MOVES
-from envkit.environments.boards.physics import STAY
 from envkit.errors import UsageError
+
+from ..answer import parse_answer, parse_answers
+from ..board import MOVES
+from .physics import STAY
 
 _SHORT = 64
 """Characters of the longest answers that are remembered: those without thoughts come again and again."""

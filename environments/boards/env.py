@@ -11,16 +11,17 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN, steps_of
-from envkit.environments.boards.actions import read_answer, read_index
-from envkit.environments.boards.game import BoardGame, BoardOptions, Level, OptionsT
-from envkit.environments.boards.pictures import colour, paint
-from envkit.environments.boards.terms import slipped
-from envkit.environments.chance import chance, episode_seed, spread
-from envkit.environments.options import check_choice, override
 from envkit.errors import OptionError, StepOrderError
 from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info
+
+from ..board import MOVES, UNREADABLE, UNREADABLE_TURN, steps_of
+from ..chance import chance, episode_seed, spread
+from ..options import check_choice, override
+from .actions import read_answer, read_index
+from .game import BoardGame, BoardOptions, Level, OptionsT
+from .pictures import colour, paint
+from .terms import slipped
 
 OBSERVATIONS = ("text", "grid")
 ACTIONS = ("text", "index")

@@ -10,10 +10,10 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.boards.physics import Physics
-from envkit.environments.boards.terms import EpisodeTerms, Rewards
-from envkit.environments.options import check_boolean, check_choice, check_integer, check_number, check_symbols
-from envkit.environments.split import SPLITS, Split
+from ..options import check_boolean, check_choice, check_integer, check_number, check_symbols
+from ..split import SPLITS, Split
+from .physics import Physics
+from .terms import EpisodeTerms, Rewards
 
 MANY_MOVES = "{count} moves at most, joined by ||, like this: <answer>up || left</answer>"
 ONE_MOVE = "one move, like this: <answer>up</answer>"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.board import MOVES, steps_of
+from ..board import MOVES, steps_of
 
 STAY = len(MOVES)
 """Number of the action that does nothing, after the moves."""

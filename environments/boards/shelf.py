@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.boards.game import BoardGame, Level
+from .game import BoardGame, Level
 
 
 class Drawn(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.board import MOVES
-from envkit.environments.boards.terms import SIDES, Terms
-from envkit.environments.chance import chance_B, chances_of_B
+from ..board import MOVES
+from ..chance import chance_B, chances_of_B
+from .terms import SIDES, Terms
 
 _AHEAD = 32
 """Moves whose chances are made at once: one move at a time they would cost as much as the rest of a step."""

@@ -14,20 +14,21 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from envkit.environments.board import MOVES
-from envkit.environments.boards.actions import read_answers, read_indices
-from envkit.environments.boards.batch import batch_of
-from envkit.environments.boards.env import RENDER_MODES, BoardEnv, change, choose, show, spaces_of, unreadable
-from envkit.environments.boards.game import BoardGame, BoardOptions
-from envkit.environments.boards.physics import STAY
-from envkit.environments.boards.pictures import paint
-from envkit.environments.boards.shelf import Drawn, Shelf
-from envkit.environments.boards.slips import Slips
-from envkit.environments.boards.terms import Terms, as_arrays, matters_of
-from envkit.environments.chance import episode_seed, episode_seed_B, spread_B
-from envkit.environments.options import check_choice
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.types import JSON
+
+from ..board import MOVES
+from ..chance import episode_seed, episode_seed_B, spread_B
+from ..options import check_choice
+from .actions import read_answers, read_indices
+from .batch import batch_of
+from .env import RENDER_MODES, BoardEnv, change, choose, show, spaces_of, unreadable
+from .game import BoardGame, BoardOptions
+from .physics import STAY
+from .pictures import paint
+from .shelf import Drawn, Shelf
+from .slips import Slips
+from .terms import Terms, as_arrays, matters_of
 
 _BITS = (1 << 64) - 1
 

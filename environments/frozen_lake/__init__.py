@@ -17,9 +17,9 @@ Info         ``action_is_valid`` (an answer was read), ``action_is_effective`` (
 
 from __future__ import annotations
 
-from envkit.environments.frozen_lake.expert import FrozenLakeExpert
-from envkit.environments.frozen_lake.game import FrozenLake, FrozenLakeVector, LakeGame, LakeOptions
-from envkit.environments.frozen_lake.lakes import MAPS, Lake, draw_lake, read_map
+from .expert import FrozenLakeExpert
+from .game import FrozenLake, FrozenLakeVector, LakeGame, LakeOptions
+from .lakes import MAPS, Lake, draw_lake, read_map
 
 __all__ = [
     "MAPS",

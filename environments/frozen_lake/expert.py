@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envkit.environments.board import MOVES, find_board
-from envkit.environments.frozen_lake.game import LakeOptions
-from envkit.environments.frozen_lake.lakes import SYMBOLS, layers_of
-from envkit.environments.frozen_lake.slippery import best_moves
 from envkit.types import JSON, Observation
+
+from ..board import MOVES, find_board
+from .game import LakeOptions
+from .lakes import SYMBOLS, layers_of
+from .slippery import best_moves
 
 
 class FrozenLakeExpert:

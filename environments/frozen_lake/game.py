@@ -9,15 +9,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.boards.env import BoardEnv
-from envkit.environments.boards.game import BoardGame, BoardOptions, Level
-from envkit.environments.boards.physics import Physics
-from envkit.environments.boards.terms import Rewards
-from envkit.environments.boards.vector import BoardVectorEnv
-from envkit.environments.frozen_lake.lakes import MAPS, SYMBOLS, Lake, draw_lake, read_map
-from envkit.environments.frozen_lake.pictures import STYLES, draw_tiles
-from envkit.environments.options import check_choice, check_integer, check_number
 from envkit.errors import OptionError
+
+from ..boards.env import BoardEnv
+from ..boards.game import BoardGame, BoardOptions, Level
+from ..boards.physics import Physics
+from ..boards.terms import Rewards
+from ..boards.vector import BoardVectorEnv
+from ..options import check_choice, check_integer, check_number
+from .lakes import MAPS, SYMBOLS, Lake, draw_lake, read_map
+from .pictures import STYLES, draw_tiles
 
 _RULES = """\
 You are on a frozen lake. Walk to the goal and do not fall into a hole.

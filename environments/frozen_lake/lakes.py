@@ -7,9 +7,10 @@ from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
-from envkit.environments.split import Split, split_of
 from envkit.errors import OptionError
 from envkit.types import stable_hash
+
+from ..split import Split, split_of
 
 SYMBOLS = "_OGPX√"
 """Ice, hole, goal, player, player in a hole, player on the goal; their places here are their codes in grids."""

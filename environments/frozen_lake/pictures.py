@@ -7,18 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.boards.pictures import (
-    INK,
-    PIXELS,
-    Canvas,
-    disc,
-    draw_person,
-    grown,
-    line,
-    polygon,
-    rectangle,
-    stacked,
-)
+from ..boards.pictures import INK, PIXELS, Canvas, disc, draw_person, grown, line, polygon, rectangle, stacked
 
 STYLES = {
     "_": "38;5;67;48;5;195",

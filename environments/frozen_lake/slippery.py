@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.board import MOVES
-from envkit.environments.boards.terms import SIDES
+from ..board import MOVES
+from ..boards.terms import SIDES
 
 _CHANGE = 1e-12
 _SAME = 1e-9

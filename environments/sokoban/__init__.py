@@ -19,12 +19,12 @@ Info         ``action_is_valid`` (an answer was read), ``action_is_effective`` (
 
 from __future__ import annotations
 
-from envkit.environments.sokoban.expert import SokobanExpert
-from envkit.environments.sokoban.files import read_levels
-from envkit.environments.sokoban.game import Sokoban, SokobanGame, SokobanOptions, SokobanVector
-from envkit.environments.sokoban.levels import Puzzle, draw_level
-from envkit.environments.sokoban.rules import play
-from envkit.environments.sokoban.solver import solve
+from .expert import SokobanExpert
+from .files import read_levels
+from .game import Sokoban, SokobanGame, SokobanOptions, SokobanVector
+from .levels import Puzzle, draw_level
+from .rules import play
+from .solver import solve
 
 __all__ = [
     "Puzzle",

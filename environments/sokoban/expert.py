@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from envkit.environments.board import find_board
-from envkit.environments.sokoban.rules import SYMBOLS
-from envkit.environments.sokoban.search import Position, Room, read_position, search_back
-from envkit.environments.sokoban.solver import MAX_STATES, first_steps
 from envkit.errors import OutOfReachError
 from envkit.types import JSON, Observation
+
+from ..board import find_board
+from .rules import SYMBOLS
+from .search import Position, Room, read_position, search_back
+from .solver import MAX_STATES, first_steps
 
 
 class SokobanExpert:

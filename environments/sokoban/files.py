@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from envkit.environments.sokoban.rules import SYMBOLS
 from envkit.errors import OptionError
+
+from .rules import SYMBOLS
 
 _THEIRS = "# .*$@+"
 _OURS = str.maketrans(_THEIRS, SYMBOLS)

@@ -9,16 +9,17 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.boards.env import BoardEnv
-from envkit.environments.boards.game import BoardGame, BoardOptions, Level
-from envkit.environments.boards.terms import Rewards
-from envkit.environments.boards.vector import BoardVectorEnv
-from envkit.environments.options import check_choice, check_integer, check_path, check_range
-from envkit.environments.sokoban.files import read_levels
-from envkit.environments.sokoban.levels import draw_level
-from envkit.environments.sokoban.pictures import STYLES, draw_tiles
-from envkit.environments.sokoban.rules import PHYSICS, SYMBOLS
 from envkit.errors import OptionError
+
+from ..boards.env import BoardEnv
+from ..boards.game import BoardGame, BoardOptions, Level
+from ..boards.terms import Rewards
+from ..boards.vector import BoardVectorEnv
+from ..options import check_choice, check_integer, check_path, check_range
+from .files import read_levels
+from .levels import draw_level
+from .pictures import STYLES, draw_tiles
+from .rules import PHYSICS, SYMBOLS
 
 _RULES = """\
 You are the player in a Sokoban room. Push every box onto a target.

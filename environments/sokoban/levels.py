@@ -12,10 +12,11 @@ from functools import lru_cache
 from random import Random
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from envkit.environments.sokoban.search import PLAYER, SHIFT, Room, search_back
-from envkit.environments.split import Split, split_of
 from envkit.errors import OptionError
 from envkit.types import stable_hash
+
+from ..split import Split, split_of
+from .search import PLAYER, SHIFT, Room, search_back
 
 _ROOMS = 4_000
 _STATES = 600_000

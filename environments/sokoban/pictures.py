@@ -7,19 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from envkit.environments.boards.pictures import (
-    INK,
-    PIXELS,
-    Canvas,
-    Mask,
-    disc,
-    draw_person,
-    grown,
-    line,
-    polygon,
-    rectangle,
-    stacked,
-)
+from ..boards.pictures import INK, PIXELS, Canvas, Mask, disc, draw_person, grown, line, polygon, rectangle, stacked
 
 STYLES = {
     "#": "38;5;250;48;5;240",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envkit.environments.boards.physics import Physics
+from ..boards.physics import Physics
 
 SYMBOLS = "#_O√XPS"
 """Wall, floor, target, box on a target, box, player, player on a target; their places here are their codes in grids

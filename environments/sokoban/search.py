@@ -14,8 +14,8 @@ from collections.abc import Container, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
-from envkit.environments.board import MOVES
-from envkit.environments.sokoban.rules import SYMBOLS
+from ..board import MOVES
+from .rules import SYMBOLS
 
 SHIFT = 10
 PLAYER = (1 << SHIFT) - 1

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from envkit.environments.sokoban.search import Layer, Position, read_position, search_ahead, search_back
 from envkit.errors import OutOfReachError, UsageError
+
+from .search import Layer, Position, read_position, search_ahead, search_back
 
 MAX_STATES = 500_000
 """About 100 MB, and half a second."""

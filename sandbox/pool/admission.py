@@ -11,8 +11,9 @@ from typing import Generic, TypeVar
 import anyio
 
 from envkit.errors import SandboxError
-from envkit.sandbox.pool.nodes import Demand
 from envkit.types import SandboxSpec
+
+from .nodes import Demand
 
 T = TypeVar("T")
 

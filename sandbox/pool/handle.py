@@ -11,10 +11,11 @@ import anyio
 
 from envkit.errors import UnsupportedError
 from envkit.protocols import Sandbox, Shell
-from envkit.sandbox.box import Box
-from envkit.sandbox.pool.member import Member
-from envkit.sandbox.program import Program
 from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, FileUser, SandboxUser
+
+from ..box import Box
+from ..program import Program
+from .member import Member
 
 
 class Handle:

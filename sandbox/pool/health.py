@@ -17,9 +17,10 @@ import anyio
 
 from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
-from envkit.sandbox.pool.member import Member
 from envkit.silence import forgiven
 from envkit.types import JSON, SandboxState
+
+from .member import Member
 
 _log = logging.getLogger(__name__)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxRefusedError
-from envkit.sandbox.pool.counts import Tally
-from envkit.sandbox.pool.history import Events, Ledger, Past, Saver
-from envkit.sandbox.pool.member import Member, ended
 from envkit.types import SandboxState, SandboxView
+
+from .counts import Tally
+from .history import Events, Ledger, Past, Saver
+from .member import Member, ended
 
 ALERT_S = 60.0
 """Seconds from one alert to the next of the same kind about the same sandbox or stock."""

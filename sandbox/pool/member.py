@@ -12,9 +12,10 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
-from envkit.sandbox.pool import history
-from envkit.sandbox.pool.nodes import Demand, Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+
+from . import history
+from .nodes import Demand, Node
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -26,18 +26,19 @@ from envkit.errors import (
 )
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
-from envkit.sandbox.pool import recovery
-from envkit.sandbox.pool.admission import Ticket
-from envkit.sandbox.pool.counts import PoolCounts, wanted
-from envkit.sandbox.pool.handle import Handle
-from envkit.sandbox.pool.health import CLOSED, Verdict, Watch, give_up, judge
-from envkit.sandbox.pool.history import Ledger, Saver, is_over, time_to_live
-from envkit.sandbox.pool.journal import Journal
-from envkit.sandbox.pool.member import Member, ended
-from envkit.sandbox.pool.nodes import Demand, Node, usable, why_impossible
-from envkit.sandbox.pool.roster import Roster
-from envkit.sandbox.pool.stocks import Stock
 from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
+
+from . import recovery
+from .admission import Ticket
+from .counts import PoolCounts, wanted
+from .handle import Handle
+from .health import CLOSED, Verdict, Watch, give_up, judge
+from .history import Ledger, Saver, is_over, time_to_live
+from .journal import Journal
+from .member import Member, ended
+from .nodes import Demand, Node, usable, why_impossible
+from .roster import Roster
+from .stocks import Stock
 
 __all__ = ["Pool"]
 

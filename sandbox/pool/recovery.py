@@ -10,9 +10,10 @@ import anyio
 
 from envkit.errors import EnvkitError
 from envkit.protocols import Sandbox
-from envkit.sandbox.pool.history import is_over
-from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxState, SandboxView
+
+from .history import is_over
+from .nodes import Node
 
 _log = logging.getLogger(__name__)
 

@@ -13,14 +13,15 @@ from envkit import clock
 from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
-from envkit.sandbox.pool import starts
-from envkit.sandbox.pool.admission import Answer, Queue, Ticket, payer
-from envkit.sandbox.pool.health import CLOSED, Watch, attend
-from envkit.sandbox.pool.journal import Journal
-from envkit.sandbox.pool.member import Member
-from envkit.sandbox.pool.nodes import Demand, Node, beyond_share, cheapest_room, place, usable, why_impossible
-from envkit.sandbox.pool.stocks import Shelf, Stock
 from envkit.types import SandboxSpec, SandboxState, SandboxView
+
+from . import starts
+from .admission import Answer, Queue, Ticket, payer
+from .health import CLOSED, Watch, attend
+from .journal import Journal
+from .member import Member
+from .nodes import Demand, Node, beyond_share, cheapest_room, place, usable, why_impossible
+from .stocks import Shelf, Stock
 
 _ROOM_S = 20.0
 """Seconds that who does not wait for room waits for what is being given up for it."""

@@ -12,10 +12,11 @@ import anyio
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxEndedError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
-from envkit.sandbox.pool.counts import cause_class
-from envkit.sandbox.pool.member import Member
-from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxSpec
+
+from .counts import cause_class
+from .member import Member
+from .nodes import Node
 
 _log = logging.getLogger(__name__)
 

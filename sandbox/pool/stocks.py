@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from envkit.protocols import Sandbox
 from envkit.restarts import Failures, RestartBudget
-from envkit.sandbox.pool.member import Member
-from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxSpec, SandboxState
+
+from .member import Member
+from .nodes import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,12 @@ from anyio.abc import TaskGroup
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxRefusedError, SandboxStartError, to_problem
-from envkit.sandbox.box import Box
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
-from envkit.sandbox.socket_stream import SocketStream
 from envkit.types import SandboxSpec
+
+from ..box import Box
+from ..docker import DockerBackend
+from ..local import LocalBackend
+from ..socket_stream import SocketStream
 
 NodeKind: TypeAlias = Literal["local", "docker"]
 """Which backend a node uses; plain processes have no door by which they could be reached."""

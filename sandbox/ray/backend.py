@@ -22,13 +22,14 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxStartError
-from envkit.sandbox.box import Box
-from envkit.sandbox.boxes import Boxes, not_ready
-from envkit.sandbox.channel import Channel, SocketStream
-from envkit.sandbox.hold import Hold
-from envkit.sandbox.ray.actor import Answer, NodeKind, greeting, tune
-from envkit.sandbox.ray.cluster import Actor, Cluster, ClusterNode, UnreachedError
 from envkit.types import SandboxSpec
+
+from ..box import Box
+from ..boxes import Boxes, not_ready
+from ..channel import Channel, SocketStream
+from ..hold import Hold
+from .actor import Answer, NodeKind, greeting, tune
+from .cluster import Actor, Cluster, ClusterNode, UnreachedError
 
 _OPEN_S = 60.0
 """A worker of Ray takes seconds to start, on a busy machine many."""

@@ -21,9 +21,10 @@ from typing import Any, Self, TypeAlias, cast
 import anyio
 
 from envkit.errors import SandboxError, UsageError, from_problem
-from envkit.sandbox.ray import driver
-from envkit.sandbox.ray.actor import Answer, NodeKind
-from envkit.sandbox.ray.driver import HELLO, LENGTH, TRIED, Outcome, packed
+
+from . import driver
+from .actor import Answer, NodeKind
+from .driver import HELLO, LENGTH, TRIED, Outcome, packed
 
 Reply: TypeAlias = asyncio.Future[tuple[Outcome, Any]]
 """What became of a call, and its value or why there is none."""

@@ -27,8 +27,9 @@ import anyio
 
 from envkit.errors import UsageError
 from envkit.installation import load, why_missing
-from envkit.sandbox.ray import head
-from envkit.sandbox.ray.actor import Answer, NodeActor, NodeKind
+
+from . import head
+from .actor import Answer, NodeActor, NodeKind
 
 LENGTH = struct.Struct(">Q")
 HELLO = 0

@@ -13,10 +13,11 @@ from anyio.abc import TaskStatus
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError
-from envkit.sandbox.pool.nodes import Holds, Node
-from envkit.sandbox.ray.actor import NodeKind
-from envkit.sandbox.ray.backend import RayNodeBackend
-from envkit.sandbox.ray.cluster import Cluster, ClusterNode
+
+from ..pool.nodes import Holds, Node
+from .actor import NodeKind
+from .backend import RayNodeBackend
+from .cluster import Cluster, ClusterNode
 
 BOXES = "envkit_boxes"
 """The resource of a Ray node that says how many boxes it may hold; without it, its processors and memory bound them."""

@@ -21,8 +21,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from envkit import clock
-from envkit.trainer_bridge.threads import torch_threads
 from envkit.types import Completion, FinishReason, SamplingParams, Weights, stable_hash
+
+from ..threads import torch_threads
 
 _U64 = float(1 << 64)
 

@@ -22,13 +22,14 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge import advantages, losses
-from envkit.trainer_bridge.advantages import Batch
-from envkit.trainer_bridge.catalogue import Algorithm
-from envkit.trainer_bridge.critic import Critic
-from envkit.trainer_bridge.threads import torch_threads
-from envkit.trainer_bridge.writing import share_weights, writing
 from envkit.types import Sample, Weights
+
+from .. import advantages, losses
+from ..advantages import Batch
+from ..catalogue import Algorithm
+from ..critic import Critic
+from ..threads import torch_threads
+from ..writing import share_weights, writing
 
 UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
 """What reading a file of a checkpoint raises when it is not there, cut off, or another one."""
