@@ -38,7 +38,7 @@ _MAX_NAME_BYTES = 1 << 16
 _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
 _MAX_TIME_NS = (1 << 63) - 1
 _HIDDEN_UID = 1002
-"""Nobody's, as in `envkit.sandbox.agent.kernel`."""
+"""Nobody's, as in `envkit.sandbox.agent.linux`."""
 
 
 def pack(places: list[bytes], write: Callable[[bytes], object]) -> None:

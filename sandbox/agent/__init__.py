@@ -4,7 +4,7 @@ Its modules are written for Python 3.7 with nothing but the standard library, si
 ours. They are sent to it when the box starts; nothing of envkit needs to be installed inside.
 
 `command` is what to run in the box, and `opening` is what to write to its standard input first. From then on standard
-input and standard output are the channel, in frames (`envkit.sandbox.agent.wire`).
+input and standard output are the channel, in frames (`envkit.sandbox.agent.framing`).
 """
 
 from __future__ import annotations

@@ -9,22 +9,25 @@ import sys
 import time
 from _socket import AF_UNIX, SOCK_STREAM, socket
 
-from . import commands, files, gauges, keeper, processes, shells
-from .calls import Call, CallError, Connection
-from .context import Context
-from .flat_json import encoded
-from .loop import Loop
-from .outputs import Output, Tail
+from . import gauges
+from .connection import Call, CallError, Connection
+from .event_loop import Loop
+from .exec import commands, process_tree, worker
+from .exec import shell as shells
+from .exec.outputs import Output, Tail
+from .files import files
+from .json_fallback import encoded
+from .users import Context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
 
-    from .calls import Header
-    from .flat_json import Json
-    from .lanes import Report
-    from .loop import Timer
+    from .connection import Header
+    from .event_loop import Timer
+    from .exec.workers import Report
+    from .json_fallback import Json
 else:
     import _signal as signal
 
@@ -97,7 +100,7 @@ class Agent:
     def leave(self, code: int) -> None:
         """End everything, then ourselves."""
         if os.getpid() != 1:
-            processes.end_everybody_below_us()
+            process_tree.end_everybody_below_us()
         os._exit(code)
 
     def _configure(self, config: Header) -> None:
@@ -133,7 +136,7 @@ class Agent:
         nothing = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)]
         self._stderr = Output(self.loop, ours, self._log.add, self)
         folder = encoded(context.work)
-        order = keeper.order([encoded(part) for part in argv], context.environment(user), folder, (0, 1, 2))
+        order = worker.order([encoded(part) for part in argv], context.environment(user), folder, (0, 1, 2))
         lane = context.lanes.take(user)
         context.lanes.spare(lane)  # the box ends with it
         lane.run(order, [*nothing, theirs], self._on_command_ended)
@@ -164,13 +167,13 @@ class Agent:
                 self._stderr.take_waiting()
             return _Log(connection, number, self._log.peek())
         if name in ("pack", "unpack"):
-            from . import trees  # not before it is needed: most boxes never do
+            from .files import copy  # not before it is needed: most boxes never do
 
-            return (trees.Pack if name == "pack" else trees.Unpack)(self._context, connection, number, header)
+            return (copy.Pack if name == "pack" else copy.Unpack)(self._context, connection, number, header)
         if name == "forward":
-            from . import forward
+            from . import port_forward
 
-            return forward.Forward(self._context, connection, number, header)
+            return port_forward.Forward(self._context, connection, number, header)
         if name not in self._calls:
             raise CallError("unsupported", "no call is named %s" % name)
         return self._calls[name](self._context, connection, number, header)
@@ -208,7 +211,7 @@ class Agent:
         return {}
 
     def _stats(self, connection: Connection, header: Header) -> dict[str, Json]:
-        alive = processes.alive_below([os.getpid()], processes.table())
+        alive = process_tree.alive_below([os.getpid()], process_tree.table())
         found: dict[str, Json] = {"processes": len(alive), "uptime_s": round(time.monotonic() - self._began, 3)}
         memory = gauges.memory_in_use()
         if memory is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envkit.sandbox.agent import tar
+from envkit.sandbox.agent.files import tar
 from tests.sandbox.agent_client import Client, started
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from envkit.sandbox import agent
-from envkit.sandbox.agent import flat_json
+from envkit.sandbox.agent import json_fallback
 from tests.sandbox.agent_client import started
 
 FOLDER = Path(agent.__file__).parent
@@ -96,23 +96,23 @@ JSON = {
 NO_JSON = ["", "nope", "{", '{"a" 1}', '{"a": 1,}', "[1,]", "1 2", "-", '"\n"', '"\\x"', '"\\u12', '"', "NaN", "{1: 2}"]
 
 
-@pytest.mark.parametrize("scan", [None, flat_json.scan_plainly], ids=["c", "plainly"])
+@pytest.mark.parametrize("scan", [None, json_fallback.scan_plainly], ids=["c", "plainly"])
 @pytest.mark.parametrize("text", JSON)
 def test_json_is_read(text: str, scan: Callable[[str, int], tuple[object, int]] | None) -> None:
-    assert flat_json.loads(text, scan) == JSON[text]
+    assert json_fallback.loads(text, scan) == JSON[text]
 
 
-@pytest.mark.parametrize("scan", [None, flat_json.scan_plainly], ids=["c", "plainly"])
+@pytest.mark.parametrize("scan", [None, json_fallback.scan_plainly], ids=["c", "plainly"])
 @pytest.mark.parametrize("text", NO_JSON)
 def test_what_is_not_json_is_an_error(text: str, scan: Callable[[str, int], tuple[object, int]] | None) -> None:
     with pytest.raises(ValueError, match=r"."):
-        flat_json.loads(text, scan)
+        json_fallback.loads(text, scan)
 
 
 def test_json_is_written_with_and_without_the_c_encoder() -> None:
     text = 'a"\\\n\u00e9\U0001f600\udc80\x7f'
-    assert flat_json.loads(flat_json.quote_plainly(text)) == text
-    assert flat_json.loads(flat_json.dumps({text: text, "n": None, "t": True, "f": 0.25, "i": -3})) == {
+    assert json_fallback.loads(json_fallback.quote_plainly(text)) == text
+    assert json_fallback.loads(json_fallback.dumps({text: text, "n": None, "t": True, "f": 0.25, "i": -3})) == {
         text: text,
         "n": None,
         "t": True,

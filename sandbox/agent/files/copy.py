@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import os
 
-from . import keeper, tar
-from .calls import Call
-from .flat_json import encoded
-from .inputs import Input
-from .outputs import PIECE_BYTES, Output, Tail
+from ..connection import Call
+from ..exec import worker
+from ..exec.inputs import Input
+from ..exec.outputs import PIECE_BYTES, Output, Tail
+from ..json_fallback import encoded
+from . import tar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
 
-    from .calls import Connection, Header
-    from .context import Context
+    from ..connection import Connection, Header
+    from ..users import Context
 else:
     import _signal as signal
 
@@ -52,7 +53,7 @@ class _Tree(Call):
         user, us = self._user, os.getpid()
 
         def run() -> None:
-            keeper.settle(user, us, *theirs, writer, hidden=True)
+            worker.settle(user, us, *theirs, writer, hidden=True)
             try:
                 work()
             except (OSError, tar.RefusedEntryError, ValueError, OverflowError) as error:

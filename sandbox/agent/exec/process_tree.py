@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Iterable
 
-    from .loop import Loop
+    from ..event_loop import Loop
 
     Table = dict[int, tuple[int, bool]]
 else:

@@ -9,15 +9,15 @@ import errno
 import os
 from _socket import AF_INET, AF_UNIX, SHUT_WR, SO_ERROR, SOCK_STREAM, SOL_SOCKET, socket
 
-from .calls import Call, CallError
-from .flat_json import encoded
-from .inputs import Input
-from .wire import MAX_BODY_BYTES
+from .connection import Call, CallError
+from .exec.inputs import Input
+from .framing import MAX_BODY_BYTES
+from .json_fallback import encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .calls import Connection, Header
-    from .context import Context
+    from .connection import Connection, Header
+    from .users import Context
 
 _WINDOW_BYTES = 256 << 10
 

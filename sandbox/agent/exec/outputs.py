@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from . import kernel
+from .. import linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .loop import Loop
+    from ..event_loop import Loop
 
 PIECE_BYTES = 1 << 16
 _SLACK_BYTES = 1 << 20
@@ -87,7 +87,7 @@ class Output:
             at_most: Roughly how many bytes; None asks a pipe how many there are (a terminal does not know).
         """
         if at_most is None:
-            at_most = kernel.waiting_bytes(self._fd) if self.is_open else 0
+            at_most = linux.waiting_bytes(self._fd) if self.is_open else 0
         count = 1
         while self.is_open and count and at_most > 0:
             count = self._read()

@@ -13,14 +13,15 @@ import struct
 import time
 from _socket import SCM_RIGHTS, SOL_SOCKET, socketpair
 
-from . import keeper, kernel, processes
+from .. import linux
+from . import process_tree, worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .loop import Loop
-    from .processes import Table
+    from ..event_loop import Loop
+    from .process_tree import Table
 
 _SURPLUS_S = 2.0
 """How long a lane must not have been needed until it is let go."""
@@ -57,11 +58,11 @@ class Lane:
         busy: Whether a command runs in it.
     """
 
-    def __init__(self, lanes: Lanes, user: kernel.User) -> None:
+    def __init__(self, lanes: Lanes, user: linux.User) -> None:
         ours, theirs = socketpair()
         us = os.getpid()
         number = theirs.fileno()
-        self.pid = lanes.fork(lambda: keeper.serve(number, user, us), yields=user.yields)
+        self.pid = lanes.fork(lambda: worker.serve(number, user, us), yields=user.yields)
         theirs.close()
         ours.setblocking(False)
         self.user = user
@@ -126,14 +127,14 @@ class Lane:
 
     def _on_answer(self) -> None:
         try:
-            answer = self._line.recv(keeper.ANSWER.size)
+            answer = self._line.recv(worker.ANSWER.size)
         except OSError:
             answer = b""
-        if len(answer) < keeper.ANSWER.size:
+        if len(answer) < worker.ANSWER.size:
             self._lost()
             return
-        kind, value, left, failed = keeper.ANSWER.unpack(answer)
-        if kind == keeper.STARTED:
+        kind, value, left, failed = worker.ANSWER.unpack(answer)
+        if kind == worker.STARTED:
             if self._on_started is not None:
                 self._on_started(value)
             return
@@ -161,16 +162,16 @@ class Lanes:
         self.loop = loop
         self._adopts: bool | None = None  # whether orphans of a lane's commands stay below the lane
         self._all: set[Lane] = set()
-        self._idle: dict[kernel.User, list[Lane]] = {}  # the last one is taken first
-        self._surplus: dict[kernel.User, int] = {}  # how many of those nobody has taken since `_trim`
+        self._idle: dict[linux.User, list[Lane]] = {}  # the last one is taken first
+        self._surplus: dict[linux.User, int] = {}  # how many of those nobody has taken since `_trim`
         self._children: dict[int, Callable[[int], None] | None] = {}
         self._yielding: set[int] = set()  # those of them that are ended, with all below, to make room
         self._trims = False
         self._looks = False
-        self._bound = kernel.process_bound()
-        self._score = kernel.Score()
+        self._bound = linux.process_bound()
+        self._score = linux.Score()
 
-    def take(self, user: kernel.User) -> Lane:
+    def take(self, user: linux.User) -> Lane:
         """Return a lane with that user's rights, which is then the caller's.
 
         Raises:
@@ -221,8 +222,8 @@ class Lanes:
             OSError: No further process can be started.
         """
         if self._adopts is None:
-            self._adopts = kernel.adopt_orphans()
-            kernel.hide_memory()
+            self._adopts = linux.adopt_orphans()
+            linux.hide_memory()
         if not yields:
             self._keep_room()
         try:
@@ -244,15 +245,15 @@ class Lanes:
 
     def reap(self) -> None:
         """Collect everybody who has ended, also strangers that came to us as orphans."""
-        for pid, status in processes.reap().items():
+        for pid, status in process_tree.reap().items():
             on_exit = self._children.pop(pid, None)
             self._yielding.discard(pid)
             if on_exit is not None:
-                on_exit(processes.exit_code(status))
+                on_exit(process_tree.exit_code(status))
 
     def has_strangers(self) -> bool:
         """Whether orphans that nobody else can own came to us because no lane could adopt them."""
-        return not (self._adopts or self._is_busy()) and bool(self._strangers(processes.table()))
+        return not (self._adopts or self._is_busy()) and bool(self._strangers(process_tree.table()))
 
     def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
         """End our child `pid`, everybody below it and whoever else lost its lane, then call `then`."""
@@ -261,9 +262,9 @@ class Lanes:
             roots = {pid} if pid in self._children else set()
             if self._adopts or not self._is_busy():
                 roots |= self._strangers(running)
-            return processes.alive_below(roots, running)
+            return process_tree.alive_below(roots, running)
 
-        processes.Ending(self.loop, doomed, then, owner)
+        process_tree.Ending(self.loop, doomed, then, owner)
 
     def _is_busy(self) -> bool:
         return any(lane.busy for lane in self._all)
@@ -277,7 +278,7 @@ class Lanes:
         """Have some processes free; say whether there are."""
         if self._bound is None:
             return True
-        count = kernel.process_count()
+        count = linux.process_count()
         return count is None or self._bound - count >= min(_RESERVE, self._bound // 4) or self._make_room()
 
     def _look_later(self, delay_s: float) -> None:
@@ -296,11 +297,11 @@ class Lanes:
         us = os.getpid()
 
         def doomed(running: Table) -> set[int]:
-            spared = processes.alive_below(self._children.keys() - self._yielding, running)
-            return processes.alive_below([us], running) - spared - {us}
+            spared = process_tree.alive_below(self._children.keys() - self._yielding, running)
+            return process_tree.alive_below([us], running) - spared - {us}
 
         for count in range(_ROUNDS):
-            if not processes.kill_once(doomed):
+            if not process_tree.kill_once(doomed):
                 self.reap()
                 return count > 0
             time.sleep(0.001)

@@ -6,16 +6,16 @@ import errno
 import os
 import stat
 
-from .calls import Call, CallError
-from .flat_json import encoded
-from .wire import MAX_BODY_BYTES
+from ..connection import Call, CallError
+from ..framing import MAX_BODY_BYTES
+from ..json_fallback import encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .calls import Connection, Header
-    from .context import Context
+    from ..connection import Connection, Header
+    from ..users import Context
 
 _TRIES = 100
 

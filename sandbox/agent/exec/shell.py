@@ -14,23 +14,23 @@ from __future__ import annotations
 import os
 import time
 
-from . import keeper, processes
-from .calls import Call, CallError
-from .flat_json import encoded
+from ..connection import Call, CallError
+from ..json_fallback import encoded
+from . import process_tree, worker
 from .inputs import Input
-from .lanes import LOST
 from .outputs import Output, Tail
+from .workers import LOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .calls import Connection, Header
-    from .context import Context
-    from .kernel import User
-    from .lanes import Lane, Report
-    from .loop import Timer
-    from .processes import Table
+    from ..connection import Connection, Header
+    from ..event_loop import Timer
+    from ..linux import User
+    from ..users import Context
+    from .process_tree import Table
+    from .workers import Lane, Report
 
 _SCRIPTS, _CODES = 9, 8
 # `read -N` takes blocks, and counts bytes only in the C locale; to change to that and back is a fifth of a turn's work,
@@ -163,7 +163,7 @@ class Shell:
     def _start(self) -> None:
         context = self._context
         bash = context.find("bash")
-        order = keeper.order(
+        order = worker.order(
             [bash, b"--norc", b"--noprofile", b"-c", _LOOP, b"bash"],
             context.environment(self._user),
             encoded(context.start_folder(self._user)),
@@ -249,7 +249,7 @@ class Shell:
         def look() -> None:
             if self._lane is not lane or self._interrupted is None:
                 return  # it ended by itself
-            is_quiet = not processes.kill_once(self._doomed)
+            is_quiet = not process_tree.kill_once(self._doomed)
             if is_quiet and b"\0" in self._codes:
                 self._answer_interrupted(lost=False)
             elif time.monotonic() > deadline or not pid:
@@ -262,7 +262,7 @@ class Shell:
     def _doomed(self, running: Table) -> set[int]:
         """Everybody below the shell."""
         assert self._lane is not None
-        return processes.alive_below([self._lane.pid], running) - {self._lane.pid, self._pid}
+        return process_tree.alive_below([self._lane.pid], running) - {self._lane.pid, self._pid}
 
     def _stop(self, then: Callable[[], None], spares_lane: bool = False) -> None:
         """End bash and everybody below it, then call `then`."""

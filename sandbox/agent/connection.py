@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 
-from . import wire
+from . import framing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .flat_json import Json
-    from .loop import Loop
-    from .outputs import Tail
+    from .event_loop import Loop
+    from .exec.outputs import Tail
+    from .json_fallback import Json
 
     Header = dict[str, Json]
 
@@ -68,12 +68,12 @@ class Call:
     def pieces(self, of: str, content: bytes) -> Iterator[bytes]:
         """Yield `content` as frames."""
         view = memoryview(content)
-        for at in range(0, len(content), wire.MAX_BODY_BYTES):
-            yield wire.frame({"id": self._number, "of": of}, view[at : at + wire.MAX_BODY_BYTES])
+        for at in range(0, len(content), framing.MAX_BODY_BYTES):
+            yield framing.frame({"id": self._number, "of": of}, view[at : at + framing.MAX_BODY_BYTES])
 
     def last(self, **result: Json) -> bytes:
         """Return the frame that ends the call well."""
-        return wire.frame({"id": self._number, "end": True, **result})
+        return framing.frame({"id": self._number, "end": True, **result})
 
     def finish(self, **result: Json) -> None:
         self.say(end=True, **result)
@@ -136,7 +136,7 @@ class Connection:
         self._start = start
         self._on_config = on_config
         self._on_over = on_over
-        self._decoder = wire.Decoder()
+        self._decoder = framing.Decoder()
         self._calls: dict[int, Call] = {}
         self._out: list[bytes] = []
         self._queued = 0
@@ -159,7 +159,7 @@ class Connection:
         self._waiters.append(callback)
 
     def send(self, header: Header, body: bytes | memoryview = b"") -> None:
-        self.send_raw(wire.frame(header, body))
+        self.send_raw(framing.frame(header, body))
 
     def send_raw(self, frame: bytes) -> None:
         """Send a frame that is made already."""
@@ -226,7 +226,7 @@ class Connection:
                 self._take(header, body)
                 if not self.is_open:
                     return
-        except wire.BrokenFrameError as error:
+        except framing.BrokenFrameError as error:
             self.close("broken frame: " + str(error))
 
     def _take(self, header: Header, body: bytes) -> None:
@@ -235,7 +235,7 @@ class Connection:
             return
         number = header.get("id")
         if not isinstance(number, int):
-            raise wire.BrokenFrameError("a frame of no call")
+            raise framing.BrokenFrameError("a frame of no call")
         if "do" in header:
             self._begin(number, header)
             return
@@ -256,7 +256,7 @@ class Connection:
 
     def _begin(self, number: int, header: Header) -> None:
         if number in self._calls:
-            raise wire.BrokenFrameError("two calls of one number")
+            raise framing.BrokenFrameError("two calls of one number")
         try:
             call = self._start(self, number, header)
         except CallError as error:

@@ -17,7 +17,8 @@ import struct
 import time
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, socket
 
-from . import kernel, processes
+from .. import linux
+from . import process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ def order(
     return struct.pack(">I", len(content)) + content
 
 
-def serve(fd: int, user: kernel.User, parent: int) -> None:
+def serve(fd: int, user: linux.User, parent: int) -> None:
     """Take orders from socket `fd` until its other end is closed. Never returns."""
     settle(user, parent, fd)
-    kernel.adopt_orphans()
+    linux.adopt_orphans()
     line = socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE))
     os.close(fd)
     filler = os.open(os.devnull, os.O_RDONLY)
@@ -92,21 +93,21 @@ def serve(fd: int, user: kernel.User, parent: int) -> None:
         _run(line, Order(content), files, 0.0 if user.yields else PATIENCE_S)
 
 
-def settle(user: kernel.User, parent: int, *kept: int, hidden: bool = False) -> None:
+def settle(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> None:
     """Make a child that was just forked independent of the agent: other rights, no files but `kept`, ends with it.
 
     A `hidden` one cannot be signalled by the user's programs.
     """
     os.setpgid(0, 0)  # whoever kills the agent's group leaves us the time to end those below us
-    kernel.close_others(*kept)
+    linux.close_others(*kept)
     if user.yields:
-        kernel.be_killed_first()
-    kernel.limit_resources()
+        linux.be_killed_first()
+    linux.limit_resources()
     user.become(hidden)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: _leave())
-    kernel.die_with_parent(signal.SIGTERM)
+    linux.die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         _leave()
 
@@ -140,8 +141,8 @@ def _wait(wanted: int) -> tuple[int, int]:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        return processes.exit_code(status), 0
-    return processes.exit_code(status), 1
+        return process_tree.exit_code(status), 0
+    return process_tree.exit_code(status), 1
 
 
 def _start_patiently(wanted: Order, files: list[int], patience_s: float) -> int:
@@ -247,5 +248,5 @@ def _receive(line: socket) -> tuple[bytes, list[int]]:
 
 
 def _leave() -> None:
-    processes.end_everybody_below_us()
+    process_tree.end_everybody_below_us()
     os._exit(0)

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .loop import Loop
+    from ..event_loop import Loop
 
 MAX_WAITING_BYTES = 64 << 20
 """How much may wait for a program that does not read."""

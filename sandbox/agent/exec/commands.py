@@ -7,9 +7,9 @@ import os
 import struct
 import time
 
-from . import keeper
-from .calls import Call, CallError
-from .flat_json import encoded
+from ..connection import Call, CallError
+from ..json_fallback import encoded
+from . import worker
 from .inputs import MAX_WAITING_BYTES, Input
 from .outputs import Output, Tail
 
@@ -17,11 +17,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .calls import Connection, Header
-    from .context import Context
-    from .kernel import User
-    from .lanes import Report
-    from .loop import Timer
+    from ..connection import Connection, Header
+    from ..event_loop import Timer
+    from ..linux import User
+    from ..users import Context
+    from .workers import Report
 
 _TIOCSWINSZ = 0x5414  # of Linux; a reduced Python has no `termios`
 _NO_START = 126
@@ -63,7 +63,7 @@ class Exec(Call):
         try:
             name = self._open_terminal(user, *size) if size else b""
             takes_input = bool(header.get("stdin"))
-            order = keeper.order(argv, env, folder, () if size else (0, 1, 2) if takes_input else (1, 2), name)
+            order = worker.order(argv, env, folder, () if size else (0, 1, 2) if takes_input else (1, 2), name)
             files = [] if size else self._open_pipes(user, takes_input)
         except Exception:
             context.lanes.give_back(self._lane)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 
-from . import gauges, keeper, kernel
-from .calls import CallError
-from .flat_json import encoded
-from .lanes import Lanes
+from . import gauges, linux
+from .connection import CallError
+from .exec import worker
+from .exec.workers import Lanes
+from .json_fallback import encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 
-    from .calls import Header
-    from .loop import Loop
+    from .connection import Header
+    from .event_loop import Loop
 else:
     import _signal as signal
 
@@ -32,7 +33,7 @@ class Context:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.lanes = Lanes(loop)
-        self.users: dict[str, kernel.User] = {}
+        self.users: dict[str, linux.User] = {}
         self.work = "/"
         self._grader_home = ""
         self._env: dict[bytes, bytes] = {}
@@ -42,16 +43,16 @@ class Context:
         """Take in who there is, and what they work with."""
         is_root = os.getuid() == 0
         self.users = {
-            "agent": kernel.User(config.get("agent_uid") if is_root else None, yields=True),
+            "agent": linux.User(config.get("agent_uid") if is_root else None, yields=True),
             "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
         }
         if config.get("root") and is_root:
-            self.users["root"] = kernel.User(None)
+            self.users["root"] = linux.User(None)
         self.work = config.get("work") or "/"
         self._grader_home = config.get("grader_home") or ""
         self._env = _encoded(config.get("env"))
 
-    def user(self, name: str) -> kernel.User:
+    def user(self, name: str) -> linux.User:
         """Return a user.
 
         Raises:
@@ -63,7 +64,7 @@ class Context:
             raise CallError("unsupported", "this box runs nothing as %s" % name)
         return self.users[name]
 
-    def owner(self, header: Header) -> kernel.User:
+    def owner(self, header: Header) -> linux.User:
         """Return with whose rights a call reads or writes files; root's are for nobody.
 
         Raises:
@@ -74,11 +75,11 @@ class Context:
             raise CallError("unsupported", "this box reads and writes no files as root")
         return self.user(name)
 
-    def environment(self, user: kernel.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
+    def environment(self, user: linux.User, more: dict[str, str] | None = None) -> dict[bytes, bytes]:
         """Return the variables of the box, those of the user, and `more`."""
         return {**self._env, **user.env, **_encoded(more)}
 
-    def start_folder(self, user: kernel.User) -> str:
+    def start_folder(self, user: linux.User) -> str:
         """Return where programs of `user` start: a grader's in its own home, where the agent cannot leave modules."""
         return self._grader_home if self._grader_home and user is self.users.get("grader") else self.work
 
@@ -92,7 +93,7 @@ class Context:
         Raises:
             CallError: This box has none.
         """
-        for folder in (self._env.get(b"PATH", b"") + b":" + keeper.PATH).split(b":"):
+        for folder in (self._env.get(b"PATH", b"") + b":" + worker.PATH).split(b":"):
             path = os.path.join(folder, program.encode())
             if folder and os.access(path, os.X_OK):
                 return path
@@ -106,7 +107,7 @@ class Context:
         return {"oom": self._kills != before}
 
 
-def _grader(uid: int | None, home: str | None) -> kernel.User:
+def _grader(uid: int | None, home: str | None) -> linux.User:
     """Return the user whose programs read no settings that the agent's may have written, and whose files are its own.
 
     Args:
@@ -114,7 +115,7 @@ def _grader(uid: int | None, home: str | None) -> kernel.User:
         home: The folder that it alone can enter.
     """
     folder = home if home and uid is not None else "/"
-    return kernel.User(uid, {b"HOME": encoded(folder), b"PYTHONNOUSERSITE": b"1"}, is_private=True)
+    return linux.User(uid, {b"HOME": encoded(folder), b"PYTHONNOUSERSITE": b"1"}, is_private=True)
 
 
 def _encoded(variables: dict[str, str] | None) -> dict[bytes, bytes]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 
-from .flat_json import dumps, loads
+from .json_fallback import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .flat_json import Json
+    from .json_fallback import Json
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_BODY_BYTES = 1 << 16

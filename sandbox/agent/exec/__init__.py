@@ -1,0 +1,1 @@
+"""Commands, shells and the processes that run them."""
