@@ -24,9 +24,9 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.protocols import Sandbox, SandboxBackend
-from envkit.sandbox.fake import FakeBackend
 from envkit.types import SandboxSpec
 from tests.contract.boxes import KINDS, PARAMS, Kind, run
+from tests.sandbox.fake.backend import FakeBackend
 
 ALL = pytest.mark.parametrize("name", [*PARAMS, "fake"])
 CAPABILITIES = {"isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp"}

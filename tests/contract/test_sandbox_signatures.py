@@ -9,11 +9,11 @@ import pytest
 from envkit.http.remote_sandbox import RemoteSandbox, RemoteShell
 from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.box import Box
-from envkit.sandbox.fake import FakeBox, FakeShell
 from envkit.sandbox.fallback import FallbackBox
 from envkit.sandbox.pool.handle import Handle, WatchedShell
 from envkit.sandbox.shell import BoxShell
 from envkit.wiring.boxes import BlockingSandbox, BlockingShell
+from tests.sandbox.fake.backend import FakeBox, FakeShell
 
 CALLS = ["exec", "shell", "read", "write", "upload", "download", "connect", "snapshot", "stop"]
 """Those that the blocking face has just so; it has no `wait`, and its `probe` a bound of its own."""

@@ -15,10 +15,10 @@ from envkit import clock
 from envkit.http.sandbox_client import SandboxClient
 from envkit.protocols import SandboxBackend
 from envkit.sandbox import trees
-from envkit.sandbox.fake import Command, FakeBackend, Fate
 from envkit.types import ExecResult
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
+from tests.sandbox.fake.backend import Command, FakeBackend, Fate
 
 A = "/v1/sandboxes/a"
 

@@ -16,9 +16,9 @@ from envkit.http.app import create_app
 from envkit.http.asgi import Receive, Scope, Send, read_body, respond
 from envkit.http.server import serve
 from envkit.sandbox import trees
-from envkit.sandbox.fake import FakeBackend
 from tests.http.pools import SmallPool
 from tests.http.worlds import slots
+from tests.sandbox.fake.backend import FakeBackend
 
 Opened: TypeAlias = Callable[[], Awaitable[SocketStream]]
 HELLO = b"GET /v1/health HTTP/1.1\r\n\r\n"

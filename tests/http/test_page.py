@@ -15,13 +15,13 @@ from envkit.http.callers import Caller
 from envkit.http.page import LINKS, Overview, page
 from envkit.http.wire import ReadyReply
 from envkit.registry import EnvSpec
-from envkit.sandbox.fake import FakeBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.http.guarded import Stage, on_stage
 from tests.http.stage import over_http
 from tests.http.worlds import serving, slots
+from tests.sandbox.fake.backend import FakeBackend
 
 COUNT = {"env_id": "Count-v0", "seed": 1}
 EVIL = "<script>alert(1)</script>&\"'"

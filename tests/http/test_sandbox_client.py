@@ -25,7 +25,6 @@ from envkit.errors import (
 from envkit.http.sandbox_client import SandboxClient
 from envkit.protocols import Sandbox
 from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.fake import FakeBackend, FakeBox
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Holds, Node
@@ -34,6 +33,7 @@ from tests.http.boxes import Relay, by_client, scripted
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
 from tests.sandbox.containers import image
+from tests.sandbox.fake.backend import FakeBackend, FakeBox
 
 SPEC = SandboxSpec(env={"SIZE": "5"}, memory_mib=64, network=("example.org",), ttl_s=600)
 

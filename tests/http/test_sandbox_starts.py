@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import httpx
 
-from envkit.sandbox.fake import FakeBackend
 from tests.http.boxes import A, over_http, run, scripted
 from tests.http.pools import SmallPool
+from tests.sandbox.fake.backend import FakeBackend
 
 
 def test_what_can_never_be_granted_is_422_and_no_reason_to_ask_again() -> None:

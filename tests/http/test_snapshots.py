@@ -11,9 +11,9 @@ from envkit import clock
 from envkit.errors import SandboxNotFoundError, SnapshotLimitError
 from envkit.http.snapshots import SnapshotBounds, Snapshots
 from envkit.protocols import Sandbox
-from envkit.sandbox.fake import FakeBackend
 from envkit.types import SandboxSpec
 from tests.http.pools import SmallPool
+from tests.sandbox.fake.backend import FakeBackend
 
 WHAT_TO_DO = "; remove one first: envkit sandbox snapshot rm --url URL NAME, or DELETE /v1/snapshots/NAME"
 

@@ -22,8 +22,8 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.protocols import Sandbox, SandboxBackend
-from envkit.sandbox.fake import Command, FakeBackend, FakeBox, Fate
 from envkit.types import ExecResult, SandboxSpec
+from tests.sandbox.fake.backend import Command, FakeBackend, FakeBox, Fate
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoundError, SandboxStartError
 from envkit.protocols import SandboxPool
-from envkit.sandbox.fake import FakeBackend, FakeBox, Fate
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Holds, Node
 from envkit.types import ExecResult, SandboxSpec, SandboxState
+from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pools import SPEC, opened, run, states, told
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState

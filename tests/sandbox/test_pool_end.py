@@ -8,10 +8,10 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError, SandboxError, SandboxLostError
 from envkit.protocols import Sandbox
-from envkit.sandbox.fake import FakeBackend, Fate
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.stocks import Stock
 from envkit.types import ExecResult, SandboxSpec, SandboxState
+from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pools import SPEC, opened, run
 
 

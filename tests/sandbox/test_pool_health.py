@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from envkit import clock
 from envkit.errors import SandboxLostError
-from envkit.sandbox.fake import FakeBackend, FakeBox, Fate
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.counts import cause_class
 from envkit.sandbox.pool.health import Verdict, Watch, verdict
@@ -20,6 +19,7 @@ from envkit.sandbox.pool.nodes import Node
 from envkit.sandbox.pool.stocks import Stock
 from envkit.silence import forgiven
 from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
+from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pools import SPEC, opened, run, states, told
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState

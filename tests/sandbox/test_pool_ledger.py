@@ -10,12 +10,12 @@ import pytest
 
 from envkit import clock
 from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, UnrecordedError
-from envkit.sandbox.fake import FakeBackend, FakeBox
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.history import Ledger, Saver
 from envkit.sandbox.pool.nodes import Node
 from envkit.sandbox.pool.stocks import Stock
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+from tests.sandbox.fake.backend import FakeBackend, FakeBox
 from tests.sandbox.pools import SPEC, Book, run, states, told
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from envkit import clock
 from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, SandboxStartError
 from envkit.restarts import RestartBudget
-from envkit.sandbox.fake import FakeBackend, Fate
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Holds, Node
 from envkit.sandbox.pool.stocks import Stock
 from envkit.types import FleetEvent, SandboxSpec, SandboxState
+from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pools import told
 
 Deed: TypeAlias = tuple[

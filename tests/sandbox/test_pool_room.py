@@ -9,10 +9,10 @@ import pytest
 
 from envkit import clock
 from envkit.errors import CapacityError, ImpossibleSandboxError
-from envkit.sandbox.fake import FakeBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Holds, Node
 from envkit.types import SandboxSpec
+from tests.sandbox.fake.backend import FakeBackend
 from tests.sandbox.pools import SPEC, borrow, opened, run
 
 

@@ -14,12 +14,12 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxLostError, SandboxStartError
 from envkit.restarts import RestartBudget
-from envkit.sandbox.fake import FakeBackend, Fate
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Watch
 from envkit.sandbox.pool.nodes import Holds, Node
 from envkit.sandbox.pool.stocks import Stock
 from envkit.types import ExecResult, FleetEvent, SandboxSpec, SandboxState
+from tests.sandbox.fake.backend import FakeBackend, Fate
 
 NODES, BOXES_PER_NODE, SPARES, TENANTS = 10, 100, 50, 7
 HOUR_S = 3600.0

@@ -7,11 +7,11 @@ import pytest
 
 from envkit import clock
 from envkit.errors import CapacityError
-from envkit.sandbox.fake import FakeBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.nodes import Node
 from envkit.types import SandboxSpec
 from envkit.wiring.env_boxes import EnvBoxes
+from tests.sandbox.fake.backend import FakeBackend
 
 
 def test_without_room_a_fleet_does_not_start_and_one_that_runs_waits_for_nodes() -> None:

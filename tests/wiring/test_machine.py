@@ -9,11 +9,11 @@ import pytest
 
 from envkit.config import serving
 from envkit.errors import ConfigError
-from envkit.sandbox.fake import FakeBackend
 from envkit.sandbox.pool.nodes import Demand, Holds, Node
 from envkit.types import SandboxSpec
 from envkit.wiring import machine
 from envkit.wiring.machine import Machine
+from tests.sandbox.fake.backend import FakeBackend
 
 PHYSICAL_MIB = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
 

@@ -1,6 +1,6 @@
 """Boxes by script: for tests, and for simulating fleets on virtual time. Nothing runs, no thread and no real time.
 
-What becomes of a box, and what it answers, is said in the words of `envkit.sandbox.script`.
+What becomes of a box, and what it answers, is said in the words of `tests.sandbox.fake.script`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from envkit.errors import (
     UnsupportedError,
     UsageError,
 )
+from envkit.sandbox.boxes import refuse
+from envkit.sandbox.interior import WORK
 from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
-
-from .boxes import refuse
-from .interior import WORK
-from .script import Answer, Command, Fate, Script, succeed
+from tests.sandbox.fake.script import Answer, Command, Fate, Script, succeed
 
 __all__ = ["Answer", "Command", "FakeBackend", "FakeBox", "FakeShell", "Fate", "Script", "succeed"]
 

@@ -1,4 +1,4 @@
-"""What becomes of scripted boxes (`envkit.sandbox.fake`), and what they answer.
+"""What becomes of scripted boxes (`tests.sandbox.fake.backend`), and what they answer.
 
 A box's `Fate` says it. A script gives the fates: a function of the box's number and of a generator that is seeded from
 the backend's seed and that number. So the same script gives the same boxes, in whatever order things are asked of them.
