@@ -24,8 +24,8 @@ from waiting import Call, CallBy, Claim, Findings
 
 from envkit import clock
 from envkit.protocols import Sandbox, SandboxBackend
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
 
 CLAIMS = (

@@ -20,10 +20,10 @@ from settings import parsed, parser
 
 from envkit import clock
 from envkit.errors import EnvkitError
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Node
+from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec, SandboxState
 
 _ALARMS = (SandboxState.SUSPECT, SandboxState.LOST)

@@ -23,10 +23,10 @@ from waiting import Claim, Findings
 
 from envkit import clock
 from envkit.protocols import Sandbox
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Node
+from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec
 
 CLAIMS = (

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from envkit import clock
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
 from tests.contract.boxes import new_marker
 

@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from envkit import clock
-from envkit.sandbox import folders, trees
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.host import run_dirs
+from envkit.sandbox.transfer import tar_stream
 from tests.http.boxes import scripted
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
@@ -41,7 +42,7 @@ def beside_a_server(work: Callable[[str], None], *, is_real: bool = False) -> No
         async with (
             LocalBackend() if is_real else scripted() as backend,
             slots() as host,
-            serving(host, pool=SmallPool(backend), trees=trees) as address,
+            serving(host, pool=SmallPool(backend), trees=tar_stream) as address,
         ):
             await clock.to_thread(work, address)
 
@@ -155,7 +156,7 @@ def test_what_a_process_left_that_is_gone_is_listed_and_removed(monkeypatch: pyt
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         make = [sys.executable, "-c", "from envkit.sandbox import folders; print(folders.new_run_folder())"]
         gone = subprocess.run(make, capture_output=True, text=True, check=True).stdout.strip()
-        ours = folders.new_run_folder()
+        ours = run_dirs.new_run_folder()
         assert {ours.parent, Path(gone).parent} == {Path(runtime)}
         assert f"folder {gone}" in envkit("prune", "--dry-run")[1].splitlines()
         assert Path(gone).is_dir()

@@ -20,7 +20,7 @@ from envkit.errors import UnrecordedError, UsageError
 from envkit.fleet.ledger import Ledger
 from envkit.fleet.seats import SeatRecord
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Node
+from envkit.sandbox.pool.node import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 from tests.sandbox.fake.backend import FakeBackend
 from tests.sandbox.pools import told

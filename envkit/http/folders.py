@@ -41,7 +41,7 @@ _NAME = "tree"
 
 
 class Trees(Protocol):
-    """Files, links and folders as tar streams; `envkit.sandbox.trees` is one."""
+    """Files, links and folders as tar streams; `envkit.sandbox.transfer.tar_stream` is one."""
 
     def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]:
         """Yield what `source` is, in pieces; what is no folder is called `name`.

@@ -45,7 +45,7 @@ class SandboxClient:
         url: Where the server is: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
         token: What to show the server; the variable ``ENVKIT_TOKEN``, unless given.
         ca: PEM file of the certificates that an ``https://`` server is trusted by, instead of the system's.
-        trees: Packs and unpacks folders (`envkit.sandbox.trees`); None: they cannot be copied.
+        trees: Packs and unpacks folders (`envkit.sandbox.transfer.tar_stream`); None: they cannot be copied.
     """
 
     def __init__(

@@ -18,11 +18,12 @@ import anyio.lowlevel
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError, UsageError
-from envkit.sandbox import docker, local
-from envkit.sandbox.box import Box
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
-from envkit.sandbox.program import Program
+from envkit.sandbox.agent_client.process import Program
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.bubblewrap import backend as bubblewrap
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker import backend as docker
+from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import JSON, ExecResult
 from envkit.wiring import servers
 from envkit.wiring.boxes import AnyBox, BackendKind, kind_of, opened, running, spec_of
@@ -43,7 +44,7 @@ class Staying:
 
     Attributes:
         id: Its id.
-        stats: As `envkit.sandbox.box.Box.stats`; empty when it does not answer.
+        stats: As `envkit.sandbox.agent_client.sandbox.Box.stats`; empty when it does not answer.
         problem: Why it does not, in one line.
         owner: Which server started it, which has it still or comes back to it; empty for one that a person started.
     """
@@ -146,7 +147,7 @@ async def list_staying(*, with_servers: bool, warn: Callable[[str], None]) -> Se
         warn: Called with a line about what was left out.
     """
     found: list[Staying] = []
-    if local.why_unavailable() is None:
+    if bubblewrap.why_unavailable() is None:
         async with LocalBackend() as backend:
             found += await _staying(backend, with_servers)
     if (why := await docker.why_unavailable()) is None:

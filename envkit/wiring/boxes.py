@@ -22,12 +22,14 @@ from envkit import clock
 from envkit.env import close_here, loop_thread
 from envkit.errors import SandboxLostError, SandboxNotFoundError, UnsupportedError, UsageError, did_you_mean
 from envkit.protocols import Sandbox, Shell
-from envkit.sandbox import docker, local, trees
-from envkit.sandbox.box import Box
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.fallback import FallbackBox
-from envkit.sandbox.local import LocalBackend
-from envkit.sandbox.process import ProcessBackend
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.bubblewrap import backend as bubblewrap
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker import backend as docker
+from envkit.sandbox.docker.agentless import FallbackBox
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.process.backend import ProcessBackend
+from envkit.sandbox.transfer import tar_stream
 from envkit.types import EXEC_TIMEOUT_S, ExecResult, FileUser, SandboxSpec, SandboxUser
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ async def choose(kind: BackendKind = "auto") -> Backend:
         return ProcessBackend()
     reasons = []
     if kind in ("auto", "local"):
-        why = await clock.to_thread(local.why_unavailable)
+        why = await clock.to_thread(bubblewrap.why_unavailable)
         if why is None:
             return LocalBackend()
         reasons.append(f"local: {why}")
@@ -174,7 +176,7 @@ def open_sandbox(
         else:
             from envkit.http.sandbox_client import SandboxClient  # costs what nobody pays for a box of this machine
 
-            client = SandboxClient(url, token, ca=ca, trees=trees)
+            client = SandboxClient(url, token, ca=ca, trees=tar_stream)
             # It holds a task group, which is left by the task that entered it.
             opened_backend = resources.enter_context(portal.wrap_async_context_manager(client))
         box = _enter(portal, resources, running(opened_backend, spec))

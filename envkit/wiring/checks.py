@@ -8,8 +8,8 @@ from envkit.config import RunConfig
 from envkit.env import AsyncEnv
 from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
 from envkit.installation import EXTRAS, why_missing
-from envkit.sandbox import docker
-from envkit.sandbox.local import why_unavailable
+from envkit.sandbox.bubblewrap.backend import why_unavailable
+from envkit.sandbox.docker import backend as docker
 from envkit.wiring import envs
 from envkit.wiring.meanings import algorithm_of
 

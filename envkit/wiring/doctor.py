@@ -19,11 +19,14 @@ import anyio
 from envkit import __version__, clock
 from envkit.errors import EnvkitError, UsageError
 from envkit.installation import why_missing
-from envkit.sandbox import attached, docker, local, uids
-from envkit.sandbox.daemon import Daemon, DaemonError
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
-from envkit.sandbox.process import ProcessBackend
+from envkit.sandbox.bubblewrap import backend as bubblewrap
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker import backend as docker
+from envkit.sandbox.docker import container
+from envkit.sandbox.docker.api import Daemon, DaemonError
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.host import uid_ranges
+from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec
 from envkit.wiring.boxes import Backend
 
@@ -109,11 +112,11 @@ async def examine(image: str | None, say: Callable[[str], None]) -> Found:
 
 
 async def _local() -> BackendFound:
-    why = await clock.to_thread(local.why_unavailable)
+    why = await clock.to_thread(bubblewrap.why_unavailable)
     if why is not None:
         return BackendFound("local", why)
     found = await _measure("local", LocalBackend(), None)
-    return replace(found, shared=await clock.to_thread(uids.shared))
+    return replace(found, shared=await clock.to_thread(uid_ranges.shared))
 
 
 async def _docker(image: str | None) -> BackendFound:
@@ -140,7 +143,7 @@ async def _docker_daemon() -> tuple[str, Sequence[str]]:
     except (DaemonError, UsageError):
         return "no", ()
     try:
-        return str(daemon.info.get("ServerVersion", "unknown")), attached.shared(daemon)
+        return str(daemon.info.get("ServerVersion", "unknown")), container.shared(daemon)
     finally:
         await daemon.close()
 
@@ -192,7 +195,7 @@ def _machine(docker_version: str) -> dict[str, str]:
         "docker daemon": docker_version,
         "control groups": _groups(),
         "user namespaces": _said("unshare", "--user", "echo", "yes"),
-        "own uids": uids.why_unavailable() or "yes, for each local sandbox",
+        "own uids": uid_ranges.why_unavailable() or "yes, for each local sandbox",
         "seccomp filters": "yes" if Path("/proc/sys/kernel/seccomp/actions_avail").exists() else "no",
         "runsc": "yes" if shutil.which("runsc") else "no (only for runtime: runsc)",
         "gpu": _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"),

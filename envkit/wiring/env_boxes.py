@@ -17,7 +17,7 @@ from envkit.fleet.ledger import Ledger
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Demand
+from envkit.sandbox.pool.node import Demand
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 from envkit.wiring import envs, machine, sandboxes
 from envkit.wiring.places import Places

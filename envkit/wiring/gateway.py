@@ -32,12 +32,12 @@ from envkit.http.tokens import TokenStore
 from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.restarts import RestartBudget
-from envkit.sandbox import trees
-from envkit.sandbox.docker import DEFAULT_IMAGE
+from envkit.sandbox.docker.backend import DEFAULT_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Watch
-from envkit.sandbox.pool.stocks import Stock
-from envkit.sandbox.ray.nodes import RayNodes
+from envkit.sandbox.pool.warm_stock import Stock
+from envkit.sandbox.ray.node_watcher import RayNodes
+from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec
 from envkit.wiring import envs, fleet_metrics, machine
 from envkit.wiring.env_boxes import alone, booted, env_box, env_counts, env_host, forget_seats
@@ -109,7 +109,7 @@ async def serve_fleet(
                 tenant_share=limits.tenant_share,
                 max_request_bytes=limits.request_bytes,
                 pool=fleet.pool,
-                trees=trees,
+                trees=tar_stream,
                 sandbox_ttl_s=limits.sandbox_ttl_s,
                 permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
                 snapshots=SnapshotBounds(

@@ -1,5 +1,5 @@
 """Images for boxes, as the commands reach them."""
 
-from envkit.sandbox.images import build, names
+from envkit.sandbox.docker.image_build import build, names
 
 __all__ = ["build", "names"]

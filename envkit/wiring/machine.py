@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envkit.sandbox.pool.nodes import Demand, Holds, Node
+from envkit.sandbox.pool.node import Demand, Holds, Node
 
 MEMORY_SHARE = 0.75
 PIDS_SHARE = 0.5

@@ -13,9 +13,9 @@ from envkit.config.serving import ListenSection, ServeConfig
 from envkit.errors import UsageError
 from envkit.fleet.ledger import Ledger
 from envkit.installation import command
-from envkit.sandbox.docker import DEFAULT_IMAGE, DockerBackend
-from envkit.sandbox.pool.nodes import Holds, Node
-from envkit.sandbox.process import ProcessBackend
+from envkit.sandbox.docker.backend import DEFAULT_IMAGE, DockerBackend
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.process.backend import ProcessBackend
 from envkit.wiring import machine, sandboxes, servers
 from envkit.wiring.tokens import state_folder
 

@@ -6,8 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from envkit import clock
-from envkit.sandbox import cgroups, docker, folders, leftovers, stays, unborn
-from envkit.sandbox.daemon import Daemon
+from envkit.sandbox.bubblewrap import detached, orphans
+from envkit.sandbox.docker import backend as docker
+from envkit.sandbox.docker import orphans
+from envkit.sandbox.docker.api import Daemon
+from envkit.sandbox.host import cgroups, run_dirs
 from envkit.wiring import servers
 
 
@@ -21,12 +24,12 @@ async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
         warn: Called with a line about what was left out.
     """
     done = await clock.to_thread(_prune_here, dry_run)
-    without_boxes = [note for note in servers.known() if note.is_gone() and not stays.ids(note.ledger_id)]
+    without_boxes = [note for note in servers.known() if note.is_gone() and not detached.ids(note.ledger_id)]
     if (why := await docker.why_unavailable()) is None:
         daemon = await Daemon.connect()
         try:
-            found = await leftovers.gone(daemon) if dry_run else await leftovers.reap(daemon)
-            labels = {note: f"{leftovers.LEDGER_LABEL}={note.ledger_id}" for note in without_boxes}
+            found = await orphans.gone(daemon) if dry_run else await orphans.reap(daemon)
+            labels = {note: f"{orphans.LEDGER_LABEL}={note.ledger_id}" for note in without_boxes}
             without_boxes = [note for note, label in labels.items() if not await daemon.containers(label)]
         finally:
             await daemon.close()
@@ -48,5 +51,5 @@ def _prune_here(dry_run: bool) -> list[str]:
             if not dry_run:
                 group.kill()
                 group.remove()
-        done += [f"process {pid}" for pid in (unborn.find() if dry_run else unborn.reap())]
-    return done + [f"folder {folder}" for folder in (folders.gone() if dry_run else folders.reap())]
+        done += [f"process {pid}" for pid in (orphans.find() if dry_run else orphans.reap())]
+    return done + [f"folder {folder}" for folder in (run_dirs.gone() if dry_run else run_dirs.reap())]

@@ -15,7 +15,7 @@ from envkit.http.remote_sandbox import RemoteSandbox
 from envkit.http.sandbox_access import MAX_TIMEOUT_S
 from envkit.http.sandbox_client import SandboxClient
 from envkit.http.sandbox_wire import KeptReply
-from envkit.sandbox import trees
+from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxView
 from envkit.wiring.box_commands import exit_code_of, say
 from envkit.wiring.boxes import spec_of
@@ -38,7 +38,7 @@ class Server:
     @asynccontextmanager
     async def client(self) -> AsyncIterator[SandboxClient]:
         """Give a client for the length of the block."""
-        async with SandboxClient(self.url, self._token(), ca=self.ca, trees=trees) as client:
+        async with SandboxClient(self.url, self._token(), ca=self.ca, trees=tar_stream) as client:
             yield client
 
     def _token(self) -> str | None:

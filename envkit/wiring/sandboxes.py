@@ -18,10 +18,11 @@ from envkit.http.client import EnvClient
 from envkit.protocols import EnvHost, LastingEpisode
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.restarts import RestartBudget
-from envkit.sandbox import docker, interpreter
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend, why_unavailable
-from envkit.sandbox.process import ProcessBackend
+from envkit.sandbox.bubblewrap import host_python
+from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
+from envkit.sandbox.docker import backend as docker
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec, Task
 from envkit.wiring import envs
 
@@ -126,7 +127,7 @@ def env_box(capacity: int, *, in_image: bool, image: str | None = None) -> Sandb
     env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     if in_image:
         return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image)
-    env["PYTHONPATH"] = ":".join(interpreter.import_path())
+    env["PYTHONPATH"] = ":".join(host_python.import_path())
     if sys.dont_write_bytecode:
         env["PYTHONDONTWRITEBYTECODE"] = "1"
     return SandboxSpec(("/bin/sh", "-c", _SERVE, sys.executable, str(capacity)), env=env, image=image)

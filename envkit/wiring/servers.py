@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from envkit.sandbox import folders
+from envkit.sandbox.host import run_dirs
 
 NOTES = Path("/run/envkit/servers")
 
@@ -39,7 +39,7 @@ class ServerNote:
 
     def is_gone(self) -> bool:
         """Whether its process has ended."""
-        return folders.is_owner_gone(self.process)
+        return run_dirs.is_owner_gone(self.process)
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def noted(ledger_id: str, ledger: Path, address: str, notes: Path = NOTES) -> It
     A machine where none can be written goes without.
     """
     pid = os.getpid()
-    note = ServerNote(ledger_id, str(ledger.absolute()), address, pid, folders.owner_name(pid))
+    note = ServerNote(ledger_id, str(ledger.absolute()), address, pid, run_dirs.owner_name(pid))
     place = notes / ledger_id
     with suppress(OSError):
         notes.mkdir(mode=0o700, parents=True, exist_ok=True)

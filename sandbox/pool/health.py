@@ -20,7 +20,7 @@ from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
 from envkit.silence import forgiven
 from envkit.types import JSON, SandboxState
 
-from .member import Member
+from .instance import Member
 
 _log = logging.getLogger(__name__)
 

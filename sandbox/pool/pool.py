@@ -28,17 +28,17 @@ from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
 
-from . import recovery
-from .admission import Ticket
-from .counts import PoolCounts, wanted
-from .handle import Handle
+from . import reattach
+from .events import Journal
 from .health import CLOSED, Verdict, Watch, give_up, judge
 from .history import Ledger, Saver, is_over, time_to_live
-from .journal import Journal
-from .member import Member, ended
-from .nodes import Demand, Node, usable, why_impossible
-from .roster import Roster
-from .stocks import Stock
+from .instance import Member, ended
+from .lease import Handle
+from .metrics import PoolCounts, wanted
+from .node import Demand, Node, usable, why_impossible
+from .queue import Ticket
+from .scheduler import Roster
+from .warm_stock import Stock
 
 __all__ = ["Pool"]
 
@@ -325,7 +325,7 @@ class Pool:
     def _clear(self, node: Node) -> None:
         """Have ended what a node that joins still runs for our ledger: from before it was lost, or our server was."""
         if self._ledger is not None:
-            self._tasks.start_soon(recovery.end_others, self._ledger.id, {node.name: node}, self._known)
+            self._tasks.start_soon(reattach.end_others, self._ledger.id, {node.name: node}, self._known)
 
     async def _known(self) -> Collection[str]:
         """Return the ids of all boxes on the nodes that there are, also of those that are being started now.
@@ -340,13 +340,13 @@ class Pool:
     async def _take_back(self, ledger: Ledger, nodes: Mapping[str, Node]) -> None:
         """Come back to what another process left running on the `nodes`."""
         views = ledger.load()
-        found = await recovery.attached(views, nodes)
+        found = await reattach.attached(views, nodes)
         kept = {view.box_id for view in views if view.id in found}
 
         async def known() -> Collection[str]:
             return kept
 
-        await recovery.end_others(ledger.id, nodes, known)
+        await reattach.end_others(ledger.id, nodes, known)
         for view in views:
             if (own := _OWN_NAME.fullmatch(view.id)) is not None:
                 self._roster.last_number = max(self._roster.last_number, int(own[1]))
@@ -357,14 +357,14 @@ class Pool:
                     self._tasks,
                     view,
                     found[view.id],
-                    is_lent=recovery.was_lent(view),
+                    is_lent=reattach.was_lent(view),
                     is_named=own is None,
                     ttl_s=time_to_live(view),
                 )
             elif view.state is SandboxState.STARTING:
-                self._journal.ended(ended(view, recovery.GONE))
+                self._journal.ended(ended(view, reattach.GONE))
             else:
-                self._journal.ended(ended(view, recovery.GONE, SandboxState.LOST))
+                self._journal.ended(ended(view, reattach.GONE, SandboxState.LOST))
 
     async def _write_down(self, member: Member, saver: Saver) -> None:
         try:

@@ -1,6 +1,6 @@
 """One node of a Ray cluster as a place for sandboxes.
 
-On the node lives an actor (`envkit.sandbox.ray.actor`) that starts boxes there and stops them; that is all that goes
+On the node lives an actor (`envkit.sandbox.ray.node_agent`) that starts boxes there and stops them; that is all that goes
 by way of Ray. Calls to a box go over a TCP connection between us and the node, as they would over any other channel,
 and break with it: a box whose node is gone is lost at once, whatever Ray knows of it.
 
@@ -24,12 +24,12 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxStartError
 from envkit.types import SandboxSpec
 
-from ..box import Box
-from ..boxes import Boxes, not_ready
-from ..channel import Channel, SocketStream
-from ..hold import Hold
-from .actor import Answer, NodeKind, greeting, tune
+from ..agent_client.channel import Channel, SocketStream
+from ..agent_client.resources import Hold
+from ..agent_client.sandbox import Box
+from ..host.instances import Boxes, not_ready
 from .cluster import Actor, Cluster, ClusterNode, UnreachedError
+from .node_agent import Answer, NodeKind, greeting, tune
 
 _OPEN_S = 60.0
 """A worker of Ray takes seconds to start, on a busy machine many."""

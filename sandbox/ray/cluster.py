@@ -1,6 +1,6 @@
 """A Ray cluster, as far as we use it: its nodes, and one actor of ours on each.
 
-Ray itself is imported in a child process alone (`envkit.sandbox.ray.driver`), which may end without us.
+Ray itself is imported in a child process alone (`envkit.sandbox.ray.driver_process`), which may end without us.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import anyio
 
 from envkit.errors import SandboxError, UsageError, from_problem
 
-from . import driver
-from .actor import Answer, NodeKind
-from .driver import HELLO, LENGTH, TRIED, Outcome, packed
+from . import driver_process
+from .driver_process import HELLO, LENGTH, TRIED, Outcome, packed
+from .node_agent import Answer, NodeKind
 
 Reply: TypeAlias = asyncio.Future[tuple[Outcome, Any]]
 """What became of a call, and its value or why there is none."""
@@ -87,7 +87,7 @@ class Cluster:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        words = [sys.executable, "-P", "-m", driver.__name__, self._address]
+        words = [sys.executable, "-P", "-m", driver_process.__name__, self._address]
         paths = os.pathsep.join(path for path in sys.path if path)
         self._transport, self._link = await loop.subprocess_exec(
             _Link, *words, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
@@ -193,7 +193,7 @@ class Cluster:
 
 
 class Actor:
-    """An `envkit.sandbox.ray.actor.NodeActor` on a node."""
+    """An `envkit.sandbox.ray.node_agent.NodeActor` on a node."""
 
     def __init__(self, cluster: Cluster, node: ClusterNode, number: int) -> None:
         self._cluster = cluster

@@ -17,11 +17,11 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.sandbox import folders
-from envkit.sandbox.box import Box
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
-from envkit.sandbox.process import ProcessBackend
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.host import run_dirs
+from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec
 from tests.contract.remote import RemoteBackend, RemoteBox
 from tests.sandbox.containers import image
@@ -117,7 +117,7 @@ def traces() -> dict[str, set[str]]:
     """All that boxes of this process may leave on the machine: folders, mounts and containers."""
     here = f"-{os.getpid()}-"
     return {
-        "folders": {str(path) for root in folders.roots() for path in root.glob(f"envkit-*{here}*")},
+        "folders": {str(path) for root in run_dirs.roots() for path in root.glob(f"envkit-*{here}*")},
         "mounts": {line for line in Path("/proc/self/mounts").read_text().splitlines() if here in line},
         "containers": set(containers()),
     }
@@ -141,7 +141,7 @@ def volumes(pid: int) -> list[str]:
 def _of_owner(pid: int | None, *arguments: str) -> list[str]:
     if shutil.which("docker") is None:
         return []
-    owner = folders.owner_name(os.getpid()) if pid is None else f"-{pid}-"
+    owner = run_dirs.owner_name(os.getpid()) if pid is None else f"-{pid}-"
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     return [line.split()[0] for line in done.stdout.splitlines() if owner in line.partition(" ")[2]]
 

@@ -9,9 +9,9 @@ from typing import Self
 
 from envkit.http.remote_sandbox import RemoteSandbox
 from envkit.http.sandbox_client import SandboxClient
-from envkit.sandbox import trees
-from envkit.sandbox.interior import WORK
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.host.layout import WORK
+from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
@@ -64,8 +64,8 @@ class RemoteBackend:
     async def __aenter__(self) -> Self:
         pool = SmallPool(await self._open.enter_async_context(self._backend))
         host = await self._open.enter_async_context(slots())
-        address = await self._open.enter_async_context(serving(host, pool=pool, trees=trees))
-        self._client = await self._open.enter_async_context(SandboxClient(address, trees=trees))
+        address = await self._open.enter_async_context(serving(host, pool=pool, trees=tar_stream))
+        self._client = await self._open.enter_async_context(SandboxClient(address, trees=tar_stream))
         return self
 
     async def __aexit__(

@@ -14,7 +14,7 @@ import pytest
 
 from envkit.errors import MissingFileError, RefusedFileError, UnsupportedError
 from envkit.protocols import Sandbox
-from envkit.sandbox.box import Box
+from envkit.sandbox.agent_client.sandbox import Box
 from tests.contract.boxes import Kind, run, until
 
 # Tries, for as long as it is told, all that could make a grader run or give away something; says what came of it.

@@ -13,7 +13,7 @@ import pytest
 from envkit import clock
 from envkit.errors import DeadlineError, SandboxEndedError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
-from envkit.sandbox.local import LocalBackend, why_unavailable
+from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
 from envkit.types import SandboxSpec
 from tests.contract.boxes import (
     SOON_S,

@@ -15,9 +15,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.sandbox import folders
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.host import run_dirs
 from envkit.wiring.box_commands import list_staying
 from tests.contract.boxes import KINDS, Kind, groups_of, run, sleepers, until
 
@@ -88,7 +88,7 @@ def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_noth
         assert LONELY_S - 0.1 < clock.now() - began < LONELY_S + 3
         tail = stay.box_id.partition("-")[2]
         # Bubblewrap, which owns the box's folder, ends a moment after the programs of the box.
-        await until(lambda: all(folders.is_owner_gone(folder.name) for folder in folders.of_tail(tail)))
+        await until(lambda: all(run_dirs.is_owner_gone(folder.name) for folder in run_dirs.of_tail(tail)))
         async with opened(lasting) as backend:
             if isinstance(backend, DockerBackend):
                 with anyio.fail_after(10):
@@ -96,7 +96,7 @@ def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_noth
                         await anyio.sleep(0.05)
             with pytest.raises(SandboxError, match=f"there is no box '{stay.box_id}' that stays"):
                 await backend.attach(stay.box_id)
-            assert list(folders.of_tail(tail)) == []
+            assert list(run_dirs.of_tail(tail)) == []
         await until(lambda: not any(map(Path.exists, groups)))
 
     run(main)

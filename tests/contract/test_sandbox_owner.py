@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from envkit.sandbox import folders
+from envkit.sandbox.host import run_dirs
 from tests.contract.boxes import (
     Kind,
     arguments,
@@ -125,7 +125,7 @@ def is_over(pid: int, marker: str) -> bool:
 def left_by(pid: int) -> list[str]:
     """What boxes of process `pid` have left: processes, folders, notes, mounts, containers in any state, volumes."""
     here = f"-{pid}-"
-    found = [str(path) for root in folders.roots() for path in root.glob(f"envkit-*{here}*")]
+    found = [str(path) for root in run_dirs.roots() for path in root.glob(f"envkit-*{here}*")]
     found += named_after(pid)
     found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if here in line]
     return [*found, *containers(pid), *volumes(pid)]
@@ -141,7 +141,7 @@ def test_nothing_runs_on_when_the_owner_is_killed_and_the_next_one_clears_away(
         assert owner.wait(20) == -end
         await until(lambda: not sleepers(marker))
         async with kind.backend():
-            assert [path for root in folders.roots() for path in root.glob(f"envkit-*-{owner.pid}-*")] == []
+            assert [path for root in run_dirs.roots() for path in root.glob(f"envkit-*-{owner.pid}-*")] == []
             assert containers(owner.pid) == []
 
     run(main)
@@ -197,6 +197,6 @@ def test_the_next_owner_leaves_the_boxes_of_the_living_alone(
         await until(lambda: len(sleepers(marker)) == 2)
         async with kind.backend():
             assert len(sleepers(marker)) == 2
-            assert len([path for root in folders.roots() for path in root.glob(f"envkit-*-{owner.pid}-*")]) == 1
+            assert len([path for root in run_dirs.roots() for path in root.glob(f"envkit-*-{owner.pid}-*")]) == 1
 
     run(main)

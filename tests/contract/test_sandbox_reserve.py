@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from envkit.errors import MissingFileError
-from envkit.sandbox.box import Box
+from envkit.sandbox.agent_client.sandbox import Box
 from envkit.types import SandboxUser
 from tests.contract.boxes import Backend, Kind, run
 

@@ -8,10 +8,10 @@ import pytest
 
 from envkit.http.remote_sandbox import RemoteSandbox, RemoteShell
 from envkit.protocols import Sandbox, Shell
-from envkit.sandbox.box import Box
-from envkit.sandbox.fallback import FallbackBox
-from envkit.sandbox.pool.handle import Handle, WatchedShell
-from envkit.sandbox.shell import BoxShell
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.shell import BoxShell
+from envkit.sandbox.docker.agentless import FallbackBox
+from envkit.sandbox.pool.lease import Handle, WatchedShell
 from envkit.wiring.boxes import BlockingSandbox, BlockingShell
 from tests.sandbox.fake.backend import FakeBox, FakeShell
 

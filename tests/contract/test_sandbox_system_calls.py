@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from envkit.sandbox import seccomp
-from envkit.sandbox.box import Box
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.host import seccomp
 from envkit.types import SandboxUser
 from tests.contract.boxes import Kind, run
 from tests.sandbox.containers import image

@@ -81,7 +81,7 @@ def test_a_view_that_cannot_be_is_refused_with_the_reason(kind: Kind, source: st
 
 @pytest.mark.bwrap
 def test_a_view_that_would_cover_what_the_sandboxs_python_needs_is_refused(levels: Path, tmp_path: Path) -> None:
-    from envkit.sandbox.local import LocalBackend
+    from envkit.sandbox.bubblewrap.backend import LocalBackend
 
     async def main() -> None:
         async with LocalBackend(readable=["/opt/python/lib"]) as backend:

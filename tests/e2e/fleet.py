@@ -24,7 +24,8 @@ import pytest
 
 from envkit import clock
 from envkit.fleet.ledger import Ledger
-from envkit.sandbox import cgroups, folders, stays
+from envkit.sandbox.bubblewrap import detached
+from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import SandboxSpec
 from envkit.wiring import servers
 from tests.contract.boxes import arguments, containers, processes, volumes
@@ -60,7 +61,7 @@ class Gateway:
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.name = folders.owner_name(self.process.pid)
+        self.name = run_dirs.owner_name(self.process.pid)
 
     def wait_until_ready(self) -> None:
         """Wait until it says that it answers."""
@@ -154,7 +155,7 @@ class Gateway:
         """The first process of a box."""
         if self.kind == "docker":
             return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(box_id)))
-        stay = stays.find(box_id)
+        stay = detached.find(box_id)
         assert stay is not None
         return stay.first_pid
 
@@ -203,7 +204,7 @@ class Gateway:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for folder in self._folders():
-            folders.remove(folder)
+            run_dirs.remove(folder)
         for group in self._groups():
             with suppress(OSError):
                 group.rmdir()
@@ -218,7 +219,7 @@ class Gateway:
 
     def _folders(self) -> Iterator[Path]:
         """Its own folder, and those of its boxes, which are called after the boxes' processes."""
-        for folder in (folder for root in folders.roots() for folder in root.glob("envkit-*")):
+        for folder in (folder for root in run_dirs.roots() for folder in root.glob("envkit-*")):
             with suppress(OSError):
                 is_ours = folder.name.startswith(self.name)
                 if is_ours or self.name in (folder / "first").read_text():

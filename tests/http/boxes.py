@@ -14,7 +14,7 @@ import httpx
 from envkit import clock
 from envkit.http.sandbox_client import SandboxClient
 from envkit.protocols import SandboxBackend
-from envkit.sandbox import trees
+from envkit.sandbox.transfer import tar_stream
 from envkit.types import ExecResult
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
@@ -69,7 +69,7 @@ def by_client(main: ByClient, backend: SandboxBackend | None = None, **settings:
     """Run `main` with our client of such a server."""
 
     async def work(address: str, pool: SmallPool) -> None:
-        async with SandboxClient(address, trees=trees) as client:
+        async with SandboxClient(address, trees=tar_stream) as client:
             await main(client, pool)
 
     clock.run(_run, work, backend, settings)
@@ -82,7 +82,7 @@ async def _run(
     with anyio.fail_after(40):
         async with boxes, slots() as host:
             pool = SmallPool(boxes)
-            async with serving(host, pool=pool, trees=trees, **settings) as address:
+            async with serving(host, pool=pool, trees=tar_stream, **settings) as address:
                 await work(address, pool)
 
 

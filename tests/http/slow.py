@@ -15,7 +15,7 @@ from envkit import clock
 from envkit.http.app import create_app
 from envkit.http.asgi import Receive, Scope, Send, read_body, respond
 from envkit.http.server import serve
-from envkit.sandbox import trees
+from envkit.sandbox.transfer import tar_stream
 from tests.http.pools import SmallPool
 from tests.http.worlds import slots
 from tests.sandbox.fake.backend import FakeBackend
@@ -68,7 +68,7 @@ def beside(main: Callable[[Opened], Awaitable[None]], app: Plain | None = None, 
             return await anyio.connect_tcp(host, int(port))
 
         async with slots() as host, FakeBackend() as backend, anyio.create_task_group() as tasks:
-            served_app = app or create_app(host, pool=SmallPool(backend), trees=trees)
+            served_app = app or create_app(host, pool=SmallPool(backend), trees=tar_stream)
             served = partial(serve, served_app, port=0, on_ready=on_ready, handle_signals=False)
             tasks.start_soon(partial(served, drain_s=1, max_connections=most))
             await is_ready.wait()

@@ -22,7 +22,7 @@ from envkit.http.callers import EVERYBODY
 from envkit.http.guard import Guard
 from envkit.http.server import serve
 from envkit.http.tokens import TokenStore
-from envkit.sandbox import trees
+from envkit.sandbox.transfer import tar_stream
 from tests.http.boxes import scripted
 from tests.http.pools import SmallPool
 from tests.http.worlds import slots
@@ -62,7 +62,7 @@ async def served(bodies: Bodies, tokens: TokenStore | None = None) -> AsyncItera
         is_ready.set()
 
     async with slots() as host, scripted() as backend, anyio.create_task_group() as tasks:
-        app = create_app(host, pool=SmallPool(backend), trees=trees)
+        app = create_app(host, pool=SmallPool(backend), trees=tar_stream)
         guard = Guard(app, tokens, bodies=bodies)
         tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
         await is_ready.wait()

@@ -16,7 +16,7 @@ from envkit.http.page import LINKS, Overview, page
 from envkit.http.wire import ReadyReply
 from envkit.registry import EnvSpec
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Node
+from envkit.sandbox.pool.node import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.http.guarded import Stage, on_stage
 from tests.http.stage import over_http

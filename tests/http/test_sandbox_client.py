@@ -24,10 +24,10 @@ from envkit.errors import (
 )
 from envkit.http.sandbox_client import SandboxClient
 from envkit.protocols import Sandbox
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.node import Holds, Node
 from envkit.types import SandboxSpec, SandboxState
 from tests.http.boxes import Relay, by_client, scripted
 from tests.http.pools import SmallPool

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from envkit import clock
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
 from tests.http.boxes import A, over_http, run
 from tests.http.pools import SmallPool
 from tests.http.stage import over_http as without_pool

@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from envkit.sandbox.box import Box
-from envkit.sandbox.channel import Channel
-from envkit.sandbox.hold import Hold
+from envkit.sandbox.agent_client.channel import Channel
+from envkit.sandbox.agent_client.resources import Hold
+from envkit.sandbox.agent_client.sandbox import Box
 from tests.sandbox.peer import HELLO, Peer
 
 COMMAND: dict[str, Any] = {"command": ["sleep", "1000"]}

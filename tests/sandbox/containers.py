@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.sandbox.wanted_image import OFFLINE_BASE
+from envkit.sandbox.docker.images import OFFLINE_BASE
 
 _REDUCED = """
 FROM {base}

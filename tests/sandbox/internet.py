@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from envkit.sandbox.allowlist import Address, Resolve
+from envkit.sandbox.egress.allowlist import Address, Resolve
 
 PATIENCE_S = 20
 

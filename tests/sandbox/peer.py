@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from envkit import clock
-from envkit.sandbox.channel import Channel
+from envkit.sandbox.agent_client.channel import Channel
 
 HELLO: Mapping[str, object] = {"hello": 1, "pid": 1, "python": "3.11", "uid": 0}
 Header = dict[str, Any]
@@ -24,7 +24,7 @@ def frame(header: object, body: bytes = b"") -> bytes:
 
 
 class Peer:
-    """A stream in memory; satisfies `envkit.sandbox.channel.Stream`, and works under virtual time.
+    """A stream in memory; satisfies `envkit.sandbox.agent_client.channel.Stream`, and works under virtual time.
 
     Attributes:
         is_closed: Whether the host has let go of it.

@@ -12,8 +12,8 @@ from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Watch
 from envkit.sandbox.pool.history import Ledger
-from envkit.sandbox.pool.nodes import Holds, Node
-from envkit.sandbox.pool.stocks import Stock
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
 from tests.sandbox.fake.backend import FakeBackend, Fate
 

@@ -26,7 +26,7 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.protocols import Sandbox
-from envkit.sandbox.boxes import refuse
+from envkit.sandbox.host.instances import refuse
 from envkit.types import SandboxSpec
 from tests.sandbox.box_case import COMMAND, RESULT, Case, answered
 from tests.sandbox.peer import HELLO, run

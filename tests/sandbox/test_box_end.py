@@ -15,7 +15,7 @@ from envkit.errors import (
     SandboxLostError,
     UnreachableError,
 )
-from envkit.sandbox.boxes import Boxes
+from envkit.sandbox.host.instances import Boxes
 from tests.sandbox.box_case import Case, answered
 from tests.sandbox.peer import HELLO, run
 

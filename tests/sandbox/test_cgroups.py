@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envkit.sandbox import cgroups, folders
+from envkit.sandbox.host import cgroups, run_dirs
 
 BOUNDS = cgroups.Bounds(memory_mib=64, pids=7, cpus=0.5)
 SETTINGS = {
@@ -130,16 +130,16 @@ def test_who_died_of_the_bound_is_counted(tmp_path: Path) -> None:
 
 def test_groups_of_the_dead_are_found_and_those_of_the_living_are_not(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as process:
-        dead = folders.owner_name(process.pid)
+        dead = run_dirs.owner_name(process.pid)
     version_1(tmp_path, dead)
-    version_1(tmp_path, folders.owner_name(os.getpid()))
+    version_1(tmp_path, run_dirs.owner_name(os.getpid()))
     version_1(tmp_path, "envkit-of-somebody-else")
     (group,) = cgroups.gone(cgroups.find(tmp_path))
     assert group.views()[0][0] == tmp_path / "memory" / dead
 
 
 def test_groups_may_vanish_while_they_are_looked_at(tmp_path: Path) -> None:
-    version_1(tmp_path, folders.owner_name(os.getpid()))
+    version_1(tmp_path, run_dirs.owner_name(os.getpid()))
     places = cgroups.find(tmp_path)
     group = places.parents["memory"] / "envkit-of-somebody-else"
     come_and_go = f"import os\nwhile True: os.mkdir({str(group)!r}); os.rmdir({str(group)!r})"
@@ -153,7 +153,7 @@ def test_groups_may_vanish_while_they_are_looked_at(tmp_path: Path) -> None:
 
 def test_a_group_is_needed_for_as_long_as_who_inherited_it_lives(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as process:
-        dead = folders.owner_name(process.pid)
+        dead = run_dirs.owner_name(process.pid)
     version_1(tmp_path, dead)
     places = cgroups.find(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as heir:

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.sandbox.channel import Channel, ChannelEndedError, Hello, RefusedCallError
+from envkit.sandbox.agent_client.channel import Channel, ChannelEndedError, Hello, RefusedCallError
 from tests.sandbox.peer import HELLO, Peer, frame, opened, run
 
 

@@ -7,7 +7,7 @@ import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.sandbox.channel import ChannelEndedError
+from envkit.sandbox.agent_client.channel import ChannelEndedError
 from tests.sandbox.peer import opened, run
 
 

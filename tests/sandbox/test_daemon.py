@@ -13,8 +13,8 @@ import pytest
 from anyio.abc import SocketStream
 
 from envkit import clock
-from envkit.sandbox import daemon_client
-from envkit.sandbox.daemon import Daemon, DaemonError
+from envkit.sandbox.docker import api_patches
+from envkit.sandbox.docker.api import Daemon, DaemonError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 KILLED = b'{"Action": "die", "Actor": {"Attributes": {"exitCode": "137"}}}\n'
@@ -75,7 +75,7 @@ async def answering(folder: Path, answer: bytes, *, hangs_up: bool) -> AsyncIter
 
 def daemon_at(path: str, timeout_s: float) -> Daemon:
     api = importlib.import_module("docker").APIClient(base_url=f"unix://{path}", version="1.43", timeout=timeout_s)
-    daemon_client.close_what_is_refused(api, path)
+    api_patches.close_what_is_refused(api, path)
     return Daemon(api, api, path, {})
 
 

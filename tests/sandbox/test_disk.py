@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError
-from envkit.sandbox.box import Box
-from envkit.sandbox.disk import tasks
-from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.docker.disk_quota import tasks
 from envkit.types import SandboxSpec
 from tests.sandbox.containers import containers_of, docker, image, run
 

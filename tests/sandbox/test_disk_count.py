@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envkit import clock
-from envkit.sandbox.disk import Deleted, counted_once
+from envkit.sandbox.docker.disk_quota import Deleted, counted_once
 
 A, B, C = (50, 1), (50, 2), (50, 3)
 

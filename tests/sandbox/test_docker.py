@@ -19,10 +19,10 @@ from envkit.errors import (
     SandboxStartError,
     UnreachableError,
 )
-from envkit.sandbox import leftovers
-from envkit.sandbox.box import Box
-from envkit.sandbox.daemon import Daemon
-from envkit.sandbox.docker import DockerBackend, why_unavailable
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.docker import orphans
+from envkit.sandbox.docker.api import Daemon
+from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
 from envkit.types import SandboxSpec
 from tests.sandbox.containers import containers_of, docker, image, run
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.docker
 # Starts a box, says so, and waits for ever.
 OWNER = """
 import sys, anyio
-from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
 
 async def main():
@@ -328,7 +328,7 @@ def test_what_belongs_to_a_living_process_is_not_reaped() -> None:
         async with DockerBackend() as backend:
             box = await started(backend, SandboxSpec(image=image()))
             daemon = await Daemon.connect()
-            assert not set(containers_of(box.id)) & set(await leftovers.reap(daemon))
+            assert not set(containers_of(box.id)) & set(await orphans.reap(daemon))
             await daemon.close()
             assert await box.probe(5) < 5
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from envkit.sandbox import container
-from envkit.sandbox.container import Bounds, Image
+from envkit.sandbox.docker import container_config
+from envkit.sandbox.docker.container_config import Bounds, Image
 from envkit.types import JSON, SandboxSpec
 
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
@@ -15,9 +15,9 @@ IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
 
 def host(spec: SandboxSpec, *, system_calls: str | None = None, bounds_disk: bool = False) -> dict[str, JSON]:
     labels = {"envkit.box": "docker-1"}
-    found = container.options(spec, IMAGE, ["python3"], labels, system_calls=system_calls, bounds_disk=bounds_disk)[
-        "HostConfig"
-    ]
+    found = container_config.options(
+        spec, IMAGE, ["python3"], labels, system_calls=system_calls, bounds_disk=bounds_disk
+    )["HostConfig"]
     assert isinstance(found, dict)
     return found
 
@@ -85,11 +85,11 @@ def test_a_system_container_may_do_what_package_managers_need_and_no_more() -> N
     ],
 )
 def test_what_is_given_up_is_named(spec: SandboxSpec, bounds_disk: bool, lost: tuple[str, ...]) -> None:
-    assert container.gives_up(spec, bounds_disk=bounds_disk) == lost
+    assert container_config.gives_up(spec, bounds_disk=bounds_disk) == lost
 
 
 def test_the_spec_s_environment_goes_over_ours_and_ours_over_the_image_s() -> None:
-    found = container.environment(SandboxSpec(env={"KEY": "spec"}), IMAGE)
+    found = container_config.environment(SandboxSpec(env={"KEY": "spec"}), IMAGE)
     assert found == {
         "PATH": "/opt/bin",
         "LANG": "C.UTF-8",
@@ -100,7 +100,9 @@ def test_the_spec_s_environment_goes_over_ours_and_ours_over_the_image_s() -> No
 
 
 def test_nothing_of_the_environment_is_in_what_the_daemon_shows_to_others() -> None:
-    assert "open-sesame" not in str(container.options(SandboxSpec(env={"KEY": "open-sesame"}), IMAGE, ["python3"], {}))
+    assert "open-sesame" not in str(
+        container_config.options(SandboxSpec(env={"KEY": "open-sesame"}), IMAGE, ["python3"], {})
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,4 +118,4 @@ def test_nothing_of_the_environment_is_in_what_the_daemon_shows_to_others() -> N
     ],
 )
 def test_the_daemon_s_record_of_an_end_is_a_cause_in_one_line(state: dict[str, JSON], cause: str | None) -> None:
-    assert container.cause(state, "no luck") == cause
+    assert container_config.cause(state, "no luck") == cause

@@ -17,8 +17,8 @@ from envkit.errors import (
     TooLargeError,
     UnsupportedError,
 )
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.fallback import FallbackBox
+from envkit.sandbox.docker.agentless import FallbackBox
+from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
 from tests.contract.boxes import until
 from tests.sandbox.containers import containers_of, docker, image, run

@@ -13,9 +13,10 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.sandbox import folders, leftovers
-from envkit.sandbox.daemon import Daemon
-from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.docker import orphans
+from envkit.sandbox.docker.api import Daemon
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.host import run_dirs
 from envkit.types import JSON, SandboxSpec
 from tests.sandbox.containers import containers_of, docker, image, run
 
@@ -53,7 +54,7 @@ def ask(count: int) -> subprocess.Popen[bytes]:
 
 def left_by(pid: int) -> list[str]:
     """Notes, containers and volumes of a process."""
-    notes = [str(note) for root in folders.roots() for note in root.glob(f"envkit-*-{pid}-*")]
+    notes = [str(note) for root in run_dirs.roots() for note in root.glob(f"envkit-*-{pid}-*")]
     listed = [
         *docker("ps", "--all", "--format", '{{.ID}} {{.Label "envkit.owner"}}').splitlines(),
         *docker("volume", "ls", "--format", '{{.Name}} {{.Label "envkit.owner"}}').splitlines(),
@@ -68,7 +69,7 @@ def test_what_the_daemon_was_still_making_for_who_was_killed_is_waited_for_and_r
         daemon = await Daemon.connect()
         asker = await clock.to_thread(ask, count)
         assert len([name for name in left_by(asker.pid) if "+" in name]) == count
-        await leftovers.reap(daemon)
+        await orphans.reap(daemon)
         assert left_by(asker.pid) == []
         await daemon.close()
 
@@ -77,17 +78,17 @@ def test_what_the_daemon_was_still_making_for_who_was_killed_is_waited_for_and_r
 
 def test_a_request_that_never_came_is_not_waited_for_long() -> None:
     ended = subprocess.Popen(["sleep", "10"])
-    run_name = f"{folders.owner_name(ended.pid)}-test"
+    run_name = f"{run_dirs.owner_name(ended.pid)}-test"
     ended.kill()
     ended.wait()
-    note = folders.common_first()[0] / f"{run_name}+docker-1"
+    note = run_dirs.common_first()[0] / f"{run_name}+docker-1"
     note.touch()
     os.utime(note, (0, 0))
 
     async def main() -> None:
         daemon = await Daemon.connect()
         with anyio.fail_after(3):
-            await leftovers.reap(daemon)
+            await orphans.reap(daemon)
         assert not note.exists()
         await daemon.close()
 
@@ -95,9 +96,9 @@ def test_a_request_that_never_came_is_not_waited_for_long() -> None:
 
 
 def test_a_note_lies_there_only_while_the_daemon_is_asked() -> None:
-    labels = leftovers.labels(f"{folders.owner_name(os.getpid())}-test", "docker-1", stays=False)
-    note = Path(folders.common_first()[0], f"{folders.owner_name(os.getpid())}-test+docker-1")
-    with leftovers.underway(labels):
+    labels = orphans.labels(f"{run_dirs.owner_name(os.getpid())}-test", "docker-1", stays=False)
+    note = Path(run_dirs.common_first()[0], f"{run_dirs.owner_name(os.getpid())}-test+docker-1")
+    with orphans.underway(labels):
         assert note.exists()
         assert note.stat().st_mode & 0o777 == 0o600
     assert not note.exists()

@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.sandbox.stream import AttachStream, attach
+from envkit.sandbox.docker.attach_stream import AttachStream, attach
 
 GRANTED = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
 

@@ -15,10 +15,11 @@ from functools import cache
 
 import pytest
 
-from envkit.sandbox import seccomp, system_calls
-from envkit.sandbox.box import Box
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.fallback import FallbackBox
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.docker import seccomp_profile
+from envkit.sandbox.docker.agentless import FallbackBox
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.host import seccomp
 from envkit.types import SandboxSpec
 from tests.sandbox.containers import containers_of, docker, image, run
 
@@ -37,7 +38,7 @@ PERL = "print syscall($_, 0, 0, 0) == -1 ? $!+0 : 0, qq( ) for @ARGV"
 
 @cache
 def rules(machine: str = "x86_64") -> list[dict[str, object]]:
-    written = system_calls.profile(machine)
+    written = seccomp_profile.profile(machine)
     assert written is not None
     found = json.loads(written)
     assert found["defaultAction"] == "SCMP_ACT_ERRNO"
@@ -82,7 +83,7 @@ def test_sockets_are_of_families_that_know_namespaces() -> None:
 
 
 def test_for_an_unknown_machine_there_is_no_filter() -> None:
-    assert system_calls.profile("vax") is None
+    assert seccomp_profile.profile("vax") is None
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from envkit.sandbox import folders
+from envkit.sandbox.host import run_dirs
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    made = folders.new_run_folder()
+    made = run_dirs.new_run_folder()
     yield made
-    folders.remove(made)
+    run_dirs.remove(made)
 
 
 def renamed(folder: Path, *, namespace: str | None = None, pid: int | None = None, start: int | None = None) -> Path:
@@ -39,7 +39,7 @@ def test_the_path_of_a_socket_in_it_is_short_enough_for_the_kernel(folder: Path)
 
 
 def test_a_folder_of_the_living_stays(folder: Path) -> None:
-    assert folder not in folders.reap()
+    assert folder not in run_dirs.reap()
     assert folder.exists()
 
 
@@ -48,46 +48,46 @@ def test_a_folder_whose_owner_is_gone_is_removed(folder: Path) -> None:
         pass
     orphan = renamed(folder, pid=process.pid)
     (orphan / "box-1").mkdir()
-    assert orphan in folders.reap()
+    assert orphan in run_dirs.reap()
     assert not orphan.exists()
 
 
 def test_an_owner_whose_end_nobody_took_note_of_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        name = folders.owner_name(process.pid)
-        assert not folders.is_owner_gone(name)
+        name = run_dirs.owner_name(process.pid)
+        assert not run_dirs.is_owner_gone(name)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert folders.is_owner_gone(name)
+        assert run_dirs.is_owner_gone(name)
 
 
 def test_a_number_that_another_process_has_now_does_not_keep_a_folder(folder: Path) -> None:
     orphan = renamed(folder, start=1)
-    assert orphan in folders.reap()
+    assert orphan in run_dirs.reap()
 
 
 def test_a_name_says_whether_its_owner_is_gone(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        name = folders.owner_name(process.pid)
-        assert not folders.is_owner_gone(name)
-        assert not folders.is_owner_gone(f"{name}-more")
-    assert folders.is_owner_gone(name)
-    assert folders.is_owner_gone(f"{name}-more")
-    assert not folders.is_owner_gone("envkit-of-somebody-else")
+        name = run_dirs.owner_name(process.pid)
+        assert not run_dirs.is_owner_gone(name)
+        assert not run_dirs.is_owner_gone(f"{name}-more")
+    assert run_dirs.is_owner_gone(name)
+    assert run_dirs.is_owner_gone(f"{name}-more")
+    assert not run_dirs.is_owner_gone("envkit-of-somebody-else")
 
 
 def test_a_folder_that_belongs_to_another_process_goes_with_that_one() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        made = folders.new_run_folder(process.pid)
-        assert made not in folders.reap()
-        assert list(folders.of_tail(made.name.rpartition("-")[2])) == [made]
-    assert made in folders.reap()
+        made = run_dirs.new_run_folder(process.pid)
+        assert made not in run_dirs.reap()
+        assert list(run_dirs.of_tail(made.name.rpartition("-")[2])) == [made]
+    assert made in run_dirs.reap()
 
 
 def test_a_folder_of_another_pid_namespace_stays(folder: Path) -> None:
     foreign = renamed(folder, namespace="4026500000", start=1)
     try:
-        assert foreign not in folders.reap()
+        assert foreign not in run_dirs.reap()
         assert foreign.exists()
     finally:
         foreign.rmdir()
@@ -98,7 +98,7 @@ def test_a_link_with_such_a_name_is_left_alone(folder: Path, tmp_path: Path) -> 
     link = folder.with_name(renamed(folder, start=1).name + "x")
     link.symlink_to(tmp_path)
     try:
-        assert link not in folders.reap()
+        assert link not in run_dirs.reap()
         assert (tmp_path / "precious").exists()
     finally:
         link.unlink()
@@ -112,13 +112,13 @@ def test_removing_follows_no_link_and_is_not_stopped_by_closed_folders(folder: P
     (inner / "link").symlink_to(tmp_path)
     inner.chmod(0)
     inner.parent.chmod(0)
-    folders.remove(folder)
+    run_dirs.remove(folder)
     assert not folder.exists()
     assert (tmp_path / "precious").exists()
 
 
 def test_folders_are_made_below_short_writable_places_only() -> None:
-    for root in folders.roots():
+    for root in run_dirs.roots():
         assert len(str(root)) <= 40
         assert os.access(root, os.W_OK)
 
@@ -131,5 +131,5 @@ def test_a_folder_of_any_depth_is_removed(folder: Path) -> None:
         os.close(handle)
         handle = inner
     os.close(handle)
-    folders.remove(folder)
+    run_dirs.remove(folder)
     assert not folder.exists()

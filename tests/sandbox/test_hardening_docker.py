@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from envkit.sandbox.box import Box
-from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import ExecResult, SandboxSpec, SandboxUser
 from tests.sandbox.containers import docker, image, reduced_image, run
 

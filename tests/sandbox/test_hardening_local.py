@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.sandbox import cgroups, folders
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import ExecResult, SandboxSpec, SandboxUser
 
 pytestmark = [
@@ -44,7 +44,7 @@ print(children)
 OWNER = """
 import os, anyio
 from envkit.sandbox import cgroups, folders
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
 
 async def main():
@@ -363,7 +363,7 @@ def test_processors_are_bounded() -> None:
 
 def test_of_a_box_that_forks_without_end_nothing_is_left(sleepers: Callable[[], int], marker: str) -> None:
     async def main() -> None:
-        us = folders.owner_name(os.getpid())
+        us = run_dirs.owner_name(os.getpid())
         before = groups(us)
         async with LocalBackend() as backend:
             bomb = f"bomb() {{ sleep {marker} & bomb & bomb & wait; }}; bomb"
@@ -381,7 +381,7 @@ def test_the_groups_and_folders_of_an_owner_that_was_killed_are_cleared_away() -
     async def main() -> None:
         done = await anyio.run_process([sys.executable, "-c", OWNER], check=False)
         owner, made = done.stdout.decode().split()
-        assert (done.returncode, folders.is_owner_gone(owner)) == (-9, True)
+        assert (done.returncode, run_dirs.is_owner_gone(owner)) == (-9, True)
         assert int(made) > 0
         with anyio.fail_after(5):
             while groups(owner):  # who was in it may still be dying

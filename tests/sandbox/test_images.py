@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from envkit.errors import UsageError
-from envkit.sandbox import images
-from envkit.sandbox.box import Box
-from envkit.sandbox.docker import DockerBackend
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.docker import image_build
+from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
 from tests.sandbox.containers import docker, image, run
 
@@ -40,14 +40,14 @@ def tag() -> Iterator[str]:
 
 async def build(name: str, base: str | None = None, packages: tuple[str, ...] = ()) -> list[str]:
     said: list[str] = []
-    assert await images.build(name, base=base, offline=True, packages=packages, tag=TAG, say=said.append) == TAG
+    assert await image_build.build(name, base=base, offline=True, packages=packages, tag=TAG, say=said.append) == TAG
     return said
 
 
 def test_every_image_has_a_file_that_takes_a_base() -> None:
-    assert images.names() == ["games", "python"]
-    for name in images.names():
-        content = Path(images.__file__).parents[2].joinpath("docker", f"{name}.Dockerfile").read_text()
+    assert image_build.names() == ["games", "python"]
+    for name in image_build.names():
+        content = Path(image_build.__file__).parents[2].joinpath("docker", f"{name}.Dockerfile").read_text()
         assert "ARG BASE\n" in content
         assert content.count("FROM ${BASE}") == 2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import envkit
-from envkit.sandbox import interpreter
+from envkit.sandbox.bubblewrap import host_python
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def shown(cwd: Path, home: Path, *argv: str, also: str = "") -> tuple[list[str],
 
 
 def test_python_and_the_package_are_shown() -> None:
-    places = [Path(place) for place in interpreter.readable()]
+    places = [Path(place) for place in host_python.readable()]
     for needed in (
         sys.executable,
         Path(sys.executable).resolve(),
@@ -80,5 +80,5 @@ def test_a_home_is_never_shown_even_where_a_script_lies_right_in_it(tmp_path: Pa
 
 
 def test_nothing_is_listed_that_lies_in_something_listed() -> None:
-    places = [Path(place) for place in interpreter.readable()]
+    places = [Path(place) for place in host_python.readable()]
     assert not any(one.is_relative_to(other) for one in places for other in places if one != other)

@@ -18,8 +18,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
-from envkit.sandbox import folders, stays
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap import detached
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.host import run_dirs
 from envkit.types import SandboxSpec, SandboxUser
 
 pytestmark = pytest.mark.bwrap
@@ -157,7 +158,7 @@ def test_a_socket_that_is_exchanged_for_a_link_does_not_lead_to_the_hosts(tmp_pa
     async def main() -> None:
         async with LocalBackend() as backend:
             box = await backend.start(SLEEP)
-            (run_folder,) = [place for root in folders.roots() for place in root.glob(f"envkit-*-{os.getpid()}-*")]
+            (run_folder,) = [place for root in run_dirs.roots() for place in root.glob(f"envkit-*-{os.getpid()}-*")]
             # Seen from inside, the link leads nowhere; seen from outside, it would lead to the host's socket.
             await box.exec(["ln", "-s", f"{run_folder}/host.sock", "/run/envkit/env.sock"], timeout_s=20)
             with socket.socket(socket.AF_UNIX) as listener:
@@ -295,19 +296,19 @@ def test_a_box_that_stays_and_lets_nobody_in_is_left_until_it_is_removed() -> No
     async def main() -> None:
         async with LocalBackend() as backend:
             box = await backend.start(SandboxSpec(stay=True, ttl_s=60))
-        stay = stays.find(box.id)
+        stay = detached.find(box.id)
         assert stay is not None
         os.kill(stay.first_pid, signal.SIGSTOP)
         async with LocalBackend() as other:
             with anyio.move_on_after(0.2) as limit:
                 await other.attach(box.id)
             assert limit.cancelled_caught
-            assert stays.ids().count(box.id) == 1
+            assert detached.ids().count(box.id) == 1
             os.kill(stay.first_pid, signal.SIGCONT)
             assert (await (await other.attach(box.id)).exec(["true"], timeout_s=20)).exit_code == 0
             os.kill(stay.first_pid, signal.SIGSTOP)
             await other.remove(box.id)
-        assert stays.ids().count(box.id) == 0
+        assert detached.ids().count(box.id) == 0
 
     run(main)
 
@@ -317,7 +318,7 @@ def test_a_box_that_stays_is_left_and_found_by_processes_with_other_folders_for_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     starts = (
-        "from envkit import clock; from envkit.sandbox.local import *; from envkit.types import *\n"
+        "from envkit import clock; from envkit.sandbox.bubblewrap.backend import *; from envkit.types import *\n"
         "async def main():\n"
         " async with LocalBackend() as backend: print((await backend.start(SandboxSpec(stay=True, ttl_s=60))).id)\n"
         "clock.run(main)"

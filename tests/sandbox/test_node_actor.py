@@ -12,11 +12,11 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxRefusedError, from_problem
-from envkit.sandbox import stays
-from envkit.sandbox.box import Box
-from envkit.sandbox.channel import Channel, SocketStream
-from envkit.sandbox.hold import Hold
-from envkit.sandbox.ray.actor import Answer, NodeActor, NodeKind, greeting
+from envkit.sandbox.agent_client.channel import Channel, SocketStream
+from envkit.sandbox.agent_client.resources import Hold
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.bubblewrap import detached
+from envkit.sandbox.ray.node_agent import Answer, NodeActor, NodeKind, greeting
 from envkit.types import SandboxSpec
 from tests.contract.boxes import KINDS, new_marker, run, sleepers, traces, until
 
@@ -162,8 +162,8 @@ def test_a_box_of_a_node_does_not_look_as_if_somebody_had_left_it_running() -> N
     async def main() -> None:
         async with serving() as (actor, _):
             box_id = (await actor.start(1, SandboxSpec(), 30.0, None))["id"]
-            assert box_id in stays.ids()
-            assert box_id not in stays.ids("")
+            assert box_id in detached.ids()
+            assert box_id not in detached.ids("")
 
     run(main)
 

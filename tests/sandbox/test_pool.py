@@ -11,7 +11,7 @@ from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoundError, SandboxStartError
 from envkit.protocols import SandboxPool
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.node import Holds, Node
 from envkit.types import ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pools import SPEC, opened, run, states, told

@@ -9,7 +9,7 @@ from envkit import clock
 from envkit.errors import CapacityError, SandboxError, SandboxLostError
 from envkit.protocols import Sandbox
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.stocks import Stock
+from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pools import SPEC, opened, run

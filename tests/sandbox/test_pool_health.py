@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from envkit import clock
 from envkit.errors import SandboxLostError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.counts import cause_class
 from envkit.sandbox.pool.health import Verdict, Watch, verdict
-from envkit.sandbox.pool.nodes import Node
-from envkit.sandbox.pool.stocks import Stock
+from envkit.sandbox.pool.metrics import cause_class
+from envkit.sandbox.pool.node import Node
+from envkit.sandbox.pool.warm_stock import Stock
 from envkit.silence import forgiven
 from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate

@@ -12,8 +12,8 @@ from envkit import clock
 from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, UnrecordedError
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.history import Ledger, Saver
-from envkit.sandbox.pool.nodes import Node
-from envkit.sandbox.pool.stocks import Stock
+from envkit.sandbox.pool.node import Node
+from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.sandbox.fake.backend import FakeBackend, FakeBox
 from tests.sandbox.pools import SPEC, Book, run, states, told

@@ -8,7 +8,7 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxLostError, SandboxStartError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.node import Holds, Node
 from envkit.types import SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pools import SPEC, borrow, opened, run

@@ -13,8 +13,8 @@ from envkit import clock
 from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, SandboxStartError
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Holds, Node
-from envkit.sandbox.pool.stocks import Stock
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import FleetEvent, SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pools import told

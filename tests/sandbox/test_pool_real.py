@@ -17,11 +17,11 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.handle import Handle
 from envkit.sandbox.pool.history import Ledger
-from envkit.sandbox.pool.nodes import Holds, Node
-from envkit.sandbox.pool.recovery import Attaches
-from envkit.sandbox.pool.stocks import Stock
+from envkit.sandbox.pool.lease import Handle
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.reattach import Attaches
+from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.contract.boxes import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
 from tests.sandbox.containers import containers_of, docker

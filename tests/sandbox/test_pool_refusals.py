@@ -9,9 +9,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxRefusedError, SandboxStartError
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.node import Holds, Node
 from envkit.types import SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pools import SPEC, opened, run

@@ -10,7 +10,7 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError, ImpossibleSandboxError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Holds, Node
+from envkit.sandbox.pool.node import Holds, Node
 from envkit.types import SandboxSpec
 from tests.sandbox.fake.backend import FakeBackend
 from tests.sandbox.pools import SPEC, borrow, opened, run

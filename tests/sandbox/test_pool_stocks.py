@@ -10,8 +10,8 @@ from envkit.errors import CapacityError, SandboxError
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Holds, Node
-from envkit.sandbox.pool.stocks import Stock
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pools import SPEC, opened, run, states, told

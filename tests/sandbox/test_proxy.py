@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.sandbox import proxy
-from envkit.sandbox.allowlist import Address, Allowlist, RefusedError, Resolve, is_public, why_refused
-from envkit.sandbox.proxy import Proxy, Request
+from envkit.sandbox.egress import proxy
+from envkit.sandbox.egress.allowlist import Address, Allowlist, RefusedError, Resolve, is_public, why_refused
+from envkit.sandbox.egress.proxy import Proxy, Request
 from envkit.types import SandboxSpec
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.internet import PATIENCE_S, web_server

@@ -13,9 +13,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxStartError
-from envkit.sandbox import proxy, proxy_inside
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.egress import proxy, relay_inside
 from envkit.types import SandboxSpec
 from tests.sandbox import containers
 from tests.sandbox.internet import PATIENCE_S, web_server
@@ -57,7 +57,7 @@ def switch(folder: Path) -> Iterator[int]:
     """Run what runs inside, here; give the port at which it takes clients."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
-    command = [sys.executable, "-I", "-S", proxy_inside.__file__, str(folder / "s"), str(port)]
+    command = [sys.executable, "-I", "-S", relay_inside.__file__, str(folder / "s"), str(port)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as running:
         try:
             yield port

@@ -22,12 +22,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from envkit import clock
 from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxRefusedError, UsageError
 from envkit.protocols import Sandbox
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Node
+from envkit.sandbox.pool.node import Node
 from envkit.sandbox.ray.backend import RayNodeBackend
 from envkit.sandbox.ray.cluster import Cluster as Connection
-from envkit.sandbox.ray.nodes import RayNodes
+from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.types import SandboxSpec
 from tests.contract.boxes import agent_above, new_marker, parent, run, sleepers, until
 from tests.sandbox.clusters import Cluster, running
@@ -55,7 +55,7 @@ serve(socket.create_server(("127.0.0.1", 8000)))
 DRIVER = """
 import sys, anyio
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.ray.nodes import RayNodes
+from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.types import SandboxSpec
 
 async def main():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envkit.sandbox.remount import reconfigure
+from envkit.sandbox.host.remount import reconfigure
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has mounts like these")
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from envkit.sandbox import seccomp
+from envkit.sandbox.host import seccomp
 
 MACHINES = ("x86_64", "aarch64")
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

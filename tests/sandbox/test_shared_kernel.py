@@ -16,15 +16,16 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.sandbox import uids
-from envkit.sandbox.box import Box
-from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.host import uid_ranges
 from envkit.types import SandboxSpec, SandboxUser
 from tests.sandbox.containers import image
 
 as_root = pytest.mark.skipif(
-    sys.platform != "linux" or uids.why_unavailable() is not None, reason="sandboxes have no uids of their own here"
+    sys.platform != "linux" or uid_ranges.why_unavailable() is not None,
+    reason="sandboxes have no uids of their own here",
 )
 PYTHON = str(Path(sys.executable).resolve())
 local = [pytest.mark.bwrap, as_root]
@@ -87,7 +88,7 @@ MOST = {
 
 OWNER = """
 import os, anyio
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
 
 async def main():
@@ -200,8 +201,8 @@ class TestTwoLocalSandboxes:
                     for user, uid in (("agent", "1000\n"), ("grader", "1001\n")):
                         assert (await box.exec(["id", "-u"], timeout_s=20, user=user)).stdout == uid  # type: ignore[arg-type]
                     assert box.gives_up == ()
-            last = uids.FIRST + (uids.COUNT - 1) * uids.SIZE
-            assert all(uids.FIRST <= base <= last for base in bases)
+            last = uid_ranges.FIRST + (uid_ranges.COUNT - 1) * uid_ranges.SIZE
+            assert all(uid_ranges.FIRST <= base <= last for base in bases)
             assert all(is_free(base) for base in bases)
 
         run(main)

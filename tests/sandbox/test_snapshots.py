@@ -16,8 +16,9 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxError
 from envkit.protocols import Sandbox
-from envkit.sandbox import folders, places_inside
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.host import run_dirs
+from envkit.sandbox.snapshots import snapshot_inside
 from envkit.types import SandboxSpec
 
 pytestmark = pytest.mark.bwrap
@@ -40,7 +41,7 @@ async def sh(box: Sandbox, command: str) -> str:
 
 def kept() -> dict[str, int]:
     """What snapshots there are, and what each takes of the disk."""
-    (run,) = [folder for root in folders.roots() for folder in root.glob(f"{folders.owner_name(os.getpid())}-*")]
+    (run,) = [folder for root in run_dirs.roots() for folder in root.glob(f"{run_dirs.owner_name(os.getpid())}-*")]
     return {file.name: file.stat().st_blocks * 512 for file in run.glob("snapshots/*")}
 
 
@@ -164,14 +165,14 @@ def test_a_box_that_stays_has_its_bounds_also_when_it_is_found_again() -> None:
 
 def test_what_would_leave_too_little_to_others_is_not_written(tmp_path: Path) -> None:
     free_bytes = shutil.disk_usage(tmp_path).free
-    folders.require_space(tmp_path, free_bytes // 2 - (folders.LEAST_FREE_MIB << 20))
+    run_dirs.require_space(tmp_path, free_bytes // 2 - (run_dirs.LEAST_FREE_MIB << 20))
     with pytest.raises(OSError, match="only 0 MiB are free, and 512 are left to others"):
-        folders.require_space(tmp_path, 2 * free_bytes)
+        run_dirs.require_space(tmp_path, 2 * free_bytes)
 
 
 def packed(place: Path) -> bytes:
     pieces: list[bytes] = []
-    places_inside.pack([bytes(place)], pieces.append)
+    snapshot_inside.pack([bytes(place)], pieces.append)
     return b"".join(pieces)
 
 
@@ -183,14 +184,14 @@ def test_nothing_is_put_back_by_way_of_a_link_or_out_of_place(tmp_path: Path) ->
     whole = packed(place)
     shutil.rmtree(place / "sub")
     (place / "sub").symlink_to(tmp_path / "precious")
-    places_inside.unpack([bytes(place)], io.BytesIO(whole).read)
+    snapshot_inside.unpack([bytes(place)], io.BytesIO(whole).read)
     assert (place / "sub" / "file").read_text() == "new"
     assert list((tmp_path / "precious").iterdir()) == []
     record = bytes(place / "sub")
     for other in (b"/etc", bytes(place / ".."), bytes(tmp_path / "precious")):
         moved = whole.replace(len(record).to_bytes(4, "big") + record, len(other).to_bytes(4, "big") + other)
         with pytest.raises(ValueError, match="is out of place"):
-            places_inside.unpack([bytes(place)], io.BytesIO(moved).read)
+            snapshot_inside.unpack([bytes(place)], io.BytesIO(moved).read)
 
 
 def test_what_vanishes_meanwhile_is_left_out(tmp_path: Path) -> None:
@@ -213,9 +214,9 @@ def test_what_vanishes_meanwhile_is_left_out(tmp_path: Path) -> None:
         if bytes(place / "d") in piece:
             (place / "d").rmdir()
 
-    places_inside.pack([bytes(place)], write)
+    snapshot_inside.pack([bytes(place)], write)
     back.mkdir()
-    places_inside.unpack([bytes(back)], io.BytesIO(content.replace(bytes(place), bytes(back))).read)
+    snapshot_inside.unpack([bytes(back)], io.BytesIO(content.replace(bytes(place), bytes(back))).read)
     assert sorted(path.name for path in back.rglob("*")) == ["a", "d", "f", "file"]
     assert (back / "f").read_text() == "third"
 
@@ -225,4 +226,4 @@ def test_a_snapshot_that_ends_early_is_no_snapshot(tmp_path: Path) -> None:
     whole = packed(tmp_path)
     for end in (0, 10, len(whole) - 60, len(whole) - 1):
         with pytest.raises(ValueError, match="ends early"):
-            places_inside.unpack([bytes(tmp_path)], io.BytesIO(whole[:end]).read)
+            snapshot_inside.unpack([bytes(tmp_path)], io.BytesIO(whole[:end]).read)

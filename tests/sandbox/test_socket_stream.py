@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from envkit.sandbox.channel import Channel, SocketStream
+from envkit.sandbox.agent_client.channel import Channel, SocketStream
 from tests.sandbox.peer import HELLO, frame, run
 
 

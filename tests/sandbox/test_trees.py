@@ -14,7 +14,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import RefusedFileError, TooLargeError, UsageError
-from envkit.sandbox import trees
+from envkit.sandbox.transfer import tar_stream
 
 
 def run(main: Callable[[], Awaitable[object]]) -> None:
@@ -31,12 +31,12 @@ async def torn(content: bytes, size: int = 10_000) -> AsyncIterator[bytes]:
 
 
 def unpack(content: bytes, target: Path, *, max_bytes: int = 1 << 20, size: int = 10_000) -> None:
-    run(lambda: trees.unpacked(torn(content, size), target, max_bytes=max_bytes))
+    run(lambda: tar_stream.unpacked(torn(content, size), target, max_bytes=max_bytes))
 
 
 def pack(source: Path, name: str = "alone") -> bytes:
     async def main() -> None:
-        found.extend([piece async for piece in trees.packed(source, name)])
+        found.extend([piece async for piece in tar_stream.packed(source, name)])
 
     found: list[bytes] = []
     run(main)
@@ -166,11 +166,11 @@ def test_a_file_that_shrinks_while_it_is_read_spoils_only_itself(tmp_path: Path)
     (source / "b").write_bytes(b"b")
 
     async def main() -> None:
-        pieces = trees.packed(source, "source")
+        pieces = tar_stream.packed(source, "source")
         content = await anext(pieces)
         os.truncate(source / "a", 10)
         content += b"".join([piece async for piece in pieces])
-        await trees.unpacked(torn(content), tmp_path / "copy", max_bytes=1 << 22)
+        await tar_stream.unpacked(torn(content), tmp_path / "copy", max_bytes=1 << 22)
 
     run(main)
     assert (tmp_path / "copy" / "a").read_bytes() == (b"a" * (1 << 20)).ljust(3 << 20, b"\0")
@@ -311,7 +311,7 @@ def test_a_size_is_believed_before_the_content_comes(tmp_path: Path) -> None:
         raise AssertionError("more was asked for than is gathered before it is looked at")
 
     with pytest.raises(TooLargeError, match="more than 1000 bytes"):
-        run(lambda: trees.unpacked(endless(), tmp_path / "copy", max_bytes=1000))
+        run(lambda: tar_stream.unpacked(endless(), tmp_path / "copy", max_bytes=1000))
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "dangling link"])
@@ -340,7 +340,7 @@ def test_a_source_that_fails_in_the_middle_leaves_nothing(error: Exception, tmp_
         raise error
 
     with pytest.raises(type(error)):
-        run(lambda: trees.unpacked(failing(), tmp_path / "copy", max_bytes=1000))
+        run(lambda: tar_stream.unpacked(failing(), tmp_path / "copy", max_bytes=1000))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -351,7 +351,7 @@ def test_a_copy_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
 
     async def main() -> None:
         with anyio.move_on_after(0.2):
-            await trees.unpacked(slow(), tmp_path / "copy", max_bytes=1 << 30)
+            await tar_stream.unpacked(slow(), tmp_path / "copy", max_bytes=1 << 30)
 
     before = len(list(Path("/proc/self/fd").iterdir()))
     run(main)

@@ -14,8 +14,9 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.sandbox import folders, unborn
-from envkit.sandbox.local import LocalBackend
+from envkit.sandbox.bubblewrap import orphans
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.host import run_dirs
 from tests.contract.boxes import arguments, until
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is Linux's")]
@@ -34,7 +35,7 @@ def kill(pid: int) -> None:
 
 def name_of_one_gone() -> str:
     with subprocess.Popen(["sleep", "60"]) as process:
-        name = folders.owner_name(process.pid)
+        name = run_dirs.owner_name(process.pid)
         process.kill()
     return f"{name}-abcdefgh-bwrap-1"
 
@@ -67,11 +68,11 @@ def begun(name: str) -> Iterator[tuple[int, int]]:
 def test_the_next_owner_ends_what_waits_for_a_bubblewrap_that_was_killed() -> None:
     async def main() -> None:
         with begun(name_of_one_gone()) as (bubblewrap, box):
-            assert bubblewrap not in unborn.find()
+            assert bubblewrap not in orphans.find()
             kill(bubblewrap)
             await anyio.sleep(0.2)
             assert arguments(box)  # nobody else ends it
-            assert box in unborn.find()
+            assert box in orphans.find()
             async with LocalBackend():
                 await until(lambda: not arguments(box))
 
@@ -79,7 +80,7 @@ def test_the_next_owner_ends_what_waits_for_a_bubblewrap_that_was_killed() -> No
 
 
 def test_what_another_owner_has_begun_is_left_alone() -> None:
-    with begun(f"{folders.owner_name(os.getpid())}-abcdefgh-bwrap-1") as (bubblewrap, box):
+    with begun(f"{run_dirs.owner_name(os.getpid())}-abcdefgh-bwrap-1") as (bubblewrap, box):
         kill(bubblewrap)
-        assert box not in unborn.reap()
+        assert box not in orphans.reap()
         assert arguments(box)

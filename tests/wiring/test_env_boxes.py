@@ -8,7 +8,7 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.nodes import Node
+from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec
 from envkit.wiring.env_boxes import EnvBoxes
 from tests.sandbox.fake.backend import FakeBackend

@@ -9,7 +9,7 @@ import pytest
 
 from envkit.config import serving
 from envkit.errors import ConfigError
-from envkit.sandbox.pool.nodes import Demand, Holds, Node
+from envkit.sandbox.pool.node import Demand, Holds, Node
 from envkit.types import SandboxSpec
 from envkit.wiring import machine
 from envkit.wiring.machine import Machine

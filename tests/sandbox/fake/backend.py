@@ -31,8 +31,8 @@ from envkit.errors import (
     UnsupportedError,
     UsageError,
 )
-from envkit.sandbox.boxes import refuse
-from envkit.sandbox.interior import WORK
+from envkit.sandbox.host.instances import refuse
+from envkit.sandbox.host.layout import WORK
 from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
 from tests.sandbox.fake.script import Answer, Command, Fate, Script, succeed
 

@@ -1,0 +1,358 @@
+"""A running sandbox of any backend: calls to the agent inside, over a channel, and a hold on what it consists of."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import anyio
+
+from envkit import clock
+from envkit.errors import (
+    DeadlineError,
+    EnvkitError,
+    MissingFileError,
+    RefusedFileError,
+    SandboxError,
+    SandboxLostError,
+    SandboxStartError,
+    TooLargeError,
+    UnreachableError,
+    UnsupportedError,
+    UsageError,
+)
+from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, FileUser, SandboxUser
+
+from ..host import run_dirs
+from ..host.instances import not_ready
+from ..host.layout import SOCKETS
+from ..transfer import tar_stream
+from . import port_forward
+from .channel import Channel, ChannelEndedError, RefusedCallError, Reply
+from .process import Program, fields_of
+from .resources import Hold
+from .shell import BoxShell, result_of
+from .teardown import Ending
+
+_LOG_BYTES = 64 << 10
+_LONGEST = 300
+_ERRORS: Mapping[str, type[EnvkitError]] = {
+    "missing": MissingFileError,
+    "refused": RefusedFileError,
+    "unsupported": UnsupportedError,
+    "unreachable": UnreachableError,
+    "too_large": TooLargeError,
+}
+
+
+class Box:
+    """One sandbox; satisfies `envkit.protocols.Sandbox`. Made in a running event loop.
+
+    When its agent is gone, or breaks the rules of the channel, it is ended as a whole, and what it consists of is given
+    back at once, whether or not `stop` is called.
+
+    Args:
+        box_id: Its id.
+        channel: To its agent.
+        hold: What it consists of.
+        work: Folder, named as inside, that programs start in.
+        forget: Called once nothing is left of it.
+
+    Attributes:
+        work: The same folder.
+        grader_home: The folder that only a grader can enter, where that is a user of its own.
+        gives_up: What is not held of what others of its kind hold.
+    """
+
+    def __init__(self, box_id: str, channel: Channel, hold: Hold, *, work: str, forget: Callable[[Box], None]) -> None:
+        self.work = work
+        self.grader_home = hold.grader_home
+        self.gives_up = hold.gives_up
+        self._id = box_id
+        self._channel = channel
+        self._hold = hold
+        self._shells: dict[tuple[str, SandboxUser], BoxShell] = {}
+        self._ending = Ending(box_id, channel, hold, partial(forget, self))
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    async def started(self, config: Mapping[str, JSON], timeout_s: float) -> None:
+        """Return once the agent has answered and been told what to be; a command of it runs then, and its door is open.
+
+        Args:
+            config: The first frame to it.
+            timeout_s: Seconds until a box that is not ready counts as failed.
+
+        Raises:
+            SandboxEndedError: It came up, and ended by itself before it was ready; nothing is left of it.
+            SandboxStartError: It did not come up, or was not ready in time; nothing is left of it.
+        """
+        is_up = False
+        try:
+            with anyio.move_on_after(timeout_s) as limit:
+                await self._channel.open(config, timeout_s)
+                is_up = True
+                if config.get("command") or config.get("door"):
+                    await self._channel.call("ping")  # answered after the command was started and the door opened
+            if limit.cancelled_caught:
+                self._channel.fail(f"not ready after {timeout_s:g} s")
+                raise ChannelEndedError(self._channel.reason)
+        except ChannelEndedError:
+            cause = await self.wait()
+            await self.stop()
+            if is_up and not self._channel.reason:  # and not because we have ended it
+                raise not_ready(self._id, cause) from None
+            raise SandboxStartError(self._id, cause) from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def reached(self, timeout_s: float, *, observes: bool = False) -> None:
+        """Return once the agent of a box that has run for a while has answered; one that does not is let go.
+
+        Args:
+            timeout_s: Seconds that it has.
+            observes: Whether to look only: we do not count as a visitor, and the box's ``lonely_s`` goes on.
+
+        Raises:
+            UnreachableError: It did not, in so many seconds.
+        """
+        self._ending.lets_go = True
+        try:
+            await self.started({"observes": True} if observes else {}, timeout_s)
+        except SandboxStartError as error:
+            raise UnreachableError(f"sandbox {self._id} does not let us in: {error.cause}") from None
+        self._ending.lets_go = False
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float = EXEC_TIMEOUT_S,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        user: SandboxUser = "agent",
+        max_output_bytes: int = 1 << 20,
+    ) -> ExecResult:
+        """Run a program to its end; see `envkit.protocols.Sandbox.exec`.
+
+        Raises:
+            ValueError: An argument or variable holds NUL, or together they have more than 1 MiB.
+        """
+        order = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes)
+        reply = await self.call("exec", feed=stdin or None, queue_s=0.0, **order, stdin=bool(stdin), pty=None)
+        return await self.result(reply)
+
+    @asynccontextmanager
+    async def program(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: SandboxUser = "agent",
+        terminal: tuple[int, int] | None = None,
+    ) -> AsyncIterator[Program]:
+        """Run a program for the length of the block, and talk to it; what still runs at the end is ended.
+
+        Args:
+            argv: Program and arguments.
+            timeout_s: Seconds until it is stopped.
+            env: Variables beside those of the spec.
+            cwd: Folder to start in; None as for `exec`.
+            user: Who runs it.
+            terminal: Rows and columns of the terminal that it is to have; None for pipes.
+
+        Raises:
+            ValueError: An argument or variable holds NUL, or together they have more than 1 MiB.
+            SandboxLostError: The box is gone.
+            UnsupportedError: The box has no such user, or no terminals.
+        """
+        order = fields_of(argv, timeout_s, env, cwd, user, max_output_bytes=0)
+        pty: JSON = None if terminal is None else [*terminal]
+        try:
+            call = await self._channel.start("exec", **order, stdin=True, stream=True, pty=pty)
+            try:
+                yield Program(self, call, has_terminal=terminal is not None)
+            finally:
+                await call.leave()
+        except (ChannelEndedError, RefusedCallError) as error:
+            raise await self._error(error) from None
+
+    def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> BoxShell:
+        """Return the shell `name`, which starts with its first command."""
+        key = name, user
+        if key not in self._shells:
+            self._shells[key] = BoxShell(self, name, user)
+        return self._shells[key]
+
+    async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
+        """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
+        return (await self.call("read", path=path, max_bytes=max_bytes, user=user)).data
+
+    async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
+        """Write a file; see `envkit.protocols.Sandbox.write`."""
+        await self.call("write", feed=content, path=path, mode=mode, user=user)
+
+    async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
+        """Copy a file or folder of the host into the box; see `envkit.protocols.Sandbox.upload`.
+
+        Links are copied as links; everything belongs to `user` then.
+
+        Raises:
+            UsageError: `source` is missing, cannot be read, or holds what is neither file, folder nor link.
+            RefusedFileError: It cannot be written.
+        """
+        folder, name = posixpath.split(target.rstrip("/"))
+        if not name:
+            raise UsageError(f"{target!r} is not the name of a file or folder")
+        is_folder = await clock.to_thread(tar_stream.is_folder, source)
+        async with aclosing(tar_stream.packed(source, name)) as pieces:
+            await self.call("unpack", feed=pieces, path=target if is_folder else folder, user=user)
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
+        """Copy a file or folder of the box to the host; see `envkit.protocols.Sandbox.download`.
+
+        Raises:
+            UsageError: `target` exists, or its folder does not.
+        """
+        async with aclosing(self._pack(source, max_bytes, user)) as pieces:
+            await tar_stream.unpacked(pieces, target, max_bytes=max_bytes)
+
+    async def connect(self, place: str | int) -> socket:
+        """Connect to a socket inside; see `envkit.protocols.Sandbox.connect`."""
+        await self._require_life()
+        if isinstance(place, str):
+            if self._hold.sockets is not None:
+                return run_dirs.connect(self._hold.sockets, place)
+            if place in ("", ".", "..") or "/" in place or "\0" in place:
+                raise UnreachableError(f"{place!r} is not the name of a socket")
+            return await self._forward(socket=f"{SOCKETS}/{place}")
+        if not 0 < place < 1 << 16:
+            raise UnreachableError(f"{place} is not a port")
+        return await self._forward(port=place)
+
+    async def probe(self, timeout_s: float) -> float:
+        """Return the seconds that an answer from inside took; see `envkit.protocols.Sandbox.probe`."""
+        began = clock.precise()
+        with anyio.move_on_after(timeout_s):
+            await self.call("ping")
+            return clock.precise() - began
+        raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
+
+    async def snapshot(self) -> str:
+        """Keep the files as they are now; see `envkit.protocols.Sandbox.snapshot`."""
+        await self._require_life()
+        if self._hold.snapshot is None:
+            raise UnsupportedError(f"{self._id}: boxes of this kind cannot be kept")
+        return await self._hold.snapshot()
+
+    async def log(self) -> str:
+        """Return the last 64 KiB of what its command wrote to standard error."""
+        return (await self.call("log", max_bytes=_LOG_BYTES)).data.decode(errors="replace")
+
+    async def stats(self) -> dict[str, JSON]:
+        """Return ``processes`` and ``uptime_s``; ``memory_bytes`` where it can be known; ``disk_place``, the fullest
+        place that it may write to, and ``disk_percent``, how full that is, likewise.
+        """
+        end = (await self.call("stats")).end
+        found = {name: value for name, value in end.items() if name not in ("id", "end")}
+        if self._hold.disk_percent is not None:
+            found |= {"disk_place": "/", "disk_percent": self._hold.disk_percent()}
+        return found
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nothing more is taken from it because somebody here does not take what has come."""
+        return self._channel.is_stalled
+
+    async def look(self) -> str:
+        """Return what holds it up, such as ``"paused"``; empty where nothing is to be seen."""
+        return "" if self._hold.look is None else await self._hold.look()
+
+    async def wait(self) -> str:
+        """Return, once it is gone, the cause in one line."""
+        return await self._ending.cause()
+
+    async def stop(self) -> None:
+        """End everything in it and remove what it left; safe to repeat, not cancelled, bounded (15 s).
+
+        Raises:
+            SandboxError: That did not succeed.
+        """
+        await self._ending.bring_about()
+
+    def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have `work` done beside everything else; it is cancelled when the box is gone."""
+        return self._ending.while_alive(work)
+
+    async def release(self) -> None:
+        """Let go of it and leave it running; what is asked of it from now on fails as after `stop`."""
+        self._ending.lets_go = True
+        await self.stop()
+
+    async def call(
+        self, do: str, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
+    ) -> Reply:
+        """Make a call to the agent, see `envkit.sandbox.agent_client.channel.Channel.call`.
+
+        Raises:
+            SandboxLostError: The box is gone.
+            EnvkitError: The agent refuses; the class says how.
+        """
+        try:
+            return await self._channel.call(do, feed=feed, queue_s=queue_s, **fields)
+        except (ChannelEndedError, RefusedCallError) as error:
+            raise await self._error(error, fields.get("path")) from None
+
+    async def result(self, reply: Reply) -> ExecResult:
+        """Return what a command did, which the agent may have said wrongly.
+
+        Raises:
+            SandboxLostError: It did; the box is ended.
+        """
+        try:
+            return result_of(reply)
+        except ValueError as error:
+            self._channel.fail(f"broken frame: {error}")
+            raise SandboxLostError(self._id, await self.wait()) from None
+
+    async def _pack(self, source: str, max_bytes: int, user: FileUser) -> AsyncGenerator[bytes, None]:
+        # Beside contents there are headers, of which small files have more than of contents.
+        bound = 2 * max_bytes + (16 << 20)
+        try:
+            call = await self._channel.start("pack", path=source, max_bytes=bound, user=user)
+            try:
+                while (piece := await call.receive()) is not None:
+                    yield piece[1]
+            finally:
+                await call.leave()
+        except (ChannelEndedError, RefusedCallError) as error:
+            raise await self._error(error, source) from None
+
+    async def _forward(self, **place: JSON) -> socket:
+        try:
+            return await port_forward.connected(self._channel, self.while_alive, **place)
+        except (ChannelEndedError, RefusedCallError) as error:
+            raise await self._error(error) from None
+
+    async def _error(self, error: ChannelEndedError | RefusedCallError, path: JSON = None) -> EnvkitError:
+        """Return what is to be raised instead of an error of the channel."""
+        if isinstance(error, ChannelEndedError):
+            return SandboxLostError(self._id, await self.wait())
+        where = "" if path is None or str(path) in error.text else f"{str(path)[:_LONGEST]}: "
+        return _ERRORS.get(error.code, SandboxError)(f"{self._id}: {where}{error.text}")
+
+    async def _require_life(self) -> None:
+        if self._channel.is_ended:
+            raise SandboxLostError(self._id, await self.wait())

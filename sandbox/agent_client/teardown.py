@@ -1,0 +1,107 @@
+"""How a box ends: with its channel. Why is found out, and what it consisted of is given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio
+
+from envkit.errors import EnvkitError, SandboxError
+
+from .channel import Channel
+from .resources import Hold
+
+_CAUSE_S = 3.0
+_KILL_S = 15.0
+
+
+class Ending:
+    """The end of one box, which begins by itself when its channel ends.
+
+    Args:
+        box_id: Its id.
+        channel: To its agent.
+        hold: What it consists of.
+        forget: Called once nothing is left of it.
+
+    Attributes:
+        lets_go: Whether what it consists of is let go then and runs on, instead of being ended.
+    """
+
+    def __init__(self, box_id: str, channel: Channel, hold: Hold, forget: Callable[[], None]) -> None:
+        self.lets_go = False
+        self._id = box_id
+        self._channel = channel
+        self._hold = hold
+        self._forget = forget
+        self._companions: set[asyncio.Task[None]] = set()
+        self._cause: str | None = None
+        self._failure: str | None = None
+        self._is_lost = anyio.Event()
+        self._is_gone = anyio.Event()
+        self._burial: asyncio.Task[None] | None = None
+        channel.when_ended(self._on_end)
+
+    async def cause(self) -> str:
+        """Return, once the box is gone, the cause in one line."""
+        await self._is_lost.wait()
+        assert self._cause is not None
+        return self._cause
+
+    async def bring_about(self) -> None:
+        """End the box, unless it has ended, and wait until nothing is left of it; not cancelled, bounded (15 s).
+
+        Raises:
+            SandboxError: That did not succeed.
+        """
+        if not self._channel.is_ended:
+            self._cause = "stopped"
+            self._channel.close()
+        with anyio.CancelScope(shield=True):
+            await self._is_gone.wait()
+        if self._failure is not None:
+            raise SandboxError(self._failure)
+
+    def while_alive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have `work` done beside everything else; it is cancelled when the box is gone."""
+        task = self._channel.loop.create_task(work)
+        self._companions.add(task)
+        task.add_done_callback(self._companions.discard)
+        return task
+
+    def _on_end(self) -> None:
+        # A box ends when it likes, so no task group is open for this.
+        self._burial = self._channel.loop.create_task(self._bury())
+
+    async def _bury(self) -> None:
+        """Find out why it ended, and give back what it consists of."""
+        if self._cause is None:
+            self._cause = self._channel.reason or await self._found_cause()
+        self._is_lost.set()
+        for companion in self._companions:
+            companion.cancel()
+        try:
+            with anyio.move_on_after(_KILL_S) as limit:
+                if not self.lets_go:
+                    await self._hold.kill()
+                elif self._hold.let_go is not None:
+                    self._hold.let_go()
+            if limit.cancelled_caught:
+                self._failure = f"{self._id} could not be ended within {_KILL_S:g} s"
+        except Exception as error:  # whatever it is, somebody waits for the end
+            self._failure = f"{self._id} could not be ended: {error}"
+        finally:
+            self._forget()
+            self._is_gone.set()
+
+    async def _found_cause(self) -> str:
+        try:
+            with anyio.move_on_after(_CAUSE_S):
+                return await self._hold.cause()
+        except (EnvkitError, OSError):
+            pass
+        except Exception as error:  # whatever it is, somebody waits to be told
+            return f"it has ended, and why was not found out: {error!r}"
+        return "it has ended"

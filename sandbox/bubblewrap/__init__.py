@@ -1,0 +1,1 @@
+"""The backend `local`: sandboxes of bubblewrap on this machine."""

@@ -1,0 +1,131 @@
+"""What a program inside a sandbox needs in order to run our own Python with the packages that are installed here.
+
+These are the standard library, the site-packages folders of `sys.path` and, of editable packages, the import packages
+alone. A folder that is on `sys.path` for another reason (the script's, the current one, ``PYTHONPATH``, a project's
+root) is never among them, since it may hold secrets and hidden answers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import site
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from ..host import run_dirs
+
+_SYSTEM = tuple(Path(name) for name in ("/usr", "/proc", "/dev", "/sys", "/run"))
+"""What a box has its own of, or has anyway."""
+_SITES = ("site-packages", "dist-packages")
+_OF_VENV = ("bin", "lib", "lib64", "share", "pyvenv.cfg")
+"""What belongs to a virtual environment, which may lie right in a project's root."""
+
+
+def import_path() -> list[str]:
+    """The entries of `sys.path` for packages of ours that a new interpreter would not have by itself, for
+    ``PYTHONPATH``.
+    """
+    library = sysconfig.get_path("stdlib")
+    by_itself = {library, str(Path(library, "lib-dynload")), *site.getsitepackages()}
+    wanted = {*_site_folders(), *(package.parent for package in _packages())}
+    return [str(entry) for entry in _entries() if entry in wanted and str(entry) not in by_itself]
+
+
+def standard_library() -> list[str]:
+    """The folder that must be visible so that our Python runs with nothing but its own modules; none where a box has it
+    anyway.
+    """
+    return [str(path) for path in _outermost([Path(sys.base_prefix)])]
+
+
+def readable() -> list[str]:
+    """The files and folders that must be visible, each at its own place, none inside another."""
+    wanted = [Path(sys.base_prefix), Path(sys.base_prefix).resolve(), Path(sys.executable).resolve()]
+    wanted += [Path(sys.prefix, name) for name in _OF_VENV] if sys.prefix != sys.base_prefix else []
+    wanted += [*_site_folders(), *_packages()]
+    allowed = [path for path in wanted if path.exists() and not _tells_too_much(path)]
+    return [str(path) for path in _outermost(allowed)]
+
+
+def _entries() -> list[Path]:
+    return list(dict.fromkeys(Path(name or ".").absolute() for name in sys.path))
+
+
+def _site_folders() -> Iterator[Path]:
+    yield from (entry for entry in _entries() if entry.name in _SITES and entry.is_dir())
+
+
+def _packages() -> Iterator[Path]:
+    """The import packages and modules of envkit and of what is installed as editable."""
+    ours = Path(__file__).parents[2]
+    yield from _with_links(ours, ours.parent.resolve())
+    for folder in _site_folders():
+        for file in folder.glob("*.dist-info/direct_url.json"):
+            root = _project(file)
+            if root is not None:
+                for name in _names(Distribution.at(file.parent)):
+                    for package in _places(name):
+                        if root in package.resolve().parents:  # neither the root itself nor a namesake elsewhere
+                            yield from _with_links(package, root)
+
+
+def _project(direct_url: Path) -> Path | None:
+    """Return the root of the project that a distribution was installed from as editable; None if it was copied."""
+    try:
+        said = json.loads(direct_url.read_text(encoding="utf-8"))
+        is_editable = said.get("dir_info", {}).get("editable") is True
+        return Path(url2pathname(urlsplit(said["url"]).path)).resolve() if is_editable else None
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def _names(found: Distribution) -> set[str]:
+    """Return the names that a distribution is imported by, as far as its metadata says."""
+    listed = found.read_text("top_level.txt")
+    if listed:
+        return set(listed.split())
+    own = found.metadata["Name"].replace("-", "_").replace(".", "_")
+    return {own, own.lower(), *(entry.module.partition(".")[0] for entry in found.entry_points)}
+
+
+def _places(name: str) -> list[Path]:
+    """Return where the module or package `name` is, without importing it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return [Path(place) for place in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.origin is not None and spec.has_location else []
+
+
+def _with_links(package: Path, root: Path) -> Iterator[Path]:
+    """`package`, and the folders of the project at `root` that its links lead to."""
+    yield package
+    if package.is_dir():
+        targets = (entry.resolve() for entry in package.iterdir() if entry.is_symlink())
+        yield from (target for target in targets if root in target.parents)
+
+
+def _tells_too_much(path: Path) -> bool:
+    """Whether `path` holds a home or the sockets of all boxes."""
+    private = (Path("~").expanduser(), Path(tempfile.gettempdir()), *run_dirs.roots())
+    return any(place.is_relative_to(path) for place in private)
+
+
+def _outermost(paths: Iterable[Path]) -> Iterator[Path]:
+    """Leave out what lies inside another or in what a box has anyway."""
+    chosen: list[Path] = []
+    for path in sorted(set(paths), key=lambda path: (len(path.parts), path)):
+        if not any(path.is_relative_to(outer) for outer in (*chosen, *_SYSTEM)):
+            chosen.append(path)
+            yield path

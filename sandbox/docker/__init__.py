@@ -1,0 +1,1 @@
+"""The backend `docker`: containers of a Docker daemon."""

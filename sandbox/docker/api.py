@@ -1,0 +1,393 @@
+"""The Docker daemon: the docker package's calls, which block, each in a thread."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from typing import IO, Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.from_thread
+
+from envkit import clock
+from envkit.errors import SandboxError
+from envkit.installation import load
+from envkit.types import JSON
+
+from . import api_patches
+from .attach_stream import Address, AttachStream, attach
+from .container_config import Image
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 120.0
+_QUICK_TIMEOUT_S = 1.5
+"""For questions about what may be gone, the daemon included."""
+_REMOVAL_S = 10.0
+_REMOVAL_PAUSE_S = 0.02
+_CALLS_AT_ONCE = 8
+_KILLED = 128 + signal.SIGKILL
+_LATE_EVENT_S = 0.5
+"""How long the daemon may take to say that memory ran out in what was killed for it."""
+_LINES_SHOWN = 8
+_ORPHAN = re.compile("^create ([0-9a-f]{64}): database not open$")
+"""What a daemon that is ending says of a volume that it has made, but whose labels it has not written down."""
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")
+
+
+class DaemonError(SandboxError):
+    """The daemon refused, or does not answer.
+
+    Attributes:
+        http_status: What it answered with; 0 for nothing.
+    """
+
+    def __init__(self, detail: str, status: int = 0) -> None:
+        super().__init__(detail)
+        self.http_status = status
+
+
+class Daemon:
+    """One Docker daemon. Made by `connect`; `close` ends its connections."""
+
+    def __init__(self, api: Any, quick: Any, address: Address, info: Mapping[str, Any]) -> None:
+        self._api = api
+        self._quick = quick
+        self._address = address
+        self._orphans = set[str]()
+        self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
+        self._questions = anyio.CapacityLimiter(_CALLS_AT_ONCE)  # a question does not wait for starts and builds
+        self.info = info
+        """What the daemon says about itself."""
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it is reached by a socket of this host, and so is probably on it."""
+        return isinstance(self._address, str)
+
+    @classmethod
+    async def connect(cls) -> Daemon:
+        """Find the daemon as Docker's own program does, by ``DOCKER_HOST`` or at its usual socket.
+
+        Raises:
+            DaemonError: There is none, or it does not answer; the message says what to do.
+            UsageError: The package docker is not installed.
+        """
+        return await clock.to_thread(_connect)
+
+    async def close(self) -> None:
+        await self._call(self._close)
+
+    async def create(self, options: Mapping[str, JSON], during: AbstractContextManager[None]) -> str:
+        """Make a container and return its id; it is being made for as long as `during` is entered."""
+
+        def create() -> Any:
+            with during:  # in the thread, which goes on when its caller is cancelled
+                return self._api.create_container_from_config(options)
+
+        try:
+            return str((await self._call(create))["Id"])
+        except DaemonError as error:
+            self._orphans.update(_ORPHAN.findall(str(error)))
+            raise
+
+    async def start(self, container: str) -> None:
+        await self._call(self._api.start, container)
+
+    async def remove(self, container: str) -> None:
+        """Kill a container, and remove it with its volumes; returns when it is gone, also by somebody else's hand.
+
+        Raises:
+            DaemonError: It was not to be removed within 10 s.
+        """
+        deadline = clock.now() + _REMOVAL_S
+        while (refused := await self._refusal_to_remove(container)) is not None:
+            if clock.now() > deadline:
+                raise refused
+            await anyio.sleep(_REMOVAL_PAUSE_S)
+
+    async def attach(self, container: str, *, has_input: bool = True) -> AttachStream:
+        """Return the standard streams of a container, from now on.
+
+        Args:
+            container: Its id.
+            has_input: Whether to attach standard input too. The daemon closes it for all when one such stream ends.
+        """
+        return await self._attach(f"containers/{container}/attach?stream=1&stdin={has_input:d}&stdout=1&stderr=1")
+
+    async def inspect(self, container: str) -> Mapping[str, Any] | None:
+        """Return what is known of a container, quickly; None when there is no such."""
+        return cast(
+            "Mapping[str, Any] | None", await self._unless_missing(self._ask(self._quick.inspect_container, container))
+        )
+
+    async def end_since(self, container: str, since: int) -> tuple[bool, int | None]:
+        """Say how a container has ended since a second of Unix time, even if it is gone.
+
+        Returns:
+            Whether memory ran out in it, and its exit code; None if it has not ended.
+        """
+        return cast("tuple[bool, int | None]", await self._ask(_end_since, self._quick, container, since))
+
+    async def containers(self, label: str) -> Sequence[Mapping[str, Any]]:
+        """Return every container with a label."""
+        return cast(
+            "Sequence[Mapping[str, Any]]", await self._call(self._api.containers, all=True, filters={"label": label})
+        )
+
+    async def volumes(self, label: str) -> Sequence[Mapping[str, Any]]:
+        """Return every volume with a label."""
+        found = await self._call(self._api.volumes, filters={"label": label})
+        return found["Volumes"] or ()
+
+    async def remove_orphans(self) -> None:
+        """Remove the volumes that a daemon made while it was ending, and forgot whose they are."""
+        while self._orphans:
+            await self.remove_volume(name := next(iter(self._orphans)))
+            self._orphans.discard(name)
+
+    async def remove_volume(self, name: str) -> None:
+        """Remove a volume; one that is gone, or that a container has, is left."""
+        try:
+            await self._call(self._api.remove_volume, name)
+        except DaemonError as error:
+            if error.http_status not in (404, 409):
+                raise
+
+    async def new_command(
+        self, container: str, argv: Sequence[str], *, user: str, env: Mapping[str, str], cwd: str
+    ) -> str:
+        """Prepare a command in a running container and return its id; `run_command` starts it."""
+        made = await self._call(
+            self._api.exec_create,
+            container,
+            list(argv),
+            stdin=True,
+            user=user,
+            environment=dict(env),
+            workdir=cwd,
+        )
+        return str(made["Id"])
+
+    async def run_command(self, command: str, *, keep_stderr_bytes: int) -> AttachStream:
+        """Start a command and return its standard streams."""
+        return await self._attach(
+            f"exec/{command}/start", {"Detach": False, "Tty": False}, keep_stderr_bytes=keep_stderr_bytes
+        )
+
+    async def exit_code(self, command: str) -> int | None:
+        """Return how a command ended; None while it runs, or when its container is gone."""
+        found = await self._unless_missing(self._ask(self._quick.exec_inspect, command))
+        return None if found is None else cast("int | None", found["ExitCode"])
+
+    async def image(self, name: str) -> Image | None:
+        """Return what is known of an image; None when the daemon has no such."""
+        found = await self._unless_missing(self._call(self._api.inspect_image, name))
+        if found is None:
+            return None
+        config = found.get("Config") or {}
+        variables = (line.partition("=") for line in config.get("Env") or ())
+        return Image(
+            found["Id"], {name: value for name, _, value in variables}, tuple(sorted(config.get("Volumes") or ()))
+        )
+
+    async def images(self, label: str) -> Sequence[Mapping[str, Any]]:
+        """Return every image with a label."""
+        return cast("Sequence[Mapping[str, Any]]", await self._call(self._api.images, filters={"label": label}))
+
+    async def image_names(self) -> Sequence[str]:
+        """Return the names of all images, sorted."""
+        found = await self._call(self._api.images)
+        return sorted(tag for image in found for tag in image.get("RepoTags") or () if tag != "<none>:<none>")
+
+    async def pull(self, name: str) -> None:
+        """Fetch an image from its registry, which may take minutes."""
+        repository, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
+        await self._call(self._api.pull, repository, tag=tag)
+
+    async def commit(self, container: str) -> str:
+        """Make an image of a container's files, with its labels, and return its id; the container stands still then."""
+        return str((await self._call(self._api.commit, container))["Id"])
+
+    async def pause(self, container: str) -> None:
+        """Let nothing of a container run."""
+        await self._call(self._api.pause, container)
+
+    async def unpause(self, container: str) -> None:
+        """Let a container run again."""
+        await self._call(self._api.unpause, container)
+
+    async def written_bytes(self, container: str) -> int:
+        """Return the sizes of what a container has changed in its root file system, added up."""
+        found = await self._call(self._api.containers, all=True, size=True, filters={"id": container})
+        return int(found[0].get("SizeRw") or 0) if found else 0
+
+    async def remove_image(self, image: str) -> None:
+        """Remove an image; one that is gone, or that a container uses, is left."""
+        try:
+            await self._call(self._api.remove_image, image, noprune=False)
+        except DaemonError as error:
+            if error.http_status not in (404, 409):
+                raise
+
+    async def build(
+        self, context: IO[bytes], *, tag: str, arguments: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        """Build an image, without a network, from a tar archive that holds a Dockerfile.
+
+        Args:
+            context: The archive.
+            tag: What to call the image.
+            arguments: Of the Dockerfile.
+            say: Told each step that begins.
+
+        Raises:
+            DaemonError: A step failed.
+        """
+
+        def tell(line: str) -> None:
+            anyio.from_thread.run_sync(say, line)
+
+        await self._call(_build, self._api, context, tag, dict(arguments), tell)
+
+    async def _refusal_to_remove(self, container: str) -> DaemonError | None:
+        """Remove a container; what is just starting, ending or being removed is refused, and may be gone soon."""
+        try:
+            await self._call(self._api.remove_container, container, v=True, force=True)
+        except DaemonError as error:
+            if error.http_status in (409, 500):
+                return error
+            if error.http_status != 404:
+                raise
+        return None
+
+    async def _unless_missing(self, answer: Awaitable[Any]) -> Any:
+        try:
+            return await answer
+        except DaemonError as error:
+            if error.http_status == 404:
+                return None
+            raise
+
+    async def _attach(
+        self, path: str, body: Mapping[str, JSON] | None = None, *, keep_stderr_bytes: int = 64 << 10
+    ) -> AttachStream:
+        path = f"/v{self._api.api_version}/{path}"
+        try:
+            return await attach(self._address, path, body, keep_stderr_bytes=keep_stderr_bytes)
+        except ConnectionError as error:
+            raise DaemonError(str(error)) from None
+
+    async def _call(self, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        async with self._limiter:
+            return await clock.to_thread(_translated, call, args, kwargs)
+
+    async def _ask(self, question: Callable[..., Any], *args: object) -> Any:
+        async with self._questions:
+            return await clock.to_thread(_translated, question, args, {})
+
+    def _close(self) -> None:
+        self._api.close()
+        self._quick.close()
+
+
+def _connect() -> Daemon:
+    docker = load("docker")
+    try:
+        settings = docker.utils.kwargs_from_env()
+        address = _address(settings.get("base_url"), is_secured="tls" in settings)
+        _require_listener(address)  # the package leaves its sockets open when nobody does
+        api = docker.APIClient(**settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE)
+        quick = docker.APIClient(
+            **settings, version=api.api_version, timeout=_QUICK_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE
+        )
+    except (docker.errors.DockerException, OSError) as error:
+        raise DaemonError(f"no Docker daemon answers: {_innermost(error)}") from None
+    if isinstance(address, str):
+        for client in (api, quick):
+            api_patches.close_what_is_refused(client, address)
+    return Daemon(api, quick, address, _translated(api.info, (), {}))
+
+
+def _address(url: str | None, *, is_secured: bool) -> Address:
+    """Return where to open a connection of our own."""
+    found = load("docker").utils.parse_host(url, tls=is_secured)
+    if found.startswith("http+unix://"):
+        return str(found.removeprefix("http+unix://"))
+    parts = urlsplit(found)
+    if parts.scheme != "http" or parts.hostname is None or parts.port is None:
+        raise DaemonError(
+            f"DOCKER_HOST={url} is reached by {parts.scheme}, over which a container's streams are not supported;"
+            " forward the daemon's socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and name that"
+        )
+    return parts.hostname, parts.port
+
+
+def _require_listener(address: Address) -> None:
+    if isinstance(address, str):
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.settimeout(_QUICK_TIMEOUT_S)
+            stream.connect(address)
+    else:
+        socket.create_connection(address, _QUICK_TIMEOUT_S).close()
+
+
+def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
+    """Return what `call` returns, its errors as ours."""
+    errors = load("docker").errors
+    try:
+        return call(*args, **kwargs)
+    except errors.APIError as error:
+        status = error.response.status_code if error.response is not None else 0
+        raise DaemonError(str(error.explanation or error), status) from None
+    except errors.DockerException as error:
+        raise DaemonError(str(error)) from None
+    except OSError as error:  # also of the package requests, below it
+        raise DaemonError(f"the Docker daemon does not answer: {_innermost(error)}") from None
+
+
+def _innermost(error: BaseException) -> str:
+    """Return what the error that began it says; the ones around it are long and say less."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
+
+
+def _end_since(api: Any, container: str, since: int) -> tuple[bool, int | None]:
+    is_out_of_memory, code = False, None
+    filters = {"container": [container], "event": ["oom", "die"]}
+    with closing(api_patches.events(api, since, clock.wall() + _LATE_EVENT_S, filters)) as events:
+        for event in events:
+            if event["Action"] == "oom":
+                is_out_of_memory = True
+            else:
+                code = int(event["Actor"]["Attributes"]["exitCode"])
+            if is_out_of_memory or code not in (None, _KILLED):
+                break
+    return is_out_of_memory, code
+
+
+def _build(api: Any, context: IO[bytes], tag: str, arguments: Mapping[str, str], say: Callable[[str], None]) -> None:
+    lines = api.build(
+        fileobj=context,
+        custom_context=True,
+        tag=tag,
+        buildargs=arguments,
+        network_mode="none",
+        rm=True,
+        forcerm=True,
+        decode=True,
+    )
+    said: deque[str] = deque(maxlen=_LINES_SHOWN)
+    for line in lines:
+        if "error" in line:
+            raise DaemonError("\n".join((*said, str(line["error"]).strip())))
+        if text := _COLOURS.sub("", str(line.get("stream", ""))).strip():
+            said.append(text)
+            if text.startswith("Step "):
+                say(text)

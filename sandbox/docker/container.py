@@ -1,0 +1,227 @@
+"""A container whose standard streams are attached to us, on which its life hangs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import anyio
+
+from envkit import clock
+from envkit.errors import SandboxError
+from envkit.types import JSON, SandboxSpec
+
+from ..host import oom_score, run_dirs
+from ..host.layout import DOOR, DOOR_SOCKET, SOCKETS
+from ..host.pid1 import FirstProcess
+from ..host.uid_ranges import COUNTED
+from . import container_config, orphans
+from .api import Daemon, DaemonError
+from .attach_stream import AttachStream
+
+_CAUSE_S = 2.0
+_LINE_CHARACTERS = 300
+_TTY_GROUP = "5"
+"""The group that Docker gives terminals to."""
+NO_WAY_BACK = "only root on the daemon's machine can come back to a box that stays"
+
+
+class MissingProgramError(Exception):
+    """The image has no such program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a container writes to the disk of this host.
+
+    Attributes:
+        places: Folders that hold what differs from its image.
+        first_pid: Its process 1, as this host counts.
+    """
+
+    places: tuple[Path, ...]
+    first_pid: int
+
+
+class AttachedContainer:
+    """A container, running or about to.
+
+    Args:
+        daemon: Whose it is.
+        container_id: The daemon's name for it.
+        stream: Its standard streams.
+        removes_itself: Whether the daemon removes it as soon as it has ended.
+
+    Attributes:
+        id: The daemon's name for it.
+        stream: Its standard streams.
+    """
+
+    def __init__(
+        self, daemon: Daemon, container_id: str, stream: AttachStream, *, removes_itself: bool = False
+    ) -> None:
+        self.id = container_id
+        self.stream = stream
+        self._daemon = daemon
+        self._removes_itself = removes_itself
+        self._began_s = int(clock.wall())
+
+    async def kill(self) -> None:
+        """End everything in it and remove it; safe to repeat.
+
+        Raises:
+            DaemonError: The daemon does not answer.
+        """
+        self.stream.close()
+        await self._daemon.remove(self.id)
+
+    async def volumes(self) -> Mapping[str, Path]:
+        """Return where on this host its volumes are, by their names inside; none where we cannot see that."""
+        return await volumes(self._daemon, self.id)
+
+    async def restricted(self, spec: SandboxSpec) -> Mapping[str, Path]:
+        """Set from this host, if we can, the limits that the daemon has no options for; return `volumes`."""
+        volumes = await self.volumes()
+        if (first := await self._first_process(volumes)) is not None:
+            with closing(first):
+                with suppress(OSError):
+                    first.bound_terminals({"gid": _TTY_GROUP})
+                if lends_score(self._daemon, spec):
+                    with suppress(OSError):
+                        await clock.to_thread(oom_score.lend, first)
+        return volumes
+
+    async def _first_process(self, volumes: Mapping[str, Path]) -> FirstProcess | None:
+        """Return its process 1 on this host, known by what is mounted there; None where we cannot see it."""
+        if SOCKETS not in volumes:
+            return None
+        found = await self._daemon.inspect(self.id) or {"State": {"Pid": 0}}
+        try:
+            first = FirstProcess(int(found["State"]["Pid"]))
+        except OSError:
+            return None
+        with suppress(OSError):
+            if first.folder(SOCKETS).samefile(volumes[SOCKETS]):
+                return first
+        first.close()
+        return None
+
+    async def written(self, spec: SandboxSpec) -> Written | None:
+        """Return what it, made as `spec`, writes to the disk of this host; None for nothing, or where we cannot see."""
+        if spec.profile != "system" or not _is_open(self._daemon):
+            return None
+        found = await self._daemon.inspect(self.id) or {}
+        layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
+        if not os.access(layer, os.R_OK):
+            return None
+        volumes = [mount["Source"] for mount in found.get("Mounts", ()) if mount["Type"] == "volume"]
+        on_disk = [Path(volume) for volume in volumes if not os.path.ismount(volume)]  # noqa: ASYNC240
+        own = Path(found["HostsPath"]).parent  # /etc/hosts and the like are files apart
+        return Written((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
+
+    async def look(self) -> str:
+        """Return ``"paused"`` if it is; empty otherwise.
+
+        Raises:
+            DaemonError: The daemon does not answer.
+        """
+        found = await self._daemon.inspect(self.id)
+        return "paused" if found is not None and found["State"].get("Paused") else ""
+
+    async def cause(self) -> str:
+        """Say in one line why it is gone; takes at most 2 s."""
+        lines = self.stream.stderr.decode(errors="replace").strip().splitlines() or [""]
+        with anyio.move_on_after(_CAUSE_S):
+            while True:
+                try:
+                    why = await self._cause(lines[-1][-_LINE_CHARACTERS:])
+                except DaemonError as error:
+                    return str(error)
+                if why is not None:
+                    return why
+                await anyio.sleep(0.02)  # the daemon writes it down a moment after the streams end
+        return "its streams ended"
+
+    async def _cause(self, last_line: str) -> str | None:
+        found = await self._daemon.inspect(self.id)
+        why = "removed" if found is None else container_config.cause(found["State"], last_line)
+        if why not in (container_config.KILLED, "removed"):
+            return why
+        is_out_of_memory, code = await self._daemon.end_since(self.id, self._began_s)
+        if is_out_of_memory:
+            return "out of memory"
+        if found is None and self._removes_itself and code is not None:
+            return container_config.cause({"ExitCode": code}, last_line)
+        return why
+
+
+def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
+    """Whether only process 1 is to change OOM scores, which needs us to be root on the daemon's machine."""
+    return _is_open(daemon) and spec.profile == "strict" and spec.runtime is None
+
+
+def shared(daemon: Daemon) -> tuple[str, ...]:
+    """Return which kernel resources a daemon's sandboxes share, with each other and its users 1000 and 1001."""
+    return COUNTED if _is_open(daemon) else (*COUNTED, "terminals")
+
+
+def _is_open(daemon: Daemon) -> bool:
+    """Whether we are root on what is probably the daemon's machine."""
+    return daemon.is_near and os.geteuid() == 0
+
+
+async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
+    """Return where on this host a container's volumes are, by their names inside; none where we cannot see that."""
+    if not _is_open(daemon):
+        return {}
+    found = await daemon.inspect(container_id) or {}
+    return {
+        mount["Destination"]: Path(mount["Source"])
+        for mount in found.get("Mounts", ())
+        if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - nothing there to wait for
+    }
+
+
+def knock(volumes: Mapping[str, Path]) -> socket.socket:
+    """Return a connected, non-blocking stream to the box that stays whose volumes are these.
+
+    Raises:
+        SandboxError: They cannot be seen from here.
+        UnreachableError: Nobody opens.
+    """
+    if DOOR not in volumes:
+        raise SandboxError(NO_WAY_BACK)
+    return run_dirs.connect(volumes[DOOR], DOOR_SOCKET)
+
+
+async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> AttachedContainer:
+    """Make, attach to and start a container, and write `opening` to its process 1.
+
+    Raises:
+        MissingProgramError: The image has no such program.
+        DaemonError: It cannot be made or started for another reason.
+    """
+    made = cast("dict[str, str]", options["Labels"])
+    container_id = await daemon.create(options, orphans.underway(made))
+    stream: AttachStream | None = None
+    try:
+        stream = await daemon.attach(container_id)
+        removes_itself = bool(cast("Mapping[str, JSON]", options["HostConfig"])["AutoRemove"])
+        held = AttachedContainer(daemon, container_id, stream, removes_itself=removes_itself)
+        stream.start_sending(opening)
+        await daemon.start(container_id)
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            if stream is not None:
+                stream.close()
+            await daemon.remove(container_id)
+        program = options["Entrypoint"]
+        if isinstance(error, DaemonError) and isinstance(program, list) and f'exec: "{program[0]}"' in str(error):
+            raise MissingProgramError from None
+        raise
+    return held

@@ -1,0 +1,207 @@
+"""Images for boxes of Docker, built without a network: the packages are fetched here, by our own pip, as wheels that
+fit the base image, and installed inside from those.
+
+    games     envkit as it is installed here, with what its server needs
+    python    the packages that are named, nothing of envkit
+
+Each has a file ``docker/NAME.Dockerfile``. The base needs Python 3.11 or newer, and no pip.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from envkit import clock
+from envkit.errors import SandboxError, UsageError, did_you_mean
+from envkit.types import SandboxSpec
+
+from .api import Daemon, DaemonError
+from .backend import DockerBackend
+from .images import OFFLINE_BASE, ONLINE_BASE
+
+_PACKAGE = Path(__file__).parents[2]
+_DOCKERFILES = _PACKAGE.parent / "docker"
+_STAGE_LABEL = "envkit.stage"
+_EXTRAS = ("serve",)
+_OLDEST_PYTHON = (3, 11)
+_OLDEST_GLIBC_MINOR = 17
+_PROBE_S = 30.0
+_PIP_S = 900.0
+_LINES_SHOWN = 5
+_ASK = "import json, platform, sys;print(json.dumps([sys.version_info[:2], platform.machine(), platform.libc_ver()]))"
+
+
+def names() -> list[str]:
+    """Return the names of the images that can be built; none where envkit's folder ``docker`` is missing."""
+    return sorted(path.name.removesuffix(".Dockerfile") for path in _DOCKERFILES.glob("*.Dockerfile"))
+
+
+async def build(
+    name: str,
+    *,
+    base: str | None,
+    offline: bool,
+    packages: Sequence[str],
+    tag: str | None,
+    say: Callable[[str], None],
+) -> str:
+    """Build an image and return what it is called.
+
+    Args:
+        name: Which; see `names`.
+        base: Image to build upon; None takes `ONLINE_BASE`, or `OFFLINE_BASE` where `offline`.
+        offline: Whether no registry of images may be asked for a missing base. Packages come from where our own pip
+            takes them, which may be a folder.
+        packages: Further packages, as pip names them; a path is a project or wheel of this machine.
+        tag: What to call it; None is ``envkit/NAME:1``.
+        say: Told what is going on, a line at a time.
+
+    Raises:
+        UsageError: There is no such image to build, or its base is missing or unsuitable.
+        SandboxError: A package cannot be had, a step of the build failed, or the daemon does not answer.
+    """
+    if name not in names():
+        where = "" if names() else f" ({_DOCKERFILES} holds none; build from a checkout of envkit)"
+        raise UsageError(f"no image is called {name!r}{where or did_you_mean(name, names())}")
+    base = base or (OFFLINE_BASE if offline else ONLINE_BASE)
+    tag = tag or f"envkit/{name}:1"
+    daemon = await Daemon.connect()
+    try:
+        await _require_base(daemon, base, offline=offline, say=say)
+        platform = await _platform(base)
+        say(f"fetching packages for Python {platform.python} on {platform.machine}")
+        with tempfile.TemporaryDirectory(prefix="envkit-image-") as folder:
+            context = Path(folder)
+            await clock.to_thread(_gather, context, name, platform, packages)
+            say(f"building {tag} upon {base}")
+            with await clock.to_thread(_packed, context) as archive:
+                await _build(daemon, archive, tag, base, say)
+    finally:
+        await daemon.close()
+    return tag
+
+
+async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, say: Callable[[str], None]) -> None:
+    """Build, and remove what nobody will ask for: the stage in which packages are installed, and what `tag` was."""
+    before = await daemon.image(tag)
+    build_id = secrets.token_hex(8)
+    try:
+        await daemon.build(archive, tag=tag, arguments={"BASE": base, "BUILD": build_id}, say=say)
+    finally:
+        for stage in await daemon.images(f"{_STAGE_LABEL}={build_id}"):
+            await daemon.remove_image(stage["Id"])
+    after = await daemon.image(tag)
+    if before is not None and after is not None and before.id != after.id:
+        await daemon.remove_image(before.id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Platform:
+    """What the wheels must fit: the base's Python such as ``"3.11"``, its machine, and its C library's version."""
+
+    python: str
+    machine: str
+    glibc: tuple[int, int]
+
+    def pip_options(self) -> Iterator[str]:
+        yield from ("--only-binary", ":all:", "--implementation", "cp", "--python-version", self.python)
+        for minor in range(self.glibc[1], _OLDEST_GLIBC_MINOR - 1, -1):
+            yield from ("--platform", f"manylinux_{self.glibc[0]}_{minor}_{self.machine}")
+        for older in ("manylinux2014", "manylinux2010", "manylinux1", "linux"):
+            yield from ("--platform", f"{older}_{self.machine}")
+
+
+async def _require_base(daemon: Daemon, base: str, *, offline: bool, say: Callable[[str], None]) -> None:
+    if await daemon.image(base) is not None:
+        return
+    if base == OFFLINE_BASE:
+        raise UsageError(f"there is no image {base} here; make it with docker/base-from-debootstrap, as root on Debian")
+    if offline:
+        raise UsageError(f"there is no image {base!r} here{did_you_mean(base, await daemon.image_names())}")
+    say(f"fetching {base}")
+    try:
+        await daemon.pull(base)
+    except DaemonError as error:
+        raise UsageError(
+            f"there is no image {base} here, and it cannot be fetched ({error}); name another --base"
+        ) from None
+
+
+async def _platform(base: str) -> _Platform:
+    """Ask the base's Python, in a box."""
+    async with DockerBackend() as backend:
+        box = await backend.start(SandboxSpec(image=base))
+        answer = await box.exec(["python3", "-c", _ASK], timeout_s=_PROBE_S)
+    try:
+        python, machine, (library, version) = json.loads(answer.stdout)
+    except ValueError:
+        last = (answer.stderr.strip().splitlines() or ["it has none"])[-1]
+        raise UsageError(f"{base} needs a whole Python 3.11 or newer: {last}") from None
+    if tuple(python) < _OLDEST_PYTHON:
+        raise UsageError(f"{base} has Python {python[0]}.{python[1]}, and envkit needs 3.11 or newer")
+    if library != "glibc":
+        raise UsageError(f"{base} has no GNU C library, for which most packages are made; take a Debian-like base")
+    major, minor = version.split(".")[:2]
+    return _Platform(f"{python[0]}.{python[1]}", machine, (int(major), int(minor)))
+
+
+def _gather(context: Path, name: str, platform: _Platform, packages: Sequence[str]) -> None:
+    """Write what the image is built from into `context`."""
+    shutil.copyfile(_DOCKERFILES / f"{name}.Dockerfile", context / "Dockerfile")
+    wheels = context / "wheels"
+    wheels.mkdir()
+    wanted = list(_own_requirements()) if name == "games" else []
+    for package in packages:
+        wanted.append(_own_wheel(Path(package), wheels) if Path(package).exists() else package)
+    requirements = wheels / "requirements.txt"
+    requirements.write_text("".join(f"{requirement}\n" for requirement in wanted))
+    _pip("download", "pip", *wanted, "--dest", str(wheels), "--find-links", str(wheels), *platform.pip_options())
+    if name == "games":
+        shutil.copytree(_PACKAGE, context / "envkit", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _own_requirements() -> Iterator[str]:
+    """Yield what envkit and its server need, without the markers of extras."""
+    for requirement in importlib.metadata.requires("envkit") or ():
+        text, _, marker = requirement.partition(";")
+        extra = re.fullmatch(r"\s*extra == ['\"]([\w-]+)['\"]\s*", marker)
+        if not marker or (extra and extra[1] in _EXTRAS):
+            yield text.strip()
+
+
+def _own_wheel(path: Path, wheels: Path) -> str:
+    """Put the wheel of a project of this machine among the others; return the name of its package."""
+    before = set(wheels.iterdir())
+    _pip("wheel", "--no-deps", "--wheel-dir", str(wheels), str(path))
+    made = sorted(set(wheels.iterdir()) - before)
+    if len(made) != 1:
+        raise SandboxError(f"{path} gives no wheel")
+    return made[0].name.partition("-")[0]
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PIP_S, check=False)
+    if done.returncode != 0:
+        said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-_LINES_SHOWN:])
+        raise SandboxError(f"pip {arguments[0]} failed: {said}")
+
+
+def _packed(folder: Path) -> IO[bytes]:
+    archive = tempfile.TemporaryFile()  # noqa: SIM115 - closed by whoever takes it
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(folder, ".")
+    archive.seek(0)
+    return archive

@@ -1,0 +1,62 @@
+"""The image that a box of Docker starts from: found, fetched where that was asked for, or refused with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from envkit.errors import SandboxRefusedError, did_you_mean
+from envkit.installation import command
+from envkit.types import SandboxSpec
+
+from .api import Daemon, DaemonError
+from .container_config import Image
+
+DEFAULT_IMAGE = "envkit/games:1"
+ONLINE_BASE = "python:3.11-slim"
+OFFLINE_BASE = "envkit/base:bookworm"
+"""What images are built upon: the first comes from a registry, ``docker/base-from-debootstrap`` makes the second."""
+
+
+async def find_image(daemon: Daemon, box_id: str, spec: SandboxSpec, *, pull: bool) -> Image:
+    """Return the image that `spec` names, or the default one.
+
+    Args:
+        daemon: Where it is looked for.
+        box_id: The box that is to start from it.
+        spec: What that is to be.
+        pull: Whether a missing image is fetched from its registry.
+
+    Raises:
+        SandboxRefusedError: There is no such image.
+        DaemonError: The daemon does not answer, or cannot fetch it.
+    """
+    name = spec.image or DEFAULT_IMAGE
+    image = await daemon.image(name)
+    if image is None and pull:
+        try:
+            await daemon.pull(name)
+        except DaemonError as error:
+            if error.http_status != HTTPStatus.NOT_FOUND:
+                raise
+            raise SandboxRefusedError(box_id, str(error)) from None
+        image = await daemon.image(name)
+    if image is not None:
+        return image
+    raise SandboxRefusedError(box_id, await why_missing(daemon, name))
+
+
+async def why_missing(daemon: Daemon, name: str) -> str:
+    """Return in one line that there is no image of this name, and how to get it."""
+    there = await daemon.image_names()
+    if name == DEFAULT_IMAGE:
+        return f"there is no image {name} here; make it: {build_command(there)}"
+    near = did_you_mean(name, there)
+    near = near if near.startswith("; did you mean") else ""  # not a list of all that there are
+    return f"there is no image {name!r} here (docker pull {name}){near}"
+
+
+def build_command(images: Sequence[str]) -> str:
+    """Return the command that builds `DEFAULT_IMAGE` where there are these images, offline where only that base is."""
+    is_offline = OFFLINE_BASE in images and ONLINE_BASE not in images
+    return command("image", "build", "games", *(["--offline"] if is_offline else []))

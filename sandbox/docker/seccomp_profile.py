@@ -1,0 +1,125 @@
+"""The filter of system calls of a container, in the form that the Docker daemon takes.
+
+It is at least as strict as both that which the daemon has by default and that of bubblewrap boxes
+(`envkit.sandbox.host.seccomp`). Other than there it is a list of what is allowed, which is what programs of every day need;
+since the daemon puts it on, it holds for all programs of a box whatever its image holds, process 1 included. What is
+not in the list is refused (EPERM); what is newer than the list, or what programs have an older way for, does not exist
+(ENOSYS). A call of another architecture, such as a 32-bit program, kills its process.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from envkit.types import JSON
+
+from ..host import seccomp
+
+_FILES = """
+    access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
+    fallocate fchdir fchmod fchmodat fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr
+    fsetxattr fstat fstatfs fsync ftruncate futimesat getcwd getdents getdents64 getxattr inotify_add_watch
+    inotify_init inotify_init1 inotify_rm_watch lchown lgetxattr link linkat listxattr llistxattr lremovexattr lseek
+    lsetxattr lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev
+    pwritev2 read readahead readlink readlinkat readv removexattr rename renameat renameat2 rmdir sendfile setxattr
+    splice stat statfs statx symlink symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat utime
+    utimensat utimes vmsplice write writev
+"""
+_MEMORY = """
+    brk madvise membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect mremap msync munlock munlockall
+    munmap
+"""
+_PROCESSES = """
+    arch_prctl capget capset execve execveat exit exit_group fork get_robust_list getcpu getegid geteuid
+    getgid getgroups getpgid getpgrp getpid getppid getpriority getresgid getresuid getrlimit getrusage getsid gettid
+    getuid ioprio_get ioprio_set pidfd_open pidfd_send_signal prctl prlimit64 restart_syscall rseq
+    sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler
+    sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield seccomp
+    set_robust_list set_tid_address setfsgid setfsuid setgid setgroups setpgid setpriority setregid
+    setresgid setresuid setreuid setrlimit setsid setuid sysinfo uname vfork wait4 waitid
+"""
+_SIGNALS = """
+    kill pause rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait
+    rt_tgsigqueueinfo sigaltstack signalfd signalfd4 tgkill tkill
+"""
+_TIME = """
+    alarm clock_getres clock_gettime clock_nanosleep getitimer gettimeofday nanosleep setitimer time timer_create
+    timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime times
+"""
+_WAITING = """
+    epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 futex futex_waitv poll
+    ppoll pselect6 select
+"""
+_TALKING = """
+    accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify mq_open
+    mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd pipe pipe2 recvfrom recvmmsg recvmsg semctl
+    semget semop semtimedop sendmmsg sendmsg sendto setsockopt shmat shmctl shmdt shmget shutdown
+"""
+_OTHERS = "getrandom"
+_MISSING = ("clone3", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self")
+_PERSONALITIES = (0, 0xFFFFFFFF)
+"""To be an ordinary program, and to ask which one is."""
+_WORD = 0xFFFFFFFF
+_WORD_BITS = 32
+
+
+def profile(machine: str) -> str | None:
+    """Return the filter as JSON; None where `seccomp.program` has none either.
+
+    Args:
+        machine: As `platform.machine` names what the daemon runs on.
+    """
+    if seccomp.program(machine) is None:
+        return None
+    rules = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": list(_rules(machine))}
+    # Of calls newer than the list runc says only for architectures that are named that they do not exist.
+    return json.dumps({**rules, "architectures": [f"SCMP_ARCH_{machine.upper()}"]})
+
+
+def profile_for(daemon: Mapping[str, Any]) -> str | None:
+    """Return the filter for the machine of a daemon that says this about itself; None where it cannot put on one."""
+    if not any(option.startswith("name=seccomp") for option in daemon.get("SecurityOptions") or ()):
+        return None
+    return profile(str(daemon.get("Architecture")))
+
+
+def _rules(machine: str) -> Iterator[JSON]:
+    groups = (_FILES, _MEMORY, _PROCESSES, _SIGNALS, _TIME, _WAITING, _TALKING, _OTHERS)
+    listed = {name for group in groups for name in group.split()}
+    yield _rule(sorted(listed - set(seccomp.denied(machine))))
+    yield {"names": list(_MISSING), "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}
+    yield _rule(["clone"], _equals(0, seccomp.NEW_NAMESPACES, 0))
+    for family in seccomp.FAMILIES:
+        yield _rule(["socket", "socketpair"], _equals(0, _WORD, family))
+    for value in _PERSONALITIES:
+        yield _rule(["personality"], _equals(0, _WORD, value))
+    for bits, value in _blocks_without(seccomp.TYPES_INTO_TERMINALS):
+        yield _rule(["ioctl"], _equals(1, bits, value))
+
+
+def _rule(names: Sequence[str], *arguments: JSON) -> JSON:
+    return {"names": list(names), "action": "SCMP_ACT_ALLOW", "args": list(arguments)}
+
+
+def _equals(index: int, bits: int, value: int) -> JSON:
+    """Hold for an argument whose `bits` are those of `value`.
+
+    The kernel takes the lower halves of arguments, so a comparison must look at no others.
+    """
+    return {"index": index, "value": bits, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
+
+
+def _blocks_without(values: Sequence[int], length: int = 0, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Split the 32-bit numbers, all but `values`, into blocks: the first bits and what those are in the block.
+
+    There can be only one condition on an argument, and none that says "neither of these".
+    """
+    bits = _WORD & ~(_WORD >> length)
+    if not any(value & bits == start for value in values):
+        yield bits, start
+    elif length < _WORD_BITS:
+        for half in (0, 1):
+            yield from _blocks_without(values, length + 1, start | half << (_WORD_BITS - 1 - length))

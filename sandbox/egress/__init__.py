@@ -1,0 +1,1 @@
+"""Network access through a proxy with an allowlist."""

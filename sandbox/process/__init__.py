@@ -1,0 +1,1 @@
+"""The backend `process`: plain processes, without isolation."""

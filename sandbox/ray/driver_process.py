@@ -1,0 +1,202 @@
+"""The process that is connected to a Ray cluster on our behalf: a driver, as Ray calls it.
+
+It is a child of ours (`envkit.sandbox.ray.cluster`), because Ray ends the process that it runs in: when the cluster's
+head was silent for a minute, when another head has taken its place, when connecting fails at the wrong moment. It also
+wants signals for itself, spins while the head is away, and has calls that never return.
+
+Its argument is the cluster's address. Messages go both ways, each a length and a pickled tuple: calls on the standard
+input, ``(number, what, arguments)``, answers on the standard output, ``(number, outcome, value)``, in any order. Before
+these it says where it looks for the cluster (`TRIED`), and whether we are connected (`HELLO`). The end of the input is
+its own end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import resource
+import struct
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeAlias
+
+import anyio
+
+from envkit.errors import UsageError
+from envkit.installation import load, why_missing
+
+from . import head_address
+from .node_agent import Answer, NodeActor, NodeKind
+
+LENGTH = struct.Struct(">Q")
+HELLO = 0
+TRIED = -1
+"""Numbers of what is said unasked: whether we are connected, and before that, to what we are about to be."""
+
+Outcome: TypeAlias = Literal["done", "failed", "unreached", "refused"]
+"""What became of a call. All but the first come with a line that says why; ``refused`` is for `HELLO` alone."""
+
+_CALLS_AT_ONCE = 10_000
+_THREADS = 64
+_LINE_CHARACTERS = 300
+_KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
+"""Else boxes that are to stay would end with the actor that started them."""
+
+
+def packed(message: tuple[object, ...]) -> bytes:
+    """Return a message as it is sent."""
+    body = pickle.dumps(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def main(address: str) -> None:
+    """Serve calls until the input ends."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # Ray prints
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    try:
+        ray = _connected(address, lambda place: _write(answers, packed((TRIED, "done", place))))
+    except UsageError as error:
+        _write(answers, packed((HELLO, "refused", str(error))))
+        return
+    asyncio.run(_Driver(ray, answers).run())
+
+
+class _Driver:
+    """What is done for our parent."""
+
+    def __init__(self, ray: Any, answers: int) -> None:
+        self._ray = ray
+        self._answers = answers
+        self._actors: dict[int, asyncio.Future[Any]] = {}
+        self._looking: asyncio.Future[list[dict[str, Any]]] | None = None
+        self._calls: Mapping[str, Callable[..., Awaitable[object]]] = {
+            "nodes": self._nodes,
+            "request": self._request,
+            "make": self._make,
+            "ask": self._ask,
+            "end": self._end,
+        }
+
+    async def run(self) -> None:
+        """Answer calls, and end the process when there will be no more."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(_THREADS))
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        self._answer(HELLO, "done", None)
+        async with anyio.create_task_group() as tasks:
+            while True:
+                try:
+                    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                    number, what, arguments = pickle.loads(await reader.readexactly(length))
+                except asyncio.IncompleteReadError:
+                    os._exit(0)  # threads may wait for a head that never answers
+                tasks.start_soon(self._do, number, what, arguments)
+
+    async def _do(self, number: int, what: str, arguments: Sequence[object]) -> None:
+        errors = self._ray.exceptions
+        try:
+            self._answer(number, "done", await self._calls[what](*arguments))
+        except errors.RayTaskError as error:  # a mistake of ours, there
+            self._answer(number, "failed", _line(error.cause))
+        except errors.RayError as error:
+            self._answer(number, "unreached", _line(error))
+        except (OSError, RuntimeError, ValueError) as error:
+            self._answer(number, "failed", _line(error))
+
+    def _answer(self, number: int, outcome: Outcome, value: object) -> None:
+        _write(self._answers, packed((number, outcome, value)))
+
+    async def _nodes(self) -> list[tuple[str, str, str, dict[str, float]]]:
+        """Return of each node that Ray believes to be alive its id, name, address and resources.
+
+        While the head is away Ray does not return: whoever asks again then waits for the same answer.
+        """
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._ray.nodes))
+        return [
+            (str(node["NodeID"]), str(node["NodeName"]), str(node["NodeManagerAddress"]), dict(node["Resources"]))
+            for node in await asyncio.shield(self._looking)
+            if node["Alive"]
+        ]
+
+    async def _request(self, bundles: Sequence[Mapping[str, float]]) -> None:
+        """Tell the autoscaler for how much there is to be room in all; nothing cancels that."""
+        sdk = load("ray.autoscaler.sdk")
+        await asyncio.to_thread(sdk.request_resources, bundles=[dict(bundle) for bundle in bundles])
+
+    async def _make(self, number: int, node_id: str, kind: NodeKind, address: str) -> None:
+        """Have an actor on a node; whether that succeeds is seen by `_ask`."""
+        self._actors[number] = making = asyncio.ensure_future(asyncio.to_thread(self._made, node_id, kind, address))
+        await making
+
+    def _made(self, node_id: str, kind: NodeKind, address: str) -> Any:
+        scheduling = load("ray.util.scheduling_strategies")
+        handle = (
+            self._ray.remote(NodeActor)
+            .options(
+                num_cpus=0,
+                max_concurrency=_CALLS_AT_ONCE,
+                max_restarts=0,
+                runtime_env={"env_vars": _KEEP_CHILDREN},
+                scheduling_strategy=scheduling.NodeAffinitySchedulingStrategy(node_id, soft=False),
+            )
+            .remote(kind, address)
+        )
+        handle.serve.remote()
+        return handle
+
+    async def _ask(self, number: int, method: str, arguments: Sequence[object]) -> Answer:
+        handle = await asyncio.shield(self._actors[number])
+        answer: Answer = await getattr(handle, method).remote(*arguments)
+        return answer
+
+    async def _end(self, number: int) -> None:
+        """End an actor, wherever it is; safe to repeat."""
+        if (making := self._actors.pop(number, None)) is not None:
+            await asyncio.to_thread(self._ray.kill, await making)
+
+
+def _connected(address: str, tell: Callable[[str], None]) -> Any:
+    """Return Ray, connected to the cluster at `address`; `tell` is told where that is once it is known.
+
+    Raises:
+        UsageError: Ray is not installed, or there is no such cluster; says what to do.
+    """
+    if (why := why_missing("ray")) is not None:
+        raise UsageError(why)
+    place, advice = f"{address!r} (ray start --head)", ""
+    try:
+        found = head_address.find(address)
+        place, advice = str(found), f"; {head_address.WHAT_TO_DO}"
+        tell(place)
+        head_address.require(found)  # Ray itself would take minutes to find that nobody is there
+        ray: Any = load("ray")
+        ray.init(address=found.address, log_to_driver=False, logging_level=logging.ERROR)
+    except ImportError as error:
+        raise UsageError(f"the package ray cannot be used: {_line(error)}") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        if "Version mismatch" in str(error):
+            says = _line(error).removeprefix("Version mismatch: ")
+            raise UsageError(f"the cluster at {place} has another version of Ray or Python: {says}") from None
+        raise UsageError(f"there is no Ray cluster at {place}: {_line(error)}{advice}") from None
+    return ray
+
+
+def _write(answers: int, message: bytes) -> None:
+    data = memoryview(message)
+    while data:
+        data = data[os.write(answers, data) :]
+
+
+def _line(error: BaseException) -> str:
+    """Return what an error says as one line that is not too long."""
+    return " ".join(str(error).split())[:_LINE_CHARACTERS] or type(error).__name__
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

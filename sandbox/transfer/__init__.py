@@ -1,0 +1,1 @@
+"""Files and folders as tar streams, and their safe extraction."""
