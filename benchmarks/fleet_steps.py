@@ -18,7 +18,7 @@ from served import ECHO, OPENENV_VARIABLE, REPLY_VARIABLE
 from serving import Server, gateway, on_processor, uvicorn
 from waiting import CallBy, FailedCallError, Findings
 
-from envkit.http.client import EnvClient
+from envkit.http.client.env_client import EnvClient
 from envkit.protocols import Episode
 from envkit.types import Task
 

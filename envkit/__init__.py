@@ -14,7 +14,7 @@ from envkit.registry import EnvSpec, register
 from envkit.types import Observation, Reset, Step, Task
 
 if TYPE_CHECKING:
-    from envkit.http.client import EnvClient
+    from envkit.http.client.env_client import EnvClient
     from envkit.wiring.boxes import open_sandbox, open_sandbox_async
     from envkit.wiring.env_check import Verdict, check_env
     from envkit.wiring.envs import make, make_vec, registered
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _LATE = {
-    "EnvClient": "envkit.http.client",
+    "EnvClient": "envkit.http.client.env_client",
     "Verdict": "envkit.wiring.env_check",
     "check_env": "envkit.wiring.env_check",
     "make": "envkit.wiring.envs",

@@ -81,7 +81,7 @@ class GymEpisode:
         return self.step_now(action)
 
     def step_now(self, action: str) -> Step:
-        """`step` for callers that save themselves the waiting; see `envkit.http.sessions`."""
+        """`step` for callers that save themselves the waiting; see `envkit.http.sessions.table`."""
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
         try:

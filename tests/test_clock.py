@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 
 from envkit import clock
-from envkit.http.sessions import SessionTable
+from envkit.http.sessions.table import SessionTable
 from envkit.types import Observation, Options, Reset, Step, Task
 from envkit.vector import SlotHost
 from tests.http.worlds import Sleeper

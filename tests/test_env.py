@@ -26,7 +26,7 @@ from envkit.errors import (
     from_problem,
     to_problem,
 )
-from envkit.http.sessions import SessionTable
+from envkit.http.sessions.table import SessionTable
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Task
 from envkit.vector import SlotHost

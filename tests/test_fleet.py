@@ -12,9 +12,9 @@ from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
 from envkit.fleet import Homes, Probing
 from envkit.fleet.box import BoxEvent, after
-from envkit.http.calls import Calls
-from envkit.http.sessions import SessionTable
-from envkit.http.wire import NoBody
+from envkit.http.api.operations import Calls
+from envkit.http.protocol.messages import NoBody
+from envkit.http.sessions.table import SessionTable
 from envkit.restarts import RestartBudget
 from envkit.types import SandboxState
 from tests.fleets import TASK, Box, Yard, play, run, silent

@@ -16,8 +16,8 @@ import pytest
 from envkit import clock
 from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command, steadily
-from envkit.http.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
-from envkit.http.server import serve
+from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
+from envkit.http.server.server import serve
 from envkit.types import FleetEvent, SandboxState
 from tests.contract.boxes import arguments
 

@@ -72,7 +72,7 @@ def serve(
         )
         return
     from envkit.config import serving
-    from envkit.http.standard_error import StandardErrorLog
+    from envkit.http.server.stderr_log import StandardErrorLog
     from envkit.wiring.gateway import serve_fleet
 
     options: dict[str, Any] = {

@@ -33,7 +33,7 @@ from envkit.sandbox.transfer import tar_stream
 from envkit.types import EXEC_TIMEOUT_S, ExecResult, FileUser, SandboxSpec, SandboxUser
 
 if TYPE_CHECKING:
-    from envkit.http.remote_sandbox import RemoteSandbox
+    from envkit.http.client.remote_sandbox import RemoteSandbox
 
 T = TypeVar("T")
 
@@ -174,7 +174,9 @@ def open_sandbox(
         if url is None:
             opened_backend = _enter(portal, resources, opened(backend))
         else:
-            from envkit.http.sandbox_client import SandboxClient  # costs what nobody pays for a box of this machine
+            from envkit.http.client.sandbox_client import (
+                SandboxClient,  # costs what nobody pays for a box of this machine
+            )
 
             client = SandboxClient(url, token, ca=ca, trees=tar_stream)
             # It holds a task group, which is left by the task that entered it.

@@ -59,7 +59,7 @@ def make(
         UnauthorizedError, ForbiddenError: The server wants another token.
     """
     if url is not None:
-        from envkit.http.client import EnvClient
+        from envkit.http.client.env_client import EnvClient
 
         return BlockingEnv(env_id, partial(EnvClient, url, token=token, ca=ca), options)
     _check_only_served(token, ca)

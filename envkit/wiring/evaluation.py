@@ -267,7 +267,7 @@ async def _host(url: str | None, episodes: int, options: Options) -> AsyncIterat
         async with slots(max(1, min(SLOTS, episodes)), options) as host:
             yield host
     else:
-        from envkit.http.client import EnvClient
+        from envkit.http.client.env_client import EnvClient
 
         async with EnvClient(url) as client:
             yield client

@@ -20,15 +20,15 @@ from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, Homes
 from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
-from envkit.http.access_log import AccessLog
-from envkit.http.app import create_app
-from envkit.http.bodies import Bodies
-from envkit.http.guard import Guard
-from envkit.http.permits import Permits
-from envkit.http.rates import Rate
-from envkit.http.server import require_address, serve
-from envkit.http.snapshots import SnapshotBounds
-from envkit.http.tokens import TokenStore
+from envkit.http.api.app import create_app
+from envkit.http.auth.rate_limit import Rate
+from envkit.http.auth.sandbox_policy import Permits
+from envkit.http.auth.tokens import TokenStore
+from envkit.http.limits.memory_budget import Bodies
+from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
+from envkit.http.server.access_log import AccessLog
+from envkit.http.server.middleware import Guard
+from envkit.http.server.server import require_address, serve
 from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.restarts import RestartBudget

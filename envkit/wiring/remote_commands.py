@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from envkit.errors import EnvkitError, UsageError
-from envkit.http.remote_sandbox import RemoteSandbox
-from envkit.http.sandbox_access import MAX_TIMEOUT_S
-from envkit.http.sandbox_client import SandboxClient
-from envkit.http.sandbox_wire import KeptReply
+from envkit.http.client.remote_sandbox import RemoteSandbox
+from envkit.http.client.sandbox_client import SandboxClient
+from envkit.http.protocol.sandbox_messages import KeptReply
+from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxView
 from envkit.wiring.box_commands import exit_code_of, say

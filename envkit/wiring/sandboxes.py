@@ -14,7 +14,7 @@ from envkit import clock, registry
 from envkit.config import HealthSection, RestartSection
 from envkit.errors import UnknownEnvError, UnreachableError, UsageError
 from envkit.fleet import BoxClient, FleetHost, Home, Probing
-from envkit.http.client import EnvClient
+from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, LastingEpisode
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.restarts import RestartBudget

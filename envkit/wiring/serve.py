@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from envkit.http.app import create_app
-from envkit.http.guard import Guard
-from envkit.http.server import serve
-from envkit.http.sessions import STEP_TIMEOUT_S, TTL_S
+from envkit.http.api.app import create_app
+from envkit.http.server.middleware import Guard
+from envkit.http.server.server import serve
+from envkit.http.sessions.table import STEP_TIMEOUT_S, TTL_S
 from envkit.wiring.envs import registered, slots
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from envkit.errors import UsageError
-from envkit.http.tokens import TokenStore
+from envkit.http.auth.tokens import TokenStore
 
 _FILE = "tokens.sqlite"
 _LOCK = "server.lock"

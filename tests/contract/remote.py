@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from envkit.http.remote_sandbox import RemoteSandbox
-from envkit.http.sandbox_client import SandboxClient
+from envkit.http.client.remote_sandbox import RemoteSandbox
+from envkit.http.client.sandbox_client import SandboxClient
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host.layout import WORK
 from envkit.sandbox.transfer import tar_stream

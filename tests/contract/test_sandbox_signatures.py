@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from envkit.http.remote_sandbox import RemoteSandbox, RemoteShell
+from envkit.http.client.remote_sandbox import RemoteSandbox, RemoteShell
 from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.agent_client.sandbox import Box
 from envkit.sandbox.agent_client.shell import BoxShell

@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from envkit.errors import EnvkitError, SandboxLostError
-from envkit.http.client import EnvClient
-from envkit.http.sandbox_client import SandboxClient
+from envkit.http.client.env_client import EnvClient
+from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
 from tests.contract.boxes import arguments, parent, processes, until
 from tests.e2e.fleet import NOTHING, Gateway, run, serving

@@ -20,7 +20,7 @@ import envkit
 from envkit import clock
 from envkit.errors import SandboxLostError
 from envkit.fleet.episode import REBUILDS
-from envkit.http.client import EnvClient
+from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode
 from envkit.types import Observation, Reset, Step, Task
 from envkit.wiring import envs

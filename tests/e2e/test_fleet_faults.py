@@ -14,7 +14,7 @@ import pytest
 import envkit
 from envkit import clock
 from envkit.errors import SandboxLostError, SandboxStartError
-from envkit.http.sandbox_client import SandboxClient
+from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import SandboxSpec, SandboxView
 from tests.contract.boxes import new_marker, sleepers, until
 from tests.e2e.fleet import DOCKER, LOCAL, NOTHING, Gateway, run, serving

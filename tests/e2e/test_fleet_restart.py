@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from envkit.errors import EnvkitError
-from envkit.http.client import EnvClient
-from envkit.http.sandbox_client import SandboxClient
+from envkit.http.client.env_client import EnvClient
+from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
 from envkit.wiring import servers
 from tests.contract.boxes import new_marker, sleepers, until

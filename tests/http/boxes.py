@@ -12,7 +12,7 @@ import anyio
 import httpx
 
 from envkit import clock
-from envkit.http.sandbox_client import SandboxClient
+from envkit.http.client.sandbox_client import SandboxClient
 from envkit.protocols import SandboxBackend
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import ExecResult

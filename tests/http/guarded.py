@@ -14,11 +14,11 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
 from envkit import clock
-from envkit.http.app import create_app
-from envkit.http.asgi import Receive, Scope, Send
-from envkit.http.guard import Guard
-from envkit.http.server import serve
-from envkit.http.tokens import TokenStore
+from envkit.http.api.app import create_app
+from envkit.http.auth.tokens import TokenStore
+from envkit.http.protocol.asgi import Receive, Scope, Send
+from envkit.http.server.middleware import Guard
+from envkit.http.server.server import serve
 from envkit.types import Task
 from tests.http.boxes import scripted
 from tests.http.pools import SmallPool

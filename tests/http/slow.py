@@ -12,9 +12,9 @@ import anyio
 from anyio.abc import SocketStream
 
 from envkit import clock
-from envkit.http.app import create_app
-from envkit.http.asgi import Receive, Scope, Send, read_body, respond
-from envkit.http.server import serve
+from envkit.http.api.app import create_app
+from envkit.http.protocol.asgi import Receive, Scope, Send, read_body, respond
+from envkit.http.server.server import serve
 from envkit.sandbox.transfer import tar_stream
 from tests.http.pools import SmallPool
 from tests.http.worlds import slots

@@ -9,8 +9,8 @@ import anyio
 import httpx
 
 from envkit import clock
-from envkit.http.client import EnvClient
-from envkit.http.sessions import SessionTable
+from envkit.http.client.env_client import EnvClient
+from envkit.http.sessions.table import SessionTable
 from envkit.registry import EnvSpec
 from tests.http.worlds import Lender, serving, slots
 

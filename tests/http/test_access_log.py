@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envkit import clock
-from envkit.http.access_log import DELAY_S, MAX_LINE_BYTES, MAX_WAITING, AccessLog
+from envkit.http.server.access_log import DELAY_S, MAX_LINE_BYTES, MAX_WAITING, AccessLog
 
 LINE: dict[str, Any] = {
     "id": "r-1",
@@ -193,7 +193,7 @@ def test_a_folder_that_is_gone_costs_lines_and_nothing_else(tmp_path: Path, capl
 WRITER = """
 import sys
 from envkit import clock
-from envkit.http.access_log import MAX_WAITING, AccessLog
+from envkit.http.server.access_log import MAX_WAITING, AccessLog
 import anyio
 
 line = dict(id="r", tenant="", method="GET", path="/", status=200, seconds=0.0, bytes_in=0, bytes_out=0)

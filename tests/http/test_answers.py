@@ -15,13 +15,14 @@ from anyio.abc import SocketStream
 
 from envkit import clock
 from envkit.errors import CapacityError
-from envkit.http import connections, patience
-from envkit.http.app import create_app
-from envkit.http.bodies import WAIT_S, Bodies
-from envkit.http.callers import EVERYBODY
-from envkit.http.guard import Guard
-from envkit.http.server import serve
-from envkit.http.tokens import TokenStore
+from envkit.http.api.app import create_app
+from envkit.http.auth.caller import EVERYBODY
+from envkit.http.auth.tokens import TokenStore
+from envkit.http.limits import timeouts
+from envkit.http.limits.memory_budget import WAIT_S, Bodies
+from envkit.http.server import http_connection
+from envkit.http.server.middleware import Guard
+from envkit.http.server.server import serve
 from envkit.sandbox.transfer import tar_stream
 from tests.http.boxes import scripted
 from tests.http.pools import SmallPool
@@ -182,7 +183,7 @@ def test_an_answer_is_held_until_it_is_read_and_no_longer_or_more_than_it_has() 
         assert stage.bodies.held == 0
         async with await stage.connected() as link:
             await link.send(request)
-            await anyio.sleep(patience.ANSWER_S + 2 * connections.LOOK_S)
+            await anyio.sleep(timeouts.ANSWER_S + 2 * http_connection.LOOK_S)
             assert stage.bodies.held == 0
 
     on_stage(main, 100 * MIB)

@@ -11,12 +11,12 @@ import pytest
 from anyio.abc import SocketStream
 
 from envkit import clock
-from envkit.http import connections
-from envkit.http.app import create_app
-from envkit.http.bodies import Bodies
-from envkit.http.guard import Guard
-from envkit.http.server import serve
-from envkit.http.socket_connection import HOLD_S
+from envkit.http.api.app import create_app
+from envkit.http.limits.memory_budget import Bodies
+from envkit.http.server import http_connection
+from envkit.http.server.middleware import Guard
+from envkit.http.server.server import serve
+from envkit.http.server.websocket_connection import HOLD_S
 from tests.http.boxes import scripted
 from tests.http.pools import SmallPool
 from tests.http.raw import UPGRADE, frame
@@ -153,12 +153,12 @@ def test_a_message_that_is_not_complete_counts_and_is_ended_where_there_is_no_ro
                 while True:
                     said += await second.receive()
             assert b"come again" in said
-            assert clock.now() < HOLD_S + 3 * connections.LOOK_S
+            assert clock.now() < HOLD_S + 3 * http_connection.LOOK_S
             await first.send(large[-10:])
             said = b""
             while b"too_large" not in said:
                 said += await first.receive()
-            await anyio.sleep(2 * connections.LOOK_S)
+            await anyio.sleep(2 * http_connection.LOOK_S)
             assert stage.bodies.sockets.all == 0
 
     on_stage(main, 16 * MIB)
@@ -169,7 +169,7 @@ def test_a_message_that_is_alone_may_be_larger_than_all_may_be_together() -> Non
         async with await stage.opened() as link:
             large = frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 6 * MIB))
             await link.send(large[:-10])
-            await anyio.sleep(HOLD_S + 3 * connections.LOOK_S)
+            await anyio.sleep(HOLD_S + 3 * http_connection.LOOK_S)
             await link.send(large[-10:])
             said = b""
             while b"too_large" not in said:

@@ -13,12 +13,12 @@ from anyio.abc import SocketStream
 
 from envkit import clock
 from envkit.errors import CapacityError, RateLimitError
-from envkit.http.app import create_app
-from envkit.http.asgi import RETRY_AFTER_S
-from envkit.http.bodies import WAIT_S, Bodies
-from envkit.http.callers import EVERYBODY, Caller
-from envkit.http.guard import Guard
-from envkit.http.server import serve
+from envkit.http.api.app import create_app
+from envkit.http.auth.caller import EVERYBODY, Caller
+from envkit.http.limits.memory_budget import WAIT_S, Bodies
+from envkit.http.protocol.asgi import RETRY_AFTER_S
+from envkit.http.server.middleware import Guard
+from envkit.http.server.server import serve
 from tests.http.worlds import slots
 
 Opened: TypeAlias = Callable[[], Awaitable[SocketStream]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envkit.errors import EnvkitError, ForbiddenError, SandboxLostError
-from envkit.http.callers import EVERYBODY, Caller, caller_of, renamed
+from envkit.http.auth.caller import EVERYBODY, Caller, caller_of, renamed
 
 ACME = Caller("acme", frozenset({"play"}))
 OTHER = Caller("acm", frozenset({"play"}))

@@ -24,7 +24,7 @@ from envkit.errors import (
     UnreachableError,
     UsageError,
 )
-from envkit.http.client import EnvClient
+from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode
 from envkit.types import Reset, Step, Task
 from tests.http.stage import by_client

@@ -17,7 +17,7 @@ from websockets.http11 import Request, Response
 import envkit
 from envkit import clock
 from envkit.errors import ConfigError, EnvkitError, ForbiddenError, UnauthorizedError, UnreachableError, UsageError
-from envkit.http.client import EnvClient
+from envkit.http.client.env_client import EnvClient
 from tests.http.guarded import Stage, on_stage
 
 ANSWER = b'{"id":1,"result":{"ready":true,"capacity":1,"leased":0}}'

@@ -13,8 +13,8 @@ import httpx
 
 from envkit import clock
 from envkit.errors import RateLimitError
-from envkit.http.asgi import Message
-from envkit.http.folders import AT_ONCE, MAX_WAITING, Folders
+from envkit.http.protocol.asgi import Message
+from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING, Folders
 from envkit.protocols import Sandbox
 from tests.http.boxes import over_http
 from tests.http.pools import SmallPool

@@ -12,13 +12,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from envkit import clock
-from envkit.http.asgi import Message
-from envkit.http.callers import Caller
-from envkit.http.calls import Calls
-from envkit.http.frames import Sockets
-from envkit.http.rates import Bucket, Rate
-from envkit.http.sessions import SessionTable
-from envkit.http.wire import MAX_FRAMES
+from envkit.http.api.operations import Calls
+from envkit.http.api.websocket import Sockets
+from envkit.http.auth.caller import Caller
+from envkit.http.auth.rate_limit import Bucket, Rate
+from envkit.http.protocol.asgi import Message
+from envkit.http.protocol.messages import MAX_FRAMES
+from envkit.http.sessions.table import SessionTable
 from envkit.types import Task
 from tests.http.worlds import Lender, serving, slots
 

@@ -11,10 +11,10 @@ import pytest
 
 from envkit import clock
 from envkit.errors import ForbiddenError, UnauthorizedError, UnknownEnvError
-from envkit.http.access_log import AccessLog
-from envkit.http.asgi import Message, Receive, Scope, Send
-from envkit.http.client import EnvClient
-from envkit.http.guard import Guard, scope_for
+from envkit.http.client.env_client import EnvClient
+from envkit.http.protocol.asgi import Message, Receive, Scope, Send
+from envkit.http.server.access_log import AccessLog
+from envkit.http.server.middleware import Guard, scope_for
 from envkit.types import Task
 from tests.http.guarded import COUNT, LONG, Stage, Stream, on_stage
 

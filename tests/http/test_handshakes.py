@@ -14,10 +14,10 @@ from anyio.abc import SocketStream
 from anyio.streams.tls import TLSStream
 
 from envkit import clock
-from envkit.http import connections
-from envkit.http.app import create_app
-from envkit.http.handshakes import HANDSHAKE_S
-from envkit.http.server import serve
+from envkit.http.api.app import create_app
+from envkit.http.server import http_connection
+from envkit.http.server.server import serve
+from envkit.http.server.tls import HANDSHAKE_S
 from tests.http.test_tls import Pair, make_pair
 from tests.http.worlds import slots
 
@@ -99,7 +99,7 @@ def test_silent_ones_count_as_connections_and_make_room_for_who_comes_later(pair
             async with await door.knock() as late:
                 with anyio.fail_after(1):
                     assert await is_dropped(late)
-            await anyio.sleep(2 * connections.LOOK_S)
+            await anyio.sleep(2 * http_connection.LOOK_S)
             assert await door.status() == b"HTTP/1.1 200 OK"
 
     beside(pair, main, most=20)

@@ -12,7 +12,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from envkit import clock
 from envkit.errors import EnvkitError, RequestError, UnreachableError
-from envkit.http.client import EnvClient
+from envkit.http.client.env_client import EnvClient
 
 HONEST = '{"id":%d,"result":{"ready":true,"capacity":1,"leased":0,"version":"1"}}'
 

@@ -11,9 +11,9 @@ import pytest
 
 import envkit
 from envkit import clock
-from envkit.http.callers import Caller
-from envkit.http.page import LINKS, Overview, page
-from envkit.http.wire import ReadyReply
+from envkit.http.api.status_page import LINKS, Overview, page
+from envkit.http.auth.caller import Caller
+from envkit.http.protocol.messages import ReadyReply
 from envkit.registry import EnvSpec
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node

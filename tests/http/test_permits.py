@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from envkit.errors import ForbiddenError
-from envkit.http.callers import EVERYBODY, Caller
-from envkit.http.permits import Permits
+from envkit.http.auth.caller import EVERYBODY, Caller
+from envkit.http.auth.sandbox_policy import Permits
 from envkit.types import SandboxSpec
 
 USER = Caller("acme", frozenset({"play", "sandbox"}), "1")

@@ -22,8 +22,8 @@ from envkit.errors import (
     StepOrderError,
     UnreachableError,
 )
-from envkit.http.session import Move, SessionState
-from envkit.http.sessions import SessionTable
+from envkit.http.sessions.session import Move, SessionState
+from envkit.http.sessions.table import SessionTable
 from envkit.protocols import AskingEpisode
 from envkit.types import Observation, Reset, Step, Task
 from tests.http.stage import settle

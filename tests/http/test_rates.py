@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envkit.http.rates import Bucket, Rate
+from envkit.http.auth.rate_limit import Bucket, Rate
 
 
 def test_a_burst_passes_and_the_next_call_waits_for_its_share_of_a_second() -> None:

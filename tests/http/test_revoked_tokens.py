@@ -12,11 +12,11 @@ from websockets.exceptions import ConnectionClosed
 
 from envkit import clock
 from envkit.errors import UnauthorizedError
-from envkit.http.asgi import Message, Receive, Scope, Send
-from envkit.http.client import EnvClient
-from envkit.http.guard import Guard
-from envkit.http.server import serve
-from envkit.http.tokens import FRESH_S, TokenStore
+from envkit.http.auth.tokens import FRESH_S, TokenStore
+from envkit.http.client.env_client import EnvClient
+from envkit.http.protocol.asgi import Message, Receive, Scope, Send
+from envkit.http.server.middleware import Guard
+from envkit.http.server.server import serve
 from tests.http.guarded import Stage, Stream, on_stage, open_socket
 
 

@@ -22,7 +22,7 @@ from envkit.errors import (
     UnsupportedError,
     UsageError,
 )
-from envkit.http.sandbox_client import SandboxClient
+from envkit.http.client.sandbox_client import SandboxClient
 from envkit.protocols import Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend

@@ -10,7 +10,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxConflictError
-from envkit.http.repeats import Outcome, Repeats
+from envkit.http.sandboxes.idempotency import Outcome, Repeats
 from tests.http.stage import settle
 
 

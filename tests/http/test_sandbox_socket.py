@@ -16,11 +16,11 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from envkit import clock
 from envkit.errors import ForbiddenError, SandboxLostError
-from envkit.http.app import create_app
-from envkit.http.guard import Guard
-from envkit.http.sandbox_client import SandboxClient
-from envkit.http.server import serve
-from envkit.http.tokens import TokenStore
+from envkit.http.api.app import create_app
+from envkit.http.auth.tokens import TokenStore
+from envkit.http.client.sandbox_client import SandboxClient
+from envkit.http.server.middleware import Guard
+from envkit.http.server.server import serve
 from envkit.types import SandboxSpec
 from tests.http.boxes import over_http, scripted
 from tests.http.pools import SmallPool

@@ -19,9 +19,9 @@ import pytest
 import envkit
 from envkit import clock
 from envkit.errors import EnvkitError, OptionError, UnknownEnvError, UnreachableError, UsageError
-from envkit.http.app import create_app
-from envkit.http.client import EnvClient
-from envkit.http.server import serve
+from envkit.http.api.app import create_app
+from envkit.http.client.env_client import EnvClient
+from envkit.http.server.server import serve
 from envkit.types import Task
 from tests.http.boxes import scripted
 from tests.http.pools import SmallPool

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from envkit.http.session import SessionEvent, SessionState, after
+from envkit.http.sessions.session import SessionEvent, SessionState, after
 
 S, E = SessionState, SessionEvent
 ALLOWED = {

@@ -21,8 +21,8 @@ from envkit.errors import (
     StepOrderError,
     UnknownEnvError,
 )
-from envkit.http.session import SessionState
-from envkit.http.sessions import SessionTable
+from envkit.http.sessions.session import SessionState
+from envkit.http.sessions.table import SessionTable
 from envkit.protocols import Episode
 from envkit.types import Observation, Reset, Step, Task
 from tests.http.stage import on_table, settle

@@ -19,8 +19,8 @@ from envkit.errors import (
     SessionConflictError,
     StepOrderError,
 )
-from envkit.http.session import Opened, SessionState
-from envkit.http.sessions import SessionTable
+from envkit.http.sessions.session import Opened, SessionState
+from envkit.http.sessions.table import SessionTable
 from envkit.protocols import Episode
 from envkit.types import Observation, Step, Task
 from tests.http.stage import on_table, settle

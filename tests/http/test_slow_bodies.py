@@ -8,8 +8,9 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.http import connections, patience
-from envkit.http.asgi import SILENT_S
+from envkit.http.limits import timeouts
+from envkit.http.protocol.asgi import SILENT_S
+from envkit.http.server import http_connection
 from tests.http.slow import Opened, Plain, beside, problem, rest_of
 
 
@@ -61,7 +62,7 @@ def test_a_body_that_trickles_is_not_waited_for_and_one_that_is_just_slow_is() -
             said = problem(await rest_of(link))
             tasks.cancel_scope.cancel()
             assert (said["status"], said["detail"]) == (408, "the body came with less than 16384 bytes a second")
-            assert patience.BODY_S <= clock.now() <= patience.BODY_S + 2 * connections.LOOK_S
+            assert timeouts.BODY_S <= clock.now() <= timeouts.BODY_S + 2 * http_connection.LOOK_S
         async with await opened() as link:
             await link.send(b"PUT /1 HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
             for _ in range(50):
@@ -87,7 +88,7 @@ def test_a_body_that_came_fast_at_first_may_not_trickle_for_longer() -> None:
             said = problem(await rest_of(link))
             tasks.cancel_scope.cancel()
             assert (said["status"], said["detail"]) == (408, "the body came with less than 16384 bytes a second")
-            assert clock.now() <= 2 * patience.BODY_S + 3 * connections.LOOK_S
+            assert clock.now() <= 2 * timeouts.BODY_S + 3 * http_connection.LOOK_S
 
     beside(main, Plain())
 
@@ -118,7 +119,7 @@ def test_a_large_body_that_is_held_has_to_be_faster_than_one_that_goes_to_the_di
             assert bool(said) == is_ended
             if is_ended:
                 assert problem(said)["status"] == 408
-                assert clock.now() < patience.BODY_S + 3 * connections.LOOK_S
+                assert clock.now() < timeouts.BODY_S + 3 * http_connection.LOOK_S
 
     beside(main)
 
@@ -135,7 +136,7 @@ def test_what_comes_after_an_early_answer_is_not_taken_for_ever() -> None:
 
             tasks.start_soon(trickle)
             assert (await rest_of(link)).startswith(b"HTTP/1.1 413 ")
-            assert clock.now() <= connections.HEAD_S + 2 * connections.LOOK_S
+            assert clock.now() <= http_connection.HEAD_S + 2 * http_connection.LOOK_S
             tasks.cancel_scope.cancel()
 
     beside(main)

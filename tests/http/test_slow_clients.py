@@ -6,8 +6,9 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.http import connections, patience
-from envkit.http.asgi import Receive, Scope, Send
+from envkit.http.limits import timeouts
+from envkit.http.protocol.asgi import Receive, Scope, Send
+from envkit.http.server import http_connection
 from tests.http.raw import UPGRADE
 from tests.http.slow import HELLO, Opened, Plain, beside, flood, problem, rest_of
 
@@ -36,7 +37,7 @@ def test_a_head_that_never_ends_is_not_waited_for(before: bytes, trickles: bool)
                 said = problem(await rest_of(link))
                 tasks.cancel_scope.cancel()
             assert (said["status"], said["detail"]) == (408, "the head of the request was not there within 20 s")
-            assert connections.HEAD_S <= clock.now() - began <= connections.HEAD_S + 2 * connections.LOOK_S
+            assert http_connection.HEAD_S <= clock.now() - began <= http_connection.HEAD_S + 2 * http_connection.LOOK_S
 
     beside(main)
 
@@ -45,7 +46,7 @@ def test_who_says_nothing_at_all_is_let_go_without_a_word() -> None:
     async def main(opened: Opened) -> None:
         async with await opened() as link:
             assert await rest_of(link) == b""
-            assert clock.now() <= connections.HEAD_S + 2 * connections.LOOK_S
+            assert clock.now() <= http_connection.HEAD_S + 2 * http_connection.LOOK_S
 
     beside(main)
 
@@ -79,7 +80,7 @@ def test_a_head_has_no_more_than_its_bytes(start: bytes, endless: bytes) -> None
     async def main(opened: Opened) -> None:
         async with await opened() as link:
             await link.send(start)
-            for _ in range(connections.MAX_HEAD_BYTES // 8000 + 2):
+            for _ in range(http_connection.MAX_HEAD_BYTES // 8000 + 2):
                 await link.send(endless[:8000])
                 await anyio.sleep(0.01)
             assert problem(await rest_of(link))["status"] in (400, 431)
@@ -92,7 +93,7 @@ def test_a_head_has_no_more_than_its_bytes(start: bytes, endless: bytes) -> None
 
 
 @pytest.mark.parametrize("start", [b"GET /v1/health HTTP/1.1\r\n", UPGRADE[:-2]], ids=["request", "socket"])
-@pytest.mark.parametrize("size", [connections.MAX_HEAD_BYTES + 500, 100_000, 131_000])
+@pytest.mark.parametrize("size", [http_connection.MAX_HEAD_BYTES + 500, 100_000, 131_000])
 def test_a_head_above_its_bound_is_refused_also_when_it_comes_in_one_piece(start: bytes, size: int) -> None:
     async def main(opened: Opened) -> None:
         async with await opened() as link:
@@ -119,7 +120,7 @@ def test_an_answer_that_nobody_reads_is_dropped(bytes_per_s: int) -> None:
         async with await opened() as link:
             await link.send(b"GET /%d HTTP/1.1\r\n\r\n" % LARGE)
             count = 0
-            while clock.now() < patience.ANSWER_S + 3 * connections.LOOK_S:
+            while clock.now() < timeouts.ANSWER_S + 3 * http_connection.LOOK_S:
                 await anyio.sleep(1)
                 if bytes_per_s:
                     count += len(await link.receive(bytes_per_s))
@@ -191,7 +192,7 @@ def test_who_comes_when_all_places_are_taken_is_told_and_who_does_nothing_makes_
         crowd = [await opened() for _ in range(4)]
         with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)), anyio.fail_after(1):
             await crowd[-1].receive()
-        await anyio.sleep(2 * connections.LOOK_S)
+        await anyio.sleep(2 * http_connection.LOOK_S)
         async with await opened() as late:
             await late.send(HELLO)
             assert (await late.receive()).startswith(b"HTTP/1.1 200")

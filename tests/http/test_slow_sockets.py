@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.http import connections, patience
+from envkit.http.limits import timeouts
+from envkit.http.server import http_connection
 from tests.http.raw import UPGRADE, frame
 from tests.http.slow import Opened, beside, flood, rest_of
 
@@ -85,6 +86,6 @@ def test_a_message_that_never_ends_is_not_kept(pieces: bytes) -> None:
             await link.send(pieces)
             said = await rest_of(link)
             assert said[-40:].count(b"the message") == 1
-            assert clock.now() <= patience.BODY_S + 2 * connections.LOOK_S
+            assert clock.now() <= timeouts.BODY_S + 2 * http_connection.LOOK_S
 
     beside(main)

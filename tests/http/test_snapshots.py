@@ -9,7 +9,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxNotFoundError, SnapshotLimitError
-from envkit.http.snapshots import SnapshotBounds, Snapshots
+from envkit.http.sandboxes.snapshot_quota import SnapshotBounds, Snapshots
 from envkit.protocols import Sandbox
 from envkit.types import SandboxSpec
 from tests.http.pools import SmallPool

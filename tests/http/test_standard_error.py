@@ -7,7 +7,7 @@ import sys
 
 WRITER = """
 import logging, sys
-from envkit.http.standard_error import StandardErrorLog
+from envkit.http.server.stderr_log import StandardErrorLog
 
 log = logging.getLogger("envkit")
 with StandardErrorLog():
@@ -21,7 +21,7 @@ print("a last word", file=sys.stderr, flush=True)
 """
 ONE = """
 import logging
-from envkit.http.standard_error import StandardErrorLog
+from envkit.http.server.stderr_log import StandardErrorLog
 
 with StandardErrorLog():
     logging.warning("long " * 2000)

@@ -10,8 +10,8 @@ import pytest
 
 from envkit import clock
 from envkit.errors import RateLimitError
-from envkit.http.client import EnvClient
-from envkit.http.rates import Rate
+from envkit.http.auth.rate_limit import Rate
+from envkit.http.client.env_client import EnvClient
 from tests.http.guarded import COUNT, LONG, Stage, on_stage
 
 

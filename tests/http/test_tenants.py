@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 from websockets.asyncio.client import connect
 
-from envkit.http.client import EnvClient
+from envkit.http.client.env_client import EnvClient
 from tests.http.guarded import COUNT, LONG, Stage, on_stage
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import UnreachableError, UsageError
-from envkit.http.app import create_app
-from envkit.http.client import EnvClient
-from envkit.http.server import serve
+from envkit.http.api.app import create_app
+from envkit.http.client.env_client import EnvClient
+from envkit.http.server.server import serve
 from envkit.types import Task
 from tests.http.worlds import slots
 

@@ -15,8 +15,8 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError, UsageError
-from envkit.http.callers import Caller
-from envkit.http.tokens import TokenStore
+from envkit.http.auth.caller import Caller
+from envkit.http.auth.tokens import TokenStore
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_is_named_with_what_to_do(tmp_path: Path) -> Non
 
 def test_processes_that_open_and_write_a_new_file_at_once_lose_nothing(path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from envkit.http.tokens import TokenStore\n"
+        "import sys; from pathlib import Path; from envkit.http.auth.tokens import TokenStore\n"
         "sys.stdin.readline()\n"
         "for n in range(20):\n"
         "    with TokenStore(Path(sys.argv[1])) as tokens: tokens.create('acme', ['play'])\n"

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from envkit.errors import RequestError
-from envkit.http import wire
-from envkit.http.wire import MAX_FRAMES, ResetReply, StepReply, batches, read_id, write
+from envkit.http.protocol import messages
+from envkit.http.protocol.messages import MAX_FRAMES, ResetReply, StepReply, batches, read_id, write
 from envkit.types import Observation, Reset, Step
 
 
@@ -86,10 +86,10 @@ def test_messages_are_joined_up_to_a_size_and_a_single_one_stays_single() -> Non
 )
 def test_a_message_that_is_no_task_is_refused_with_the_field_and_what_to_send(message: bytes, said: str) -> None:
     with pytest.raises(RequestError) as refused:
-        wire.read(message, msgspec.json.Decoder(wire.TaskBody))
+        messages.read(message, msgspec.json.Decoder(messages.TaskBody))
     assert str(refused.value) == said
 
 
 def test_a_near_name_is_found_in_lists_of_messages_and_in_what_they_hold() -> None:
     with pytest.raises(RequestError, match=r"^\[0\]\.part: unknown field 'color'; did you mean 'colour'\?$"):
-        wire.read(b'[{"part": {"color": "red"}}]', msgspec.json.Decoder(list[Whole]))
+        messages.read(b'[{"part": {"color": "red"}}]', msgspec.json.Decoder(list[Whole]))

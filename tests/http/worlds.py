@@ -14,8 +14,8 @@ import gymnasium
 
 from envkit.env import AsyncEnv
 from envkit.errors import OptionError, UnknownEnvError
-from envkit.http.app import create_app
-from envkit.http.server import serve
+from envkit.http.api.app import create_app
+from envkit.http.server.server import serve
 from envkit.protocols import EnvHost, Episode
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task

@@ -16,7 +16,7 @@ import numpy as np
 from envkit import clock, registry
 from envkit.env import AsyncEnv, AsyncEpisode, GymEpisode, loop_thread
 from envkit.errors import EnvkitError, OptionError, RequestError
-from envkit.http.wire import write
+from envkit.http.protocol.messages import write
 from envkit.metrics import Fold
 from envkit.types import JSON, Options, Task
 from envkit.wiring.env_check.episodes import (

@@ -1,0 +1,1 @@
+"""The application: its operations as routes and as frames of a WebSocket."""

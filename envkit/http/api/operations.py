@@ -1,0 +1,377 @@
+"""What can be asked of a server: the calls by name, whatever they came over, and the one place where errors become
+problems.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from copy import copy
+from typing import Any, ClassVar, TypeVar
+
+import anyio
+import msgspec
+
+from envkit import __version__
+from envkit.errors import (
+    EnvError,
+    EnvkitError,
+    RequestError,
+    SandboxNotFoundError,
+    UnreachableError,
+    did_you_mean,
+    to_problem,
+)
+from envkit.http.api.status_page import Overview
+from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller, renamed
+from envkit.http.limits.memory_budget import Room
+from envkit.http.protocol.messages import (
+    UNREADABLE,
+    CreateBody,
+    DoneReply,
+    EnvReply,
+    EnvsReply,
+    Frame,
+    HealthReply,
+    NoBody,
+    Outcome,
+    Problem,
+    ReadyReply,
+    ResetReply,
+    SessionBody,
+    SessionReply,
+    SessionsReply,
+    SessionStepBody,
+    StepAnswer,
+    StepBody,
+    StepFrame,
+    StepReply,
+    read,
+    write,
+)
+from envkit.http.sandboxes.lookup import seen_by
+from envkit.http.sandboxes.operations import SandboxCalls
+from envkit.http.sessions.counters import Played
+from envkit.http.sessions.metrics import Collect, exposition
+from envkit.http.sessions.session import Move, SessionView
+from envkit.http.sessions.table import SessionTable
+from envkit.protocols import WatchedHost
+from envkit.registry import EnvSpec
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_STEP = msgspec.json.Decoder(SessionStepBody)
+_STEPS = msgspec.json.Decoder(list[SessionStepBody])
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class Calls:
+    """The calls of protocol version 1.
+
+    Args:
+        sessions: What they act on.
+        envs: Gives the environments that can be played.
+        metrics: Gives what the metrics tell beside the sessions.
+
+    Attributes:
+        sandboxes: The calls about sandboxes; None where there are none.
+        sends_traces: Whether callers get the tracebacks of environments, and the whole names of their files.
+        caller: Who calls; the ids of sessions are its own names for them.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        envs: Callable[[], Iterable[EnvSpec]],
+        metrics: Collect | None = None,
+    ) -> None:
+        self.sessions = sessions
+        self.sandboxes: SandboxCalls | None = None
+        self.sends_traces = False
+        self._metrics = metrics
+        self._envs = envs
+        self._caller = EVERYBODY
+
+    def by(self, caller: Caller) -> Calls:
+        """Return the same calls as `caller` makes them: the ids of sessions are its own names for them."""
+        if caller is self._caller:
+            return self
+        calls = copy(self)
+        calls._caller = caller
+        return calls
+
+    async def create(self, body: CreateBody) -> ResetReply:
+        self._refuse_when_closing()
+        turn, start = await self.sessions.create(self._caller.key(body.session_id), body.task())
+        return ResetReply.of(turn, start)
+
+    async def step(self, id: str, body: StepBody) -> StepReply:
+        """Play a step of the session that the caller names `id`."""
+        self._refuse_when_closing()
+        return StepReply.of(body.turn + 1, await self.sessions.step(self._caller.key(id), body.turn, body.action))
+
+    async def delete(self, body: SessionBody) -> DoneReply:
+        await self.sessions.delete(self._caller.key(body.session_id))
+        return DoneReply()
+
+    async def session(self, body: SessionBody) -> SessionReply:
+        return self._session_reply(self.sessions.get(self._caller.key(body.session_id)))
+
+    async def list_sessions(self, body: NoBody) -> SessionsReply:
+        return SessionsReply(
+            [self._session_reply(view) for view in self.sessions.views() if self._caller.sees(view.id)]
+        )
+
+    async def list_envs(self, body: NoBody) -> EnvsReply:
+        return EnvsReply(
+            [EnvReply(spec.id, spec.summary, dict(spec.options), spec.replayable) for spec in self._envs()]
+        )
+
+    async def health(self, body: NoBody) -> HealthReply:
+        return HealthReply(__version__)
+
+    async def ready(self, body: NoBody) -> ReadyReply:
+        capacity, leased = self.sessions.capacity, self.sessions.leased
+        host, why = self.sessions.host, ""
+        if self.sessions.is_closing:
+            why = "the server is shutting down"
+        elif isinstance(host, WatchedHost) and host.why_unready:
+            why = host.why_unready
+        elif leased >= capacity:
+            why = f"all {capacity} places are taken"
+        return ReadyReply(not why, capacity, leased, why)
+
+    async def overview(self) -> Overview | None:
+        """Return what the caller may see of the server; None for a caller without the token that is needed."""
+        caller, sandboxes = self._caller, None
+        if caller is NOBODY:
+            return None
+        if self.sandboxes is not None and caller.may(SANDBOX):
+            sandboxes = self.sandboxes.access.pool.views(tenant=seen_by(caller))
+        plays = caller.may(PLAY)
+        return Overview(
+            await self.ready(NoBody()),
+            list(self._envs()) if plays else None,
+            [view for view in self.sessions.views() if caller.sees(view.id)] if plays else None,
+            sandboxes,
+            caller.name,
+        )
+
+    def exposition(self) -> bytes:
+        """Return the metrics in Prometheus's text format."""
+        return exposition(self.sessions, self._metrics)
+
+    async def steps(self, data: bytes, played: Played) -> bytes:
+        """Play a JSON list of steps: of different sessions at once, of the same session one after another.
+
+        Returns:
+            A JSON list of what came of each, in the same order: ``{"result": ...}`` or ``{"error": ...}``.
+
+        Raises:
+            RequestError: It is not a list.
+            RateLimitError: The caller may not play so many now; none was played.
+        """
+        bodies = read_each(data, _STEPS, _STEP)
+        played.steps += len(bodies)
+        self._caller.take(max(0, len(bodies) - 1))  # the request itself was counted before
+        outcomes: list[bytes] = [b""] * len(bodies)
+        waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
+        now = self.sessions.now()
+        for index, body in enumerate(bodies):
+            if isinstance(body, RequestError):
+                outcomes[index] = self.failure(body)
+                continue
+            id = body.session_id
+            try:
+                self._refuse_when_closing()
+                key = self._caller.key(id)
+                step = None if id in waiting else self.sessions.step_now(key, body.turn, body.action, now)
+                if step is None:
+                    waiting[id].append((index, body))
+                else:
+                    outcomes[index] = self.encode(Outcome(StepReply.of(body.turn + 1, step)), id)
+            except Exception as error:
+                outcomes[index] = self.failure(error, id)
+
+        async def play(queue: list[tuple[int, SessionStepBody]]) -> None:
+            for index, body in queue:
+                outcomes[index] = await self._outcome(self.step(body.session_id, body), body.session_id)
+
+        if waiting:
+            async with anyio.create_task_group() as tasks:
+                for queue in waiting.values():
+                    tasks.start_soon(play, queue)
+        return b"[%b]" % b",".join(outcomes)
+
+    def answers_now(self, frames: Iterable[StepFrame], used: set[str]) -> tuple[list[bytes], list[StepFrame]]:
+        """Answer the frames that need no waiting; their sessions are added to `used`. See `answer`.
+
+        Returns:
+            The answers, and the other frames.
+        """
+        answers: list[bytes] = []
+        others: list[StepFrame] = []
+        sessions = self.sessions
+        now = sessions.now()
+        for frame in frames:
+            body = frame.params
+            id = body.session_id
+            key = self._caller.key(id)
+            used.add(key)
+            try:
+                if sessions.is_closing:
+                    self._refuse_when_closing()
+                step = sessions.step_now(key, body.turn, body.action, now)
+                if step is None:
+                    others.append(frame)
+                else:
+                    answers.append(self.encode(StepAnswer(frame.id, StepReply.of(body.turn + 1, step)), id))
+            except Exception as error:
+                answers.append(_addressed(frame.id, self.failure(error, id)))
+        return answers, others
+
+    def ask(self, frame: StepFrame, give: Callable[[bytes], None]) -> bool:
+        """Begin to answer a frame that `answers_now` left, if that needs no task: `give` is called with the answer.
+
+        Returns:
+            False where only `answer` can; then nothing was done.
+        """
+        body = frame.params
+
+        def settled(move: Move) -> None:
+            try:
+                reply = StepReply.of(move.turn + 1, move.result())
+                answer = self.encode(StepAnswer(frame.id, reply), body.session_id)
+            except Exception as error:
+                answer = _addressed(frame.id, self.failure(error, body.session_id))
+            give(answer)
+
+        return self.sessions.ask(self._caller.key(body.session_id), body.turn, body.action, settled)
+
+    async def answer(self, frame: Frame | StepFrame, used: set[str], played: Played) -> bytes:
+        """Answer a frame; an error is an answer too. The session that it makes is added to `used` and `played`."""
+        if isinstance(frame, StepFrame):
+            session_id = frame.params.session_id
+            return _addressed(frame.id, await self._outcome(self.step(session_id, frame.params), session_id))
+        try:
+            decoder, method = self._METHODS[frame.method]
+            body = read(frame.params, decoder)
+        except KeyError:
+            hint = did_you_mean(frame.method, [*self._METHODS, "step"])
+            return self.refusal(frame.id, RequestError(f"there is no method {frame.method[:100]!r}{hint}"))
+        except RequestError as error:
+            return self.refusal(frame.id, error)
+        id: str | None = getattr(body, "session_id", None)
+        if isinstance(body, CreateBody):
+            key = self._caller.key(body.session_id)
+            used.add(key)
+            outcome = await self._outcome(method(self, body), id)
+            if self.sessions.turn(key) is not None:  # it was made
+                played.envs[body.env_id] += 1
+            return _addressed(frame.id, outcome)
+        return _addressed(frame.id, await self._outcome(method(self, body), id))
+
+    async def answer_sandbox(self, frame: Frame, used: set[str], room: Room) -> bytes:
+        """Answer a frame about a sandbox, which is added to `used` if it is used; the answer is counted in `room`."""
+        if self.sandboxes is None:
+            return _addressed(frame.id, self.failure(no_sandboxes()))
+        return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used, room)).framed)
+
+    def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
+        """Return the answer to a frame that is not taken; the id is None if not even that is known."""
+        return _addressed(frame_id, self.failure(error))
+
+    async def _outcome(self, call: Awaitable[object], session_id: str | None = None) -> bytes:
+        """Return what comes of a call, be it a result or an error."""
+        try:
+            return b'{"result":%b}' % self.encode(await call, session_id)
+        except Exception as error:
+            return self.failure(error, session_id)
+
+    def failure(self, error: Exception, session_id: str | None = None) -> bytes:
+        """Return the outcome that tells of `error`."""
+        return b'{"error":%b}' % write(self.problem(error, session_id))
+
+    def problem(self, error: Exception, session_id: str | None = None) -> Problem:
+        """Return what the caller is told about `error`, and count it. Only here errors become problems."""
+        if not isinstance(error, EnvkitError):
+            _log.error("a call failed in a way that nobody foresaw", exc_info=error)
+            error = EnvkitError("the server made a mistake; its log says which")
+        if isinstance(error, EnvError) and not self.sends_traces:
+            error = error.for_callers()
+        if session_id is not None and (key := self._caller.key(session_id)) != session_id:
+            error = renamed(error, {key: session_id})
+        self.sessions.tally.errors[error.code] += 1
+        turn = None if session_id is None else self.sessions.turn(self._caller.key(session_id))
+        said = to_problem(error)
+        fields = {name: _sayable(getattr(error, name)) for name in error.fields}
+        return msgspec.convert({**said, "detail": _sayable(said["detail"]), "fields": fields, "turn": turn}, Problem)
+
+    def encode(self, reply: object, session_id: str | None = None) -> bytes:
+        """Encode an answer.
+
+        Raises:
+            EnvError: The world put something into it that JSON cannot say.
+        """
+        try:
+            return write(reply)
+        except RequestError as error:
+            env_id = "the world"
+            if session_id is not None:
+                env_id = self.sessions.get(self._caller.key(session_id)).task.env_id
+            raise EnvError(env_id, f"an answer that {error}") from None
+
+    def _refuse_when_closing(self) -> None:
+        if self.sessions.is_closing:
+            raise UnreachableError("the server is shutting down")
+
+    def _session_reply(self, view: SessionView) -> SessionReply:
+        task, id = view.task, self._caller.name(view.id)
+        return SessionReply(
+            id, task.env_id, task.seed, dict(task.options), view.state.value, view.turn, round(view.idle_s, 3)
+        )
+
+    _METHODS: ClassVar[Mapping[str, tuple[msgspec.json.Decoder[Any], Callable[[Any, Any], Awaitable[object]]]]] = {
+        "create": (msgspec.json.Decoder(CreateBody), create),
+        "delete": (msgspec.json.Decoder(SessionBody), delete),
+        "session": (msgspec.json.Decoder(SessionBody), session),
+        "sessions": (msgspec.json.Decoder(NoBody), list_sessions),
+        "envs": (msgspec.json.Decoder(NoBody), list_envs),
+        "health": (msgspec.json.Decoder(NoBody), health),
+        "ready": (msgspec.json.Decoder(NoBody), ready),
+    }
+
+
+def no_sandboxes() -> SandboxNotFoundError:
+    """Return what a server says that has no pool."""
+    return SandboxNotFoundError("there are no sandboxes to lend here")
+
+
+def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
+    """Decode a list whose elements may be wrong one by one.
+
+    Raises:
+        RequestError: It is not a list.
+    """
+    with suppress(*UNREADABLE):
+        return [*many.decode(data)]
+    each: list[T | RequestError] = []
+    for raw in read(data, _RAWS):
+        try:
+            each.append(read(raw, one))
+        except RequestError as error:
+            each.append(error)
+    return each
+
+
+def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
+    return b'{"id":%b,%b' % (write(frame_id), outcome[1:])
+
+
+def _sayable(value: object) -> object:
+    """Names of files may hold bytes that are no text, which JSON cannot say."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

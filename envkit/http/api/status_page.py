@@ -1,0 +1,148 @@
+"""The status page of a server at ``/``. Plain HTML without scripts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+
+from envkit import __version__, clock
+from envkit.http.protocol import messages
+from envkit.http.sessions.session import SessionView
+from envkit.registry import EnvSpec
+from envkit.types import SandboxState, SandboxView
+
+REFRESH_S = 5
+"""Seconds after which a browser loads the page again."""
+
+MAX_LOST = 20
+"""Lost sandboxes that are listed, newest first."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+LINKS = {
+    "/openapi.json": "API document (OpenAPI)",
+    "/metrics": "metrics (Prometheus)",
+    f"/v{messages.PROTOCOL}/health": "health: is the server alive",
+    f"/v{messages.PROTOCOL}/ready": "ready: can a session be made now",
+}
+
+_LOST = SandboxState.LOST.value
+_FINISHED = "finished"
+_STATES = {
+    SandboxState.STARTING.value: "being started",
+    SandboxState.READY.value: "spare, ready to be leased",
+    SandboxState.LEASED.value: "in use",
+    SandboxState.SUSPECT.value: "in use, and silent",
+    _LOST: "was healthy and is gone, in the last 10 minutes",
+    _FINISHED: "its command has exited, in the last 10 minutes",
+    SandboxState.STOPPED.value: "was ended, or did not start, in the last 10 minutes",
+}
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;margin:.5rem 0}th,td{text-align:left;padding:.2rem 1rem .2rem 0;vertical-align:top}"
+    "th{border-bottom:1px solid #888}td.n{text-align:right}.bad{color:#b00020;font-weight:bold}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What one caller may see of a server.
+
+    Attributes:
+        ready: Whether a session can be made.
+        envs: The environments; None where the caller may not play.
+        sessions: The sessions that it sees; None likewise.
+        sandboxes: The sandboxes that it sees; None where it may not use any, or there are none.
+        name: Returns how it names one of them.
+    """
+
+    ready: messages.ReadyReply
+    envs: Sequence[EnvSpec] | None
+    sessions: Sequence[SessionView] | None
+    sandboxes: Sequence[SandboxView] | None
+    name: Callable[[str], str]
+
+
+def page(overview: Overview | None) -> bytes:
+    """Return the page; without an overview, for who shows no token where one is needed, version and links alone."""
+    parts = [f"<h1>envkit {escape(__version__)}</h1>", "<p>A server of environments and sandboxes.</p>"]
+    if overview is None:
+        parts.append("<p>To see more, send a token: <code>curl -H 'Authorization: Bearer ek_...' URL</code></p>")
+    else:
+        parts += _sections(overview)
+    parts.append("<h2>Links</h2>" + _table(["path", ""], [(_link(path), escape(text)) for path, text in LINKS.items()]))
+    refresh = "" if overview is None else f'<meta http-equiv="refresh" content="{REFRESH_S}">'
+    head = f'<meta charset="utf-8"><title>envkit</title>{refresh}<style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'.encode()
+
+
+def _sections(overview: Overview) -> Iterable[str]:
+    ready = overview.ready
+    state = "Ready" if ready.ready else f'<span class="bad">Not ready: {escape(ready.why)}</span>'
+    yield f"<p>{state}. {ready.leased} of {ready.capacity} episodes are being played.</p>"
+    yield f"<p>As of {_time(clock.wall())} UTC; loaded again every {REFRESH_S} s.</p>"
+    if overview.sandboxes is not None:
+        yield "<h2>Sandboxes</h2>"
+        yield _sandboxes(overview.sandboxes)
+        lost = [view for view in overview.sandboxes if _state(view) == _LOST]
+        if lost:
+            lost.sort(key=lambda view: view.phases[-1].at_s, reverse=True)
+            rows = [
+                [_time(view.phases[-1].at_s), overview.name(view.id), view.phases[-1].reason]
+                for view in lost[:MAX_LOST]
+            ]
+            more = f"<p>The last {len(rows)} of {len(lost)}.</p>" if len(lost) > len(rows) else ""
+            yield f"<h2>Lost sandboxes</h2>{more}"
+            yield _table(["time (UTC)", "sandbox", "cause"], [map(escape, row) for row in rows])
+    if overview.envs is not None and overview.sessions is not None:
+        counts = Counter(view.task.env_id for view in overview.sessions)
+        rows = [[spec.id, str(counts[spec.id]), spec.summary] for spec in overview.envs]
+        yield "<h2>Environments</h2>"
+        yield _table(["id", "sessions", ""], [map(escape, row) for row in rows])
+
+
+def _sandboxes(views: Sequence[SandboxView]) -> str:
+    # The names that callers give have no colon; those that serve environments begin with one.
+    own = Counter(_state(view) for view in views if view.id.startswith(":"))
+    others = Counter(_state(view) for view in views if not view.id.startswith(":"))
+    rows = []
+    for state, meaning in _STATES.items():
+        kind = ' class="bad"' if state == _LOST and own[state] + others[state] else ""
+        rows.append([f"<span{kind}>{state}</span>", str(others[state]), str(own[state]), meaning])
+    return _table(["state", "sandboxes", "for environments", ""], rows)
+
+
+def _state(view: SandboxView) -> str:
+    """Return the state of a sandbox; one of a caller that ended with its own command is no loss."""
+    may_exit = view.spec.command and not view.id.startswith(":")
+    if may_exit and view.state is SandboxState.LOST and view.phases[-1].reason.startswith("exited with code"):
+        return _FINISHED
+    return view.state.value
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _link(path: str) -> str:
+    return f'<a href="{path}">{path}</a>'
+
+
+def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table; its cells are HTML."""
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(cell: str) -> str:
+    return f'<td class="n">{cell}</td>' if cell.isdigit() else f"<td>{cell}</td>"

@@ -1,0 +1,297 @@
+"""Tokens: what callers show, kept in one SQLite file that the server and the command line use at the same time.
+
+A token reads ``ek_<id>_<secret>``. Of the secret, 256 random bits, only the SHA-256 is kept: nobody can guess or try
+out such a secret however fast the hash, so a slow hash, which is for words that people choose, would only cost time on
+each request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import math
+import os
+import re
+import secrets
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from envkit import clock
+from envkit.errors import EnvkitError, UsageError, did_you_mean
+from envkit.http.auth.caller import SCOPES, Caller
+
+_log = logging.getLogger(__name__)
+
+FRESH_S = 0.5
+"""Seconds for which a token that was good is taken to be good, so most that a revoked one lives on."""
+
+_TOUCH_S = 60.0
+"""How coarse the time of the last use is."""
+
+_BUSY_S = 5.0
+_MOST_TTL_S = 100 * 365 * 86400.0
+_TOKEN = re.compile(r"ek_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+_WORD = re.compile(r"[A-Za-z0-9._-]{1,32}")
+_TABLE = """
+CREATE TABLE tokens (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL, tenant TEXT NOT NULL, scopes TEXT NOT NULL, secret_sha256 BLOB NOT NULL,
+    created REAL NOT NULL, expires REAL, used REAL, revoked REAL
+);
+CREATE UNIQUE INDEX live_names ON tokens (name) WHERE revoked IS NULL;
+"""
+_NO_TOKENS = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CANTOPEN)
+"""What SQLite says of a file that is none of ours: no database, damaged, other tables, or a folder."""
+_VIEW = "id, name, tenant, scopes, created, expires, used, revoked"
+
+
+class TokenView(NamedTuple):
+    """A token, without its secret. Times are seconds since 1970; `used` is up to a minute old. None is never."""
+
+    id: str
+    name: str
+    tenant: str
+    scopes: frozenset[str]
+    created: float
+    expires: float | None
+    used: float | None
+    revoked: float | None
+
+    def is_live(self, now: float) -> bool:
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+
+class TokenStore:
+    """The tokens in one file. Used by one thread at a time, and by any number of processes.
+
+    Args:
+        path: The file; it is made, readable by its owner alone, as is its folder, where they are missing.
+        fresh_s: Seconds for which `check` remembers that a token is good.
+
+    Raises:
+        UsageError: The file or its folder cannot be used; the message says why.
+    """
+
+    def __init__(self, path: Path, *, fresh_s: float = FRESH_S) -> None:
+        self._path = path
+        self._fresh_s = fresh_s
+        self._good: dict[bytes, tuple[Caller, float]] = {}
+        self._is_needed = False
+        self._looked = -math.inf
+        self._opened, self._file = _open(path)
+
+    def create(self, tenant: str, scopes: Iterable[str], name: str | None = None, ttl_s: float | None = None) -> str:
+        """Make a token and return its text, which cannot be had again.
+
+        Args:
+            tenant: Who will own what is made with it: 1 to 32 letters, digits, dots, dashes, underscores.
+            scopes: Names of `envkit.http.auth.caller.SCOPES`.
+            name: How people call it, of the same characters; its id, unless given.
+            ttl_s: Seconds after which it is no longer valid; None is never.
+
+        Raises:
+            UsageError: One of them cannot be, or another token has this name.
+        """
+        given = frozenset(scopes)
+        for what, word in (("tenant", tenant), ("name", name)):
+            if word is not None and not _WORD.fullmatch(word):
+                raise UsageError(f"{what}: must be 1 to 32 of A-Z a-z 0-9 . _ -, got {word!r}")
+        for scope in sorted(given - set(SCOPES)):
+            raise UsageError(f"scopes: there is no {scope!r}{did_you_mean(scope, SCOPES)}")
+        if not given:
+            raise UsageError(f"scopes: a token needs one at least; there are: {', '.join(SCOPES)}")
+        if ttl_s is not None and not 0 < ttl_s <= _MOST_TTL_S:
+            raise UsageError(f"ttl: must be above 0 s and at most a hundred years, got {ttl_s:g} s")
+        id, secret, now = secrets.token_hex(6), secrets.token_urlsafe(32), clock.wall()
+        expires = None if ttl_s is None else now + ttl_s
+        row = (id, name or id, tenant, ",".join(sorted(given)), _digest(secret), now, expires)
+        try:
+            with self._said(UsageError):
+                self._database().execute(
+                    "INSERT INTO tokens (id, name, tenant, scopes, secret_sha256, created, expires)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    row,
+                )
+        except sqlite3.IntegrityError:
+            raise UsageError(f"a token is called {name!r} already; choose another name, or revoke that one") from None
+        return f"ek_{id}_{secret}"
+
+    def revoke(self, id_or_name: str) -> str:
+        """End a token for good and return its id; servers that use this file notice within `FRESH_S`.
+
+        Raises:
+            UsageError: There is none, or it was revoked before.
+        """
+        with self._said(UsageError):
+            found = (
+                self._database()
+                .execute(
+                    # An id comes before a name that looks like one.
+                    "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND id ="
+                    " (SELECT id FROM tokens WHERE revoked IS NULL AND (id = ?2 OR name = ?2) ORDER BY id <> ?2)"
+                    " RETURNING id",
+                    (clock.wall(), id_or_name),
+                )
+                .fetchall()
+            )
+        if not found:
+            live = [word for one in self.list() if one.revoked is None for word in {one.id, one.name}]
+            raise UsageError(f"there is no token {id_or_name!r} to revoke{did_you_mean(id_or_name, live)}")
+        id: str = found[0][0]
+        return id
+
+    def list(self) -> Sequence[TokenView]:
+        """Return all tokens, also those that were revoked or have expired, oldest first."""
+        with self._said(UsageError):
+            rows = self._database().execute(f"SELECT {_VIEW} FROM tokens ORDER BY created, id").fetchall()
+        return [_view(row) for row in rows]
+
+    def is_needed(self) -> bool:
+        """Say whether there is a token, or ever was one, since at least `fresh_s`: from then on everybody needs one.
+
+        Raises:
+            EnvkitError: The file cannot be read any more.
+        """
+        if not self._is_needed and (now := clock.stopwatch()) >= self._looked + self._fresh_s:
+            with self._said(EnvkitError):
+                self._is_needed = self._database().execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
+            self._looked = now
+        return self._is_needed
+
+    def check(self, text: str) -> Caller | None:
+        """Return who shows the token `text`; None if it is not valid, or not any more since at most `fresh_s`.
+
+        Raises:
+            EnvkitError: The file cannot be read any more.
+        """
+        digest, now = _digest(text), clock.stopwatch()
+        known = self._good.get(digest)
+        if known is not None and now < known[1]:
+            return known[0]
+        caller = self._look_up(text)
+        if caller is not None:
+            self._good[digest] = caller, now + self._fresh_s
+        elif known is not None:
+            del self._good[digest]
+        return caller
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _look_up(self, text: str) -> Caller | None:
+        parts = _TOKEN.fullmatch(text)
+        if parts is None:
+            return None
+        with self._said(EnvkitError):
+            database = self._database()
+            row = database.execute(f"SELECT secret_sha256, {_VIEW} FROM tokens WHERE id = ?", (parts[1],)).fetchone()
+            if row is None or not hmac.compare_digest(row[0], _digest(parts[2])):
+                return None
+            view, now = _view(row[1:]), clock.wall()
+            if not view.is_live(now):
+                return None
+            if view.used is None or now - view.used >= _TOUCH_S:
+                self._touch(view.id, now)
+        return Caller(view.tenant, view.scopes, view.id)
+
+    def _touch(self, id: str, now: float) -> None:
+        """Note that a token is used, unless somebody else writes: a request does not wait for that."""
+        database = self._database()
+        database.execute("PRAGMA busy_timeout = 0")
+        with suppress(sqlite3.OperationalError):
+            database.execute("UPDATE tokens SET used = ? WHERE id = ?", (now, id))
+        database.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
+
+    def _database(self) -> sqlite3.Connection:
+        """Return the connection, to another file if ours was removed or replaced: that revokes what was in it."""
+        try:
+            is_ours = _identity(self._path) == self._file
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
+            self._opened.close()
+            self._opened, self._file = _open(self._path)
+        return self._opened
+
+    @contextmanager
+    def _said(self, kind: type[EnvkitError]) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except (OSError, sqlite3.Error, UsageError) as error:
+            raise kind(f"the tokens in {self._path} cannot be used: {error}") from None
+
+
+def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
+    """Open the file, making it where it is missing, and say which one it was."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = path.parent.stat()
+        if folder.st_mode & 0o022 or folder.st_uid not in (os.geteuid(), 0):
+            raise UsageError(
+                f"tokens are not safe in {path.parent}, where others may write: chmod go-w {path.parent}, or choose "
+                "another folder (--state)"
+            )
+        if not path.exists():
+            _make(path)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)
+            _log.warning("others could use %s, and can no longer; it has hashes of tokens, not the tokens", path)
+        file = _identity(path)
+        database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute(f"SELECT {_VIEW} FROM tokens LIMIT 0")
+        except BaseException:
+            database.close()
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"tokens cannot be kept in {path}: {error.strerror or error}; choose a folder that can be written (--state)"
+        ) from None
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) not in _NO_TOKENS:  # such as a full disk: the tokens are there
+            raise UsageError(f"the tokens in {path} cannot be used: {error}") from None
+        raise UsageError(
+            f"{path} does not hold tokens: {error}; move it away, or choose another folder (--state)"
+        ) from None
+    return database, file
+
+
+def _make(path: Path) -> None:
+    """Make the file at once and whole, so that whoever opens it in the same moment finds it ready."""
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".tokens-")  # with mode 0600, which its journals inherit
+    os.close(handle)
+    try:
+        with closing(sqlite3.connect(draft, isolation_level=None)) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.executescript(_TABLE)
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        Path(draft).unlink()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="replace")).digest()
+
+
+def _view(row: Sequence[object]) -> TokenView:
+    view = TokenView(*row)  # type: ignore[arg-type]
+    return view._replace(scopes=frozenset(str(row[3]).split(",")))

@@ -1,0 +1,215 @@
+"""The client's side of what is too large for a frame: single HTTP requests, with a connection for each.
+
+The requests are made by the standard library's own client in a thread; whoever is cancelled meanwhile breaks the
+connection, which ends them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from envkit import clock
+from envkit.errors import EnvkitError, UnreachableError, from_problem
+from envkit.http.client.connect import CONNECT_TIMEOUT_S, authorization, trusting
+
+_PIECE_BYTES = 1 << 20
+_PROBLEM = msgspec.json.Decoder(dict[str, Any])
+
+T = TypeVar("T")
+
+
+class Bulk:
+    """Makes requests of one server.
+
+    Args:
+        url: Where it is, as `envkit.http.client.connect.dial_url` takes it.
+        token: Shown with each request, where there is one.
+        ca: PEM file of the certificates that it is trusted by, instead of the system's.
+    """
+
+    def __init__(self, url: str, token: str | None = None, ca: Path | str | None = None) -> None:
+        self._url = url
+        self._parts = urlsplit(url)
+        self._headers = authorization(token)
+        self._ca = ca
+
+    async def request(
+        self, verb: str, target: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Make a request that is safe to repeat, and return the answer; a connection that breaks is made once more.
+
+        Raises:
+            UnreachableError: The server is gone, or answers what is no answer.
+            EnvkitError: Whatever the server answered.
+        """
+        try:
+            return await self._request(verb, target, body, timeout_s, headers or {})
+        except UnreachableError:
+            return await self._request(verb, target, body, timeout_s, headers or {})
+
+    async def send(self, verb: str, target: str, pieces: AsyncIterator[bytes], *, timeout_s: float) -> None:
+        """Make a request whose body comes in pieces. Raises as `request`, and what the pieces raise."""
+        async with _Exchange(self, timeout_s) as exchange:
+            await exchange.begin(verb, target, {"Transfer-Encoding": "chunked"})
+            try:
+                async for piece in pieces:
+                    if piece:
+                        await exchange.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+                await exchange.send(b"0\r\n\r\n")
+            except UnreachableError:  # a server that refuses may answer before it has read all
+                if (refusal := await exchange.refusal()) is None:
+                    raise
+                raise refusal from None
+            await exchange.answer()
+
+    async def pieces(self, target: str, *, timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """Yield the body of an answer in pieces. Raises as `request`."""
+        async with _Exchange(self, timeout_s) as exchange:
+            await exchange.begin("GET", target, {})
+            response = await exchange.response()
+            while piece := await exchange.do(response.read, _PIECE_BYTES):
+                yield piece
+
+    async def _request(
+        self, verb: str, target: str, body: bytes, timeout_s: float, headers: Mapping[str, str]
+    ) -> bytes:
+        async with _Exchange(self, timeout_s) as exchange:
+            await exchange.begin(verb, target, {**headers, "Content-Length": str(len(body))})
+            with suppress(UnreachableError):  # it may have answered before it has read all
+                await exchange.send(body)
+            return await exchange.answer()
+
+    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a connection that is not open yet."""
+        parts = self._parts
+        if parts.scheme == "unix":
+            return _UnixConnection(parts.path, timeout_s)
+        assert parts.hostname is not None  # `dial_url` has looked at it
+        if parts.scheme == "https":
+            context = ssl.create_default_context() if self._ca is None else trusting(self._ca)
+            return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
+        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+
+    def path(self, target: str) -> str:
+        """Return what to ask for."""
+        return target if self._parts.scheme == "unix" else f"{self._parts.path.rstrip('/')}{target}"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._headers
+
+    def unreachable(self, cause: object) -> UnreachableError:
+        return UnreachableError(f"{self._url}: {cause}")
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, bulk: Bulk, timeout_s: float) -> None:
+        self._bulk = bulk
+        self._timeout_s = timeout_s
+        self._connection = bulk.connect(min(timeout_s, CONNECT_TIMEOUT_S))
+        self._is_waiting = False
+
+    async def begin(self, verb: str, target: str, headers: Mapping[str, str]) -> None:
+        await self.do(self._begin, verb, target, {**self._bulk.headers, **headers, "Connection": "close"})
+
+    async def send(self, data: bytes) -> None:
+        await self.do(self._connection.send, data)
+
+    async def response(self) -> http.client.HTTPResponse:
+        """Return the answer once it begins.
+
+        Raises:
+            EnvkitError: It is a problem.
+        """
+        response = await self.do(self._connection.getresponse)
+        if 200 <= response.status < 300:
+            return response
+        content = await self.do(response.read, _PIECE_BYTES)
+        try:
+            problem = from_problem(_PROBLEM.decode(content))
+        except (ValueError, RecursionError):
+            raise self._bulk.unreachable(f"answers with status {response.status}; is it an `envkit serve`?") from None
+        raise problem
+
+    async def answer(self) -> bytes:
+        response = await self.response()
+        return await self.do(response.read)
+
+    async def refusal(self) -> EnvkitError | None:
+        """Return the problem that was answered; None where there is no answer."""
+        try:
+            await self.response()
+        except UnreachableError:
+            return None
+        except EnvkitError as error:
+            return error
+        return None
+
+    async def do(self, call: Callable[..., T], *args: object) -> T:
+        """Do in a thread what waits for the connection; who is cancelled meanwhile breaks it."""
+        results: list[T] = []
+        failure: Exception | None = None
+        self._is_waiting = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._break_when_cancelled)
+            try:
+                results.append(await clock.to_thread(call, *args))
+            except (OSError, http.client.HTTPException) as error:
+                await checkpoint_if_cancelled()  # then it was we who broke it
+                failure = error
+            self._is_waiting = False
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            text = getattr(failure, "strerror", None) or str(failure) or type(failure).__name__
+            raise self._bulk.unreachable(text) from None
+        return results[0]
+
+    async def __aenter__(self) -> _Exchange:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def _begin(self, verb: str, target: str, headers: Mapping[str, str]) -> None:
+        connection = self._connection
+        connection.connect()
+        assert connection.sock is not None
+        connection.sock.settimeout(self._timeout_s)
+        connection.putrequest(verb, self._bulk.path(target))
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+
+    async def _break_when_cancelled(self) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            if self._is_waiting and self._connection.sock is not None:
+                with suppress(OSError):
+                    self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """Over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("server", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

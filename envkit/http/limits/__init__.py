@@ -1,0 +1,1 @@
+"""Memory budgets, queues and timeouts of a server."""

@@ -1,0 +1,300 @@
+"""Sandboxes as plain ASGI: what is on the hot path, and what travels in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import parse_qs
+
+import anyio
+import msgspec
+
+from envkit.errors import EnvkitError, RequestError, UnsupportedError
+from envkit.http.auth.caller import Caller, caller_of
+from envkit.http.limits.memory_budget import room_of
+from envkit.http.protocol import sandbox_messages as wire
+from envkit.http.protocol.asgi import JSON, PROBLEM, Receive, Scope, Send, read_body, respond
+from envkit.http.protocol.messages import DoneReply, read, write
+from envkit.http.sandboxes.idempotency import Outcome
+from envkit.http.sandboxes.lookup import seen_by
+from envkit.http.sandboxes.operations import SandboxCalls
+from envkit.http.sandboxes.transfers import MAX_TREE_BYTES, Folders
+from envkit.types import FileUser, FleetEvent, SandboxUser
+
+MAX_EXEC_BYTES = 32 << 20
+"""Size of the body of a program or command, input included, above which it is refused."""
+
+HEARTBEAT_S = 15.0
+"""Seconds between signs of life of a stream of events."""
+
+_UNWATCHED_S = 0.05
+
+_EXEC = msgspec.json.Decoder(wire.ExecBody)
+_SHELL = msgspec.json.Decoder(wire.ShellBody)
+
+_USER: Any = SandboxUser
+
+T = TypeVar("T")
+Answered: TypeAlias = Callable[[Caller], Awaitable[Outcome]]
+
+
+class SandboxPaths:
+    """Answers requests about sandboxes.
+
+    Args:
+        calls: What they ask for.
+        folders: Takes and gives folders; None where that cannot be done.
+    """
+
+    def __init__(self, calls: SandboxCalls, folders: Folders | None) -> None:
+        self.calls = calls
+        self._folders = folders
+
+    async def answer_hot(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer the run of a program or of a shell's command; False where the request is for something else."""
+        path: str = scope["path"]
+        if scope["method"] != "POST" or not path.startswith(wire.BEFORE_ID) or scope.get("query_string"):
+            return False
+        id, *rest = path[len(wire.BEFORE_ID) :].split("/")
+        if rest == ["exec"]:
+            await self.exec(id, scope, receive, send)
+        elif len(rest) == 2 and rest[0] == "shells":
+            await self.shell(id, rest[1], scope, receive, send)
+        else:
+            return False
+        return True
+
+    async def exec(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(caller: Caller) -> Outcome:
+            body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
+            frame = wire.ExecFrame(*msgspec.structs.astuple(body), sandbox_id=id, key=key_of(scope))
+            return await self._ran(partial(self.calls.work.exec, frame, caller, room_of(scope)), frame.key, receive)
+
+        await self._answer(answer, scope, send)
+
+    async def shell(self, id: str, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(caller: Caller) -> Outcome:
+            body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
+            shell = wire.read_sandbox_id(name)
+            frame = wire.ShellFrame(*msgspec.structs.astuple(body), sandbox_id=id, shell=shell, key=key_of(scope))
+            return await self._ran(partial(self.calls.work.shell, frame, caller, room_of(scope)), frame.key, receive)
+
+        await self._answer(answer, scope, send)
+
+    async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(caller: Caller) -> Outcome:
+            folders, sandbox = self._require_folders(), self.calls.access.find(id, caller)
+            with self.calls.access.naming(id, caller):
+                await folders.take(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
+            return Outcome(write(DoneReply()))
+
+        await self._answer(answer, scope, send)
+
+    async def give_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def note(message: dict[str, object]) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            caller = caller_of(scope)
+            folders, sandbox = self._require_folders(), self.calls.access.find(id, caller)
+            path, max_bytes = path_of(scope), number_of(scope, "max_bytes", MAX_TREE_BYTES)
+            user = file_user_of(scope)
+            with self.calls.access.naming(id, caller):
+                await folders.give(sandbox, path, user, max_bytes, note, tenant=caller.tenant)  # type: ignore[arg-type]
+        except Exception as error:
+            if has_begun:  # all that is left to say is that it is not complete, by breaking the connection
+                raise
+            await respond_outcome(send, self.calls.access.failure(error))
+
+    async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send what happens, as server-sent events, until the caller goes away or the server shuts down."""
+        try:
+            self.calls.access.refuse_when_closing()
+            last = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), "0")
+            after = number_of(scope, "after", int(last) if last.isascii() and last.isdigit() else 0)
+        except EnvkitError as error:
+            await respond_outcome(send, self.calls.access.failure(error))
+            return
+        caller = caller_of(scope)
+        seen = seen_by(caller)
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_watch, receive, tasks.cancel_scope)
+                tasks.start_soon(self.calls.access.cancel_when_closing, tasks.cancel_scope)
+                tasks.start_soon(_beat, send)
+                async for event in self.calls.access.pool.events(after=after):
+                    if seen in (None, event.tenant):
+                        await send({"type": "http.response.body", "body": _said(event, caller), "more_body": True})
+                tasks.cancel_scope.cancel()
+            await send({"type": "http.response.body", "body": b""})
+        except* OSError:  # the caller may listen no more: the stream has no end, so that the server breaks it off
+            pass
+
+    async def unless_left(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Do `work`, which raises nothing; None where the caller went away meanwhile, which ends it."""
+        with _UnlessLeft(receive):
+            return await work()
+        return None
+
+    async def _ran(self, work: Callable[[], Awaitable[Outcome]], key: str | None, receive: Receive) -> Outcome:
+        if key is not None:
+            return await work()
+        return await self.unless_left(receive, partial(self.calls.access.attempt, work)) or _NOBODY
+
+    async def _answer(self, answer: Answered, scope: Scope, send: Send) -> None:
+        try:
+            outcome = await answer(caller_of(scope))
+        except Exception as error:
+            outcome = self.calls.access.failure(error)
+        await respond_outcome(send, outcome)
+
+    def _require_folders(self) -> Folders:
+        if self._folders is None:
+            raise UnsupportedError("this server takes and gives no folders")
+        return self._folders
+
+
+_NOBODY = Outcome(b"{}", 499)
+"""What a caller is told that is not there to hear it."""
+
+
+class _UnlessLeft:
+    """A block that ends when the caller goes away.
+
+    Whether it did is asked from `_UNWATCHED_S` on: a task to ask costs as much as what most calls do in less time.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._scope = anyio.CancelScope()
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._timer = self._loop.call_later(_UNWATCHED_S, self._begin)
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        return self._scope.__exit__(kind, error, trace)
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(_watch(self._receive, self._scope))
+
+
+async def respond_outcome(send: Send, outcome: Outcome) -> None:
+    """Send an outcome as a whole response."""
+    after_s = outcome.retry_after_s
+    headers = [] if after_s is None else [(b"retry-after", b"%d" % after_s)]
+    content_type = JSON if outcome.status < 400 else PROBLEM
+    await respond(send, outcome.body, status=outcome.status, content_type=content_type, headers=headers)
+
+
+def key_of(scope: Scope) -> str | None:
+    """Return the request's ``Idempotency-Key``.
+
+    Raises:
+        RequestError: It is none.
+    """
+    found = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
+    return None if found is None else wire.read_key(found.decode("latin-1"))
+
+
+def path_of(scope: Scope) -> str:
+    """Return the request's ``path``, which may hold any bytes but NUL, each escaped as ``%FF``.
+
+    Raises:
+        RequestError: There is none.
+    """
+    path = query_of(scope).get("path", "")
+    if not path or "\0" in path:
+        raise RequestError("path: must be the name of a file or folder in the sandbox, without NUL")
+    return path
+
+
+def number_of(scope: Scope, name: str, default: int, *, base: int = 10, most: int = 1 << 53) -> int:
+    """Return a number of the request's query.
+
+    Raises:
+        RequestError: It is none, or more than `most`.
+    """
+    text = query_of(scope).get(name)
+    if text is None:
+        return default
+    digits = "0123456789"[:base]
+    if not 0 < len(text) <= 16 or any(one not in digits for one in text) or int(text, base) > most:
+        bound = f"{most:o}" if base == 8 else str(most)
+        raise RequestError(f"{name}: must be a number in the digits {digits}, {bound} at most, got {text[:100]!r}")
+    return int(text, base)
+
+
+def file_user_of(scope: Scope) -> FileUser:
+    """Return whose rights the request's ``user`` names for a file.
+
+    Raises:
+        RequestError: They are no one's.
+    """
+    user = user_of(scope)
+    if user == "root":
+        raise RequestError("user: files are the agent's or a grader's")
+    return user
+
+
+def user_of(scope: Scope) -> SandboxUser:
+    """Return the request's ``user``.
+
+    Raises:
+        RequestError: It is none.
+    """
+    try:
+        user: SandboxUser = msgspec.convert(query_of(scope).get("user", "agent"), _USER)
+    except msgspec.ValidationError:
+        raise RequestError("user: must be agent, grader or root") from None
+    return user
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """Return the request's query; of what is said twice, the last.
+
+    Raises:
+        RequestError: It cannot be read.
+    """
+    query: bytes = scope.get("query_string", b"")
+    try:
+        found = parse_qs(query.decode("latin-1"), errors="surrogateescape", keep_blank_values=True)
+    except ValueError as error:
+        raise RequestError(f"the query cannot be read: {error}") from None
+    return {name: values[-1] for name, values in found.items()}
+
+
+async def _watch(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Cancel `scope` when the caller goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def _beat(send: Send) -> None:
+    while True:
+        await anyio.sleep(HEARTBEAT_S)
+        await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
+
+
+def _said(event: FleetEvent, caller: Caller) -> bytes:
+    name = event.sandbox_id and caller.name(event.sandbox_id)
+    reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, event.state)
+    kind = "".join(one for one in event.kind if one.isprintable())
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, kind.encode(), write(reply))

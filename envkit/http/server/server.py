@@ -1,0 +1,320 @@
+"""Serving an `App` with uvicorn, on TCP or on a Unix socket, inside the caller's event loop."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from errno import EADDRINUSE
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import uvicorn
+
+from envkit.errors import UsageError
+from envkit.http.protocol.messages import MAX_MESSAGE_BYTES
+from envkit.http.server.http_connection import Connection, keep_looking
+from envkit.http.server.middleware import Served
+from envkit.http.server.tls import Handshakes
+from envkit.http.server.websocket_connection import SocketConnection
+
+DRAIN_S = 10.0
+"""Seconds that calls which run at shutdown are given, unless the caller says otherwise."""
+
+MAX_CONNECTIONS = 10_000
+"""Connections that are served at once, unless the caller says otherwise."""
+
+_FILES = 1 << 16
+"""What is enough; programs that look at each file which they might have open take their time where it is more."""
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+_PING_S = 20.0
+_PONG_S = 120.0
+"""A client that trains in the loop's own thread is deaf for a while."""
+_LEAVE_S = 3
+_UVICORN = logging.getLogger("uvicorn.error")
+_EXPECTED = frozenset(
+    {
+        "ASGI callable returned without completing handshake.",
+        "ASGI callable returned without completing response.",
+        "Invalid HTTP request received.",
+        "Invalid UTF-8 sequence received from client.",
+        "Unsupported upgrade request.",
+    }
+)
+
+
+async def serve(
+    app: Served,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    uds: str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    handle_signals: bool = True,
+    drain_s: float = DRAIN_S,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    max_connections: int | None = None,
+) -> None:
+    """Serve `app` until SIGTERM, SIGINT or cancellation; then finish what runs and give back every lease.
+
+    Args:
+        app: What `envkit.http.api.app.create_app` returned, or a `Guard` around it.
+        host: Name or address to listen on.
+        port: TCP port; 0 takes a free one.
+        uds: Path of a Unix socket to listen on instead. One that nobody listens on any more is replaced.
+        on_ready: Called once with the address, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``, as soon
+            as requests are answered.
+        handle_signals: Whether SIGTERM and SIGINT end the server; only possible in the main thread.
+        drain_s: Seconds that running calls are given at shutdown.
+        certificate: PEM file of a certificate, and those that vouch for it; the server then speaks TLS.
+        key: PEM file of its private key, without a password; None if `certificate` holds that too.
+        max_connections: Connections that are served at once; None for `MAX_CONNECTIONS`, or half of the files that this
+            process may have open if that is less. Who comes beyond it is answered with 503.
+
+    Raises:
+        UsageError: The port, the path or the certificate cannot be used; the message says what to do.
+    """
+    context = _context(certificate, key)
+    max_connections = max_connections or min(MAX_CONNECTIONS, _max_files() // 2)
+    with _quiet(), _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
+        listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
+        address = _address(listener, is_tls=context is not None)
+        try:
+            config = _config(app, max_connections)
+            server = _Server(config, lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
+            connections = server.server_state.connections
+            if context is not None:
+                server.handshakes = Handshakes(context, connections, max_connections)
+            async with anyio.create_task_group() as tasks:
+                if signals is not None:
+                    tasks.start_soon(server.stop_on, signals)
+                tasks.start_soon(server.run_to_the_end, listener)
+                tasks.start_soon(keep_looking, connections, max_connections, server.handshakes)
+                try:
+                    await server.stopping.wait()
+                finally:
+                    server.stopping.set()
+                await server.ended.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            _stop_listening(listener, uds)
+
+
+def require_address(
+    host: str, port: int, uds: str | None, certificate: Path | None = None, key: Path | None = None
+) -> None:
+    """Return if a server could listen there now, so that nothing is started in vain; see `serve`.
+
+    Raises:
+        UsageError: It could not; the message says what to do.
+    """
+    _context(certificate, key)
+    listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
+    _stop_listening(listener, uds)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signals, and told when to stop instead of asking ten times a second."""
+
+    def __init__(
+        self, config: uvicorn.Config, on_ready: Callable[[], None], drain: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(config)
+        self.stopping = anyio.Event()
+        self.ended = anyio.Event()
+        self.handshakes: Handshakes | None = None
+        """By which clients come in; None where they speak no TLS."""
+        self._listeners: list[socket.socket] = []
+        self._on_ready = on_ready
+        self._drain = drain
+
+    async def run_to_the_end(self, listener: socket.socket) -> None:
+        """Serve; a cancelled caller has to wait for the shutdown, which is short."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.serve(sockets=[listener])
+            finally:
+                self.ended.set()
+
+    async def stop_on(self, signals: AsyncIterator[signal.Signals]) -> None:
+        async for _ in signals:
+            self.stopping.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listeners = sockets or []
+        await super().startup(sockets if self.handshakes is None else [])
+
+    async def main_loop(self) -> None:
+        tasks = await anyio.create_task_group().__aenter__()
+        if self.handshakes is not None:
+            for listener in self._listeners:
+                tasks.start_soon(self.handshakes.accept, listener, self._opened)
+        try:
+            self._on_ready()
+            await self.stopping.wait()
+            await self._drain()
+        finally:
+            tasks.cancel_scope.cancel()
+            # Not told of the block's own error, which it would wrap in a group.
+            await tasks.__aexit__(None, None, None)
+
+    def _opened(self) -> Connection:
+        """Return what uvicorn itself makes for a new connection."""
+        make = cast("Callable[..., Connection]", self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Have uvicorn say nothing of answers that we break off or give instead of a socket, and of callers' mistakes."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return record.msg not in _EXPECTED
+
+    _UVICORN.addFilter(is_news)
+    try:
+        yield
+    finally:
+        _UVICORN.removeFilter(is_news)
+
+
+def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
+    return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+
+
+def _config(app: Served, most: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, most=most),  # type: ignore[arg-type]
+        ws=SocketConnection,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_ping_interval=_PING_S,
+        ws_ping_timeout=_PONG_S,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_LEAVE_S,
+        backlog=_BACKLOG,
+    )
+
+
+def _max_files() -> int:
+    """Return how many files this process may have open, having raised that as far as it may be and is of use."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _FILES if soft == resource.RLIM_INFINITY else soft
+    with suppress(OSError, ValueError):  # some systems have a bound that they do not tell
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
+
+
+def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return what is shown to clients; None for nothing.
+
+    Raises:
+        UsageError: The certificate cannot be used.
+    """
+    if certificate is None:
+        if key is not None:
+            raise UsageError(f"the key {key} goes with a certificate; name that too")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # An empty password, or OpenSSL would ask for one at the terminal.
+        context.load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        files = certificate if key is None else f"{certificate} with the key {key}"
+        cause = (
+            error.reason if isinstance(error, ssl.SSLError) else error.strerror if isinstance(error, OSError) else error
+        )
+        raise UsageError(f"no TLS with the certificate {files}: {cause or error}") from None
+    return context
+
+
+def _listen_tcp(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:  # the resolver would take its last 16 bits
+        raise UsageError(f"port {port} cannot be used: a port lies in 0 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # The protocol is named because asyncio switches Nagle's algorithm off only then; replies would wait for 40 ms.
+        return _listen(socket.socket(family, kind, protocol), address)
+    except OSError as error:
+        if error.errno == EADDRINUSE:
+            remedy = "is in use; choose another one, or 0 for any that is free"
+        else:
+            remedy = f"cannot be used: {error.strerror or error}"
+        raise UsageError(f"port {port} on {host} {remedy}") from None
+    except UnicodeError:
+        raise UsageError(f"{host[:80]!r} is no name of a host") from None
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    if path.is_socket():
+        _remove_stale(path)
+    elif path.exists():
+        raise UsageError(f"{path} is there and is not a socket; choose another path")
+    try:
+        return _listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path))
+    except OSError as error:
+        raise UsageError(f"no socket can be made at {path}: {error.strerror or error}") from None
+
+
+def _listen(listener: socket.socket, address: tuple[Any, ...] | str) -> socket.socket:
+    try:
+        if listener.family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _stop_listening(listener: socket.socket, uds: str | None) -> None:
+    listener.close()
+    if uds is not None:
+        Path(uds).unlink(missing_ok=True)
+
+
+def _remove_stale(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise UsageError(f"{path} cannot be used: {error.strerror or error}") from None
+    raise UsageError(f"a server listens at {path} already; stop it or choose another path")
+
+
+def _address(listener: socket.socket, *, is_tls: bool) -> str:
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host, port = name[:2]
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
