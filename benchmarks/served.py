@@ -61,7 +61,7 @@ def openenv() -> Any:
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, Observation, State
 
-    from envkit.wiring.envs import make_here
+    from envkit.wiring.environments import make_here
 
     class Move(Action):  # type: ignore[misc]
         text: str

@@ -15,9 +15,9 @@ from envkit.types import Observation, Reset, Step, Task
 
 if TYPE_CHECKING:
     from envkit.http.client.env_client import EnvClient
-    from envkit.wiring.boxes import open_sandbox, open_sandbox_async
     from envkit.wiring.env_check import Verdict, check_env
-    from envkit.wiring.envs import make, make_vec, registered
+    from envkit.wiring.environments import make, make_vec, registered
+    from envkit.wiring.sandboxes.blocking import open_sandbox, open_sandbox_async
 
 __version__ = "0.1.0"
 
@@ -42,11 +42,11 @@ _LATE = {
     "EnvClient": "envkit.http.client.env_client",
     "Verdict": "envkit.wiring.env_check",
     "check_env": "envkit.wiring.env_check",
-    "make": "envkit.wiring.envs",
-    "make_vec": "envkit.wiring.envs",
-    "open_sandbox": "envkit.wiring.boxes",
-    "open_sandbox_async": "envkit.wiring.boxes",
-    "registered": "envkit.wiring.envs",
+    "make": "envkit.wiring.environments",
+    "make_vec": "envkit.wiring.environments",
+    "open_sandbox": "envkit.wiring.sandboxes.blocking",
+    "open_sandbox_async": "envkit.wiring.sandboxes.blocking",
+    "registered": "envkit.wiring.environments",
 }
 
 register_catalogue()

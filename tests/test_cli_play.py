@@ -22,7 +22,7 @@ from rich.console import Console
 from envkit.cli.keyboard import Keyboard
 from envkit.cli.screen import play_on_screen
 from envkit.types import Options
-from envkit.wiring.play import open_game
+from envkit.wiring.evaluation.interactive import open_game
 
 SCRIPT = Path(sys.executable).with_name("envkit")
 PATIENCE_S = 60

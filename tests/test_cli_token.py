@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pytest
 
 from envkit import cli, clock
-from envkit.wiring.tokens import open_tokens, state_folder
+from envkit.wiring.gateway.token_store import open_tokens, state_folder
 
 Call: TypeAlias = Callable[..., tuple[int, str, str]]
 

@@ -87,5 +87,5 @@ def test_a_spoke_can_be_imported_without_the_others_and_most_of_the_hub(spoke: s
 
 
 def test_the_blocker_reports_what_asks_for_a_blocked_module() -> None:
-    found = imports_of_blocked(["envkit.wiring.envs"], ["envkit.vector"])
-    assert found == ["envkit.wiring.envs imports envkit.vector"]
+    found = imports_of_blocked(["envkit.wiring.environments"], ["envkit.vector"])
+    assert found == ["envkit.wiring.environments imports envkit.vector"]

@@ -43,7 +43,12 @@ warmup:
 tracking: {tensorboard: false}
 """
 CHECKPOINT_EVERY = 3
-STALE_AFTER = ("trainer_bridge", "envkit/wiring/training.py", "envkit/wiring/warmup.py", "envkit/wiring/signals.py")
+STALE_AFTER = (
+    "trainer_bridge",
+    "envkit/wiring/training/run.py",
+    "envkit/wiring/training/warmup.py",
+    "envkit/wiring/training/signals.py",
+)
 MOMENTS = ("warm-up", "train step", "evaluation", "checkpoint", "warm-up")
 PATIENCE_S = 600.0
 """After which a run hangs."""

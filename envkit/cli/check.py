@@ -23,7 +23,7 @@ def check(file: File, overrides: Overrides = None) -> None:
     is not on this machine is not known before training.
     """
     from envkit import clock, config
-    from envkit.wiring import checks
+    from envkit.wiring.training import checks
 
     run = config.load(file, overrides or ())
     problems = [*checks.check(run), *clock.run(checks.check_docker, run)]

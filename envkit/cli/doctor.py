@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from envkit.wiring.doctor import Found
+    from envkit.wiring.sandboxes.doctor import Found
 
 
 def doctor(
@@ -23,7 +23,7 @@ def doctor(
     The exit code is 1 only when there are no sandboxes of any kind.
     """
     from envkit import clock
-    from envkit.wiring.doctor import examine
+    from envkit.wiring.sandboxes.doctor import examine
 
     found = clock.run(examine, image, _say)
     if as_json:
@@ -42,7 +42,7 @@ def _print(found: Found) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from envkit.wiring.doctor import CAPABILITIES
+    from envkit.wiring.sandboxes.doctor import CAPABILITIES
 
     if sys.stderr.isatty():
         print(end="\x1b[K", file=sys.stderr, flush=True)

@@ -16,8 +16,8 @@ from envkit.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
     from envkit.types import Options
-    from envkit.wiring.estimates import Estimate, Stratum
-    from envkit.wiring.evaluation import Evaluation
+    from envkit.wiring.evaluation.evaluate import Evaluation
+    from envkit.wiring.evaluation.statistics import Estimate, Stratum
 
 _NAMES = {"action_is_valid": "valid answers", "action_is_effective": "effective actions"}
 _SHARES = ("success", "action_is_valid", "action_is_effective")
@@ -54,16 +54,16 @@ def evaluate(
     if force and output is None:
         raise UsageError("--force needs --output: it replaces what a folder holds")
     from envkit import clock
-    from envkit.wiring.display import display_on
-    from envkit.wiring.evaluation import evaluate
+    from envkit.wiring.evaluation.evaluate import evaluate
+    from envkit.wiring.training.display import display_on
 
     options = read_options(option or ())
     episodes_played = None
     if output is not None:
-        from envkit.wiring import evaluation_files
+        from envkit.wiring.evaluation import report
 
-        evaluation_files.check(output, force=force)
-        episodes_played = evaluation_files.EpisodeBuffer()
+        report.check(output, force=force)
+        episodes_played = report.EpisodeBuffer()
     with closing(display_on(sys.stderr)) as display, _advice(split, options):
         found = clock.run(
             partial(
@@ -83,7 +83,7 @@ def evaluate(
         )
     _print(found, as_json=as_json)
     if output is not None and episodes_played is not None:
-        files = evaluation_files.write(found, episodes_played, output)
+        files = report.write(found, episodes_played, output)
         typer.echo(f"written: {', '.join(map(str, files))}", err=as_json)
         if not found.levels:
             typer.echo(f"no plot: {env_id} does not tell how hard its levels are, or what success is", err=as_json)
@@ -106,7 +106,7 @@ def _print(found: Evaluation, *, as_json: bool) -> None:
 
         typer.echo(orjson.dumps(found.as_json()))
         return
-    from envkit.wiring.evaluation import MAX_STRATA
+    from envkit.wiring.evaluation.evaluate import MAX_STRATA
 
     times = f" ({found.attempts} attempts at each task)" if found.attempts > 1 else ""
     typer.echo(f"{found.policy} on {found.env_id}: {found.episodes} episodes{times} in {found.seconds:.1f} s")

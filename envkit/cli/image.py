@@ -25,7 +25,7 @@ def build(
 ) -> None:
     """Build an image, and print its name."""
     from envkit import clock
-    from envkit.wiring import images
+    from envkit.wiring.sandboxes import images
 
     print(
         clock.run(partial(images.build, name, base=base, offline=offline, packages=packages or [], tag=tag, say=_say))
@@ -35,7 +35,7 @@ def build(
 @app.command("ls")
 def list_images() -> None:
     """List what can be built."""
-    from envkit.wiring.images import names
+    from envkit.wiring.sandboxes.images import names
 
     for name in names():
         print(name)

@@ -7,7 +7,7 @@ import typer
 
 def list_envs() -> None:
     """List the environments that are registered."""
-    from envkit.wiring.envs import registered
+    from envkit.wiring.environments import registered
 
     specs = registered()
     width = max((len(spec.id) for spec in specs), default=0)

@@ -13,7 +13,7 @@ import typer
 from envkit.cli.options import EnvOptions, read_options
 
 if TYPE_CHECKING:
-    from envkit.wiring.play import Game
+    from envkit.wiring.evaluation.interactive import Game
 
 
 def play(
@@ -29,7 +29,7 @@ def play(
 
     On a terminal, keys play and the last line says which. Otherwise, each line of the input is an action.
     """
-    from envkit.wiring.play import open_game
+    from envkit.wiring.evaluation.interactive import open_game
 
     with open_game(env_id, options=read_options(option or ()), split=split, url=url) as game:
         if not _is_screen():

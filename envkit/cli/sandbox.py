@@ -16,7 +16,7 @@ from envkit.errors import UsageError
 from envkit.types import JSON, SandboxState, SandboxView
 
 if TYPE_CHECKING:
-    from envkit.wiring.remote_commands import Server
+    from envkit.wiring.sandboxes.remote_service import Server
 
 _PROGRAM_CHARACTERS = 40
 _PROGRAM_LAST = {"allow_interspersed_args": False}
@@ -109,19 +109,19 @@ def run(
         if backend != "auto":
             raise UsageError("--backend: which one a server uses is its own choice")
         from envkit import clock
-        from envkit.wiring import remote_commands
+        from envkit.wiring.sandboxes import remote_service
 
         if detach:
-            clock.run(remote_commands.detach, server, options, program or [], uploads, partial(print, flush=True))
+            clock.run(remote_service.detach, server, options, program or [], uploads, partial(print, flush=True))
             return
-        sys.exit(clock.run(remote_commands.run, server, options, program or [], uploads, timeout_s))
+        sys.exit(clock.run(remote_service.run, server, options, program or [], uploads, timeout_s))
     from envkit import clock
-    from envkit.wiring import box_commands
+    from envkit.wiring.sandboxes import local_service
 
     if detach:
-        clock.run(box_commands.detach, backend, options, program or [], uploads, partial(print, flush=True))
+        clock.run(local_service.detach, backend, options, program or [], uploads, partial(print, flush=True))
         return
-    sys.exit(clock.run(box_commands.run, backend, options, program or [], uploads, timeout_s, tty))
+    sys.exit(clock.run(local_service.run, backend, options, program or [], uploads, timeout_s, tty))
 
 
 @app.command("exec", context_settings=_PROGRAM_LAST)
@@ -144,12 +144,12 @@ def exec_(
     from envkit import clock
 
     if server is not None:
-        from envkit.wiring import remote_commands
+        from envkit.wiring.sandboxes import remote_service
 
-        sys.exit(clock.run(remote_commands.exec_in, server, box_id, program, timeout_s))
-    from envkit.wiring import box_commands
+        sys.exit(clock.run(remote_service.exec_in, server, box_id, program, timeout_s))
+    from envkit.wiring.sandboxes import local_service
 
-    sys.exit(clock.run(box_commands.exec_in, box_id, program, timeout_s, tty))
+    sys.exit(clock.run(local_service.exec_in, box_id, program, timeout_s, tty))
 
 
 @app.command("logs")
@@ -164,13 +164,13 @@ def logs(
     from envkit import clock
 
     if server is not None:
-        from envkit.wiring import remote_commands
+        from envkit.wiring.sandboxes import remote_service
 
-        sys.stdout.write(clock.run(remote_commands.log_of, server, box_id))
+        sys.stdout.write(clock.run(remote_service.log_of, server, box_id))
         return
-    from envkit.wiring import box_commands
+    from envkit.wiring.sandboxes import local_service
 
-    sys.stdout.write(clock.run(box_commands.log_of, box_id))
+    sys.stdout.write(clock.run(local_service.log_of, box_id))
 
 
 @app.command("rm")
@@ -185,13 +185,13 @@ def remove(
     from envkit import clock
 
     if server is not None:
-        from envkit.wiring import remote_commands
+        from envkit.wiring.sandboxes import remote_service
 
-        clock.run(remote_commands.remove, server, box_ids)
+        clock.run(remote_service.remove, server, box_ids)
         return
-    from envkit.wiring import box_commands
+    from envkit.wiring.sandboxes import local_service
 
-    clock.run(box_commands.remove, box_ids)
+    clock.run(local_service.remove, box_ids)
 
 
 @app.command("ls")
@@ -216,13 +216,13 @@ def list_boxes(
     from envkit import clock
 
     if server is not None:
-        from envkit.wiring import remote_commands
+        from envkit.wiring.sandboxes import remote_service
 
-        _print_views(clock.run(remote_commands.views, server), clock.wall(), as_json)
+        _print_views(clock.run(remote_service.views, server), clock.wall(), as_json)
         return
-    from envkit.wiring import box_commands
+    from envkit.wiring.sandboxes import local_service
 
-    found = clock.run(partial(box_commands.list_staying, with_servers=with_servers, warn=_warn))
+    found = clock.run(partial(local_service.list_staying, with_servers=with_servers, warn=_warn))
     if as_json:
         print_json({"id": one.id, **one.stats, "problem": one.problem, "owner": [*one.owner]} for one in found)
         return
@@ -240,7 +240,7 @@ def prune(
     Boxes that were left running on purpose stay: rm ends them.
     """
     from envkit import clock
-    from envkit.wiring.prune import prune as prune_all
+    from envkit.wiring.sandboxes.prune import prune as prune_all
 
     for line in clock.run(partial(prune_all, dry_run=dry_run, warn=_warn)):
         print(line)
@@ -250,10 +250,10 @@ def prune(
 def list_snapshots(url: ServersUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
     """List the snapshots of a server. Times are in UTC."""
     from envkit import clock
-    from envkit.wiring import remote_commands
+    from envkit.wiring.sandboxes import remote_service
 
-    server = remote_commands.Server(url, token_file, ca)
-    found = clock.run(remote_commands.snapshots, server)
+    server = remote_service.Server(url, token_file, ca)
+    found = clock.run(remote_service.snapshots, server)
     if as_json:
         print_json(
             {
@@ -284,9 +284,9 @@ def remove_snapshots(
 ) -> None:
     """Remove snapshots of a server; one that does not exist is no error."""
     from envkit import clock
-    from envkit.wiring import remote_commands
+    from envkit.wiring.sandboxes import remote_service
 
-    clock.run(remote_commands.remove_snapshots, remote_commands.Server(url, token_file, ca), names)
+    clock.run(remote_service.remove_snapshots, remote_service.Server(url, token_file, ca), names)
 
 
 def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool = False) -> Server | None:
@@ -297,7 +297,7 @@ def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool
         return None
     if tty:
         raise UsageError("--tty does not go with --url: a remote program has no terminal")
-    from envkit.wiring.remote_commands import Server
+    from envkit.wiring.sandboxes.remote_service import Server
 
     return Server(url, token_file, ca)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from envkit.cli import keyboard
 from envkit.cli.keyboard import Keyboard
-from envkit.wiring.play import LOST, OUT_OF_MOVES, SOLVED, Game, Scene
+from envkit.wiring.evaluation.interactive import LOST, OUT_OF_MOVES, SOLVED, Game, Scene
 
 _MOVES = {
     **dict.fromkeys((keyboard.UP, "w", "k"), "up"),

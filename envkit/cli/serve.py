@@ -65,7 +65,7 @@ def serve(
     if inside:
         if socket is None:
             raise UsageError("--inside needs --socket: a sandbox has no network")
-        from envkit.wiring.serve import serve_envs
+        from envkit.wiring.env_serving import serve_envs
 
         clock.run(
             partial(serve_envs, uds=str(socket), capacity=capacity or 1024, on_ready=_ready, lazy=True), fast=True
@@ -73,7 +73,7 @@ def serve(
         return
     from envkit.config import serving
     from envkit.http.server.stderr_log import StandardErrorLog
-    from envkit.wiring.gateway import serve_fleet
+    from envkit.wiring.gateway.gateway import serve_fleet
 
     options: dict[str, Any] = {
         "backend": backend,

@@ -35,7 +35,7 @@ def create(
     state: State = None,
 ) -> None:
     """Make a token and print it. It is not kept, and cannot be printed again."""
-    from envkit.wiring.tokens import open_tokens
+    from envkit.wiring.gateway.token_store import open_tokens
 
     ttl_s = None if ttl is None else _seconds(ttl)
     with open_tokens(state) as tokens:
@@ -48,7 +48,7 @@ def revoke(
     state: State = None,
 ) -> None:
     """End a token for good; servers notice within a second."""
-    from envkit.wiring.tokens import open_tokens
+    from envkit.wiring.gateway.token_store import open_tokens
 
     with open_tokens(state) as tokens:
         tokens.revoke(token)
@@ -59,7 +59,7 @@ def revoke(
 def list_tokens(state: State = None, as_json: AsJson = False) -> None:
     """List the tokens of a server. Times are in UTC."""
     from envkit import clock
-    from envkit.wiring.tokens import open_tokens
+    from envkit.wiring.gateway.token_store import open_tokens
 
     now = clock.wall()
     with open_tokens(state) as tokens:

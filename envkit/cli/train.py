@@ -37,11 +37,11 @@ def train(
     folder = Path("runs") / file.stem if output is None else output
     settings = config.load(file, overrides or ())
 
-    from envkit.wiring import training  # after the file is known to be well formed, for this takes a moment
-    from envkit.wiring.display import display_on
+    from envkit.wiring.training import run  # after the file is known to be well formed, for this takes a moment
+    from envkit.wiring.training.display import display_on
 
     with closing(display_on(sys.stdout)) as display:
-        summary = clock.run(partial(training.train, settings, folder, resume=resume, force=force, display=display))
+        summary = clock.run(partial(run.train, settings, folder, resume=resume, force=force, display=display))
     _print_summary(summary, folder)
     if summary.get("stopped"):
         again = ["train", str(file), "--output", str(folder)]

@@ -18,7 +18,7 @@ from gymnasium.wrappers import PassiveEnvChecker, RecordEpisodeStatistics, TimeL
 import envkit
 from envkit.errors import OptionError, StepOrderError
 from envkit.types import JSON, Observation
-from envkit.wiring.envs import VectorMode, find, open_expert
+from envkit.wiring.environments import VectorMode, find, open_expert
 
 IDS = [spec.id for spec in envkit.registered()]
 EVERY_ENV = pytest.mark.parametrize("env_id", IDS)

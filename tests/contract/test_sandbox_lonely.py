@@ -18,7 +18,7 @@ from envkit.errors import SandboxError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
-from envkit.wiring.box_commands import list_staying
+from envkit.wiring.sandboxes.local_service import list_staying
 from tests.contract.boxes import KINDS, Kind, groups_of, run, sleepers, until
 
 LONELY_S = 2.0

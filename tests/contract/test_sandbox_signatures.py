@@ -12,7 +12,7 @@ from envkit.sandbox.agent_client.sandbox import Box
 from envkit.sandbox.agent_client.shell import BoxShell
 from envkit.sandbox.docker.agentless import FallbackBox
 from envkit.sandbox.pool.lease import Handle, WatchedShell
-from envkit.wiring.boxes import BlockingSandbox, BlockingShell
+from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell
 from tests.sandbox.fake.backend import FakeBox, FakeShell
 
 CALLS = ["exec", "shell", "read", "write", "upload", "download", "connect", "snapshot", "stop"]

@@ -27,7 +27,7 @@ from envkit.fleet.ledger import Ledger
 from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import SandboxSpec
-from envkit.wiring import servers
+from envkit.wiring.sandboxes import running_servers
 from tests.contract.boxes import arguments, containers, processes, volumes
 from tests.sandbox.containers import docker, image, missing
 
@@ -37,7 +37,7 @@ DOCKER = pytest.param("docker", marks=pytest.mark.docker)
 _BUILD_S = 180
 _READY_S = 180
 _STOP_S = 40
-_ENV_SERVER = b"envkit.wiring.inside"
+_ENV_SERVER = b"envkit.wiring.env_server"
 
 
 @dataclass
@@ -210,9 +210,9 @@ class Gateway:
                 group.rmdir()
         for container in containers(self.process.pid) if self.kind == "docker" else ():
             docker("rm", "--force", "--volumes", container)
-        for note in servers.known():
+        for note in running_servers.known():
             if note.process == self.name:
-                servers.forget(note)
+                running_servers.forget(note)
 
     def _groups(self) -> set[Path]:
         return {folder for parent in cgroups.find().parents.values() for folder in parent.glob(f"{self.name}-*")}

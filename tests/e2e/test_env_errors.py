@@ -62,7 +62,7 @@ import sys
 from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.types import Task
-from envkit.wiring.sandboxes import sandbox_host
+from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 async def main():
     async with sandbox_host(sys.argv[1], boxes=1, slots_per_box=1) as host:

@@ -23,7 +23,7 @@ from envkit.fleet.episode import REBUILDS
 from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode
 from envkit.types import Observation, Reset, Step, Task
-from envkit.wiring import envs
+from envkit.wiring import environments
 from tests.e2e.fleet import DOCKER, LOCAL, NOTHING, Gateway, install_world, run, serving
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
@@ -150,7 +150,7 @@ def test_an_episode_whose_box_is_killed_goes_on_in_a_spare_in_time_and_as_if_not
     async def main(gateway: Gateway) -> None:
         task = Task("Sokoban-v0", 3)
         moves = moves_of(task, 12)
-        async with envs.slots(1) as here:
+        async with environments.slots(1) as here:
             undisturbed = await answers(here, task, moves)
         seconds: list[float] = []
         async with EnvClient(gateway.url) as client:
@@ -180,7 +180,7 @@ def test_episodes_whose_env_server_hangs_go_on_elsewhere_within_five_seconds(kin
     async def main(gateway: Gateway) -> None:
         tasks = [Task("Sokoban-v0", 3), Task("FrozenLake-v0", 4)]
         seconds: list[float] = []
-        async with envs.slots(2) as here, EnvClient(gateway.url) as client:
+        async with environments.slots(2) as here, EnvClient(gateway.url) as client:
             await gateway.spares(1)
             async with client.lease(tasks[0]) as one, client.lease(tasks[1]) as two:
 
@@ -271,7 +271,7 @@ class Campaign:
     async def run(self) -> None:
         async with (
             EnvClient(self._gateway.url) as client,
-            envs.slots(PLAYERS) as here,
+            environments.slots(PLAYERS) as here,
             anyio.create_task_group() as self._tasks,
         ):
             for _ in range(PLAYERS):

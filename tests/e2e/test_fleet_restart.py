@@ -16,7 +16,7 @@ from envkit.errors import EnvkitError
 from envkit.http.client.env_client import EnvClient
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
-from envkit.wiring import servers
+from envkit.wiring.sandboxes import running_servers
 from tests.contract.boxes import new_marker, sleepers, until
 from tests.e2e.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
 
@@ -97,7 +97,7 @@ def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed
         listed = json.loads(await envkit("ls", "--all", "--json"))
         found = [tuple(one["owner"]) for one in listed if one["id"] in box_ids.values()]
         assert len(found) == len(box_ids)
-        mine = [one for one in servers.known() if one.ledger == str(gateway.ledger)]
+        mine = [one for one in running_servers.known() if one.ledger == str(gateway.ledger)]
         assert [note.pid for note in mine] == [gateway.process.pid]
         return set(found)
 
@@ -119,7 +119,7 @@ def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed
         run(lambda: leave(first), 60)
         with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
             run(lambda: come_back(second), 40)
-        assert str(second.ledger) not in [note.ledger for note in servers.known()]
+        assert str(second.ledger) not in [note.ledger for note in running_servers.known()]
 
 
 PROXIED = """

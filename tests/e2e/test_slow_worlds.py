@@ -44,7 +44,7 @@ from envkit import clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import DeadlineError, SandboxLostError
 from envkit.types import Task
-from envkit.wiring.gateway import open_fleet
+from envkit.wiring.gateway.gateway import open_fleet
 
 CONFIG = ServeConfig.model_validate({
     "backend": "process",

@@ -200,7 +200,7 @@ def children(pid: int) -> list[int]:
 
 def kill_server_below(pid: int) -> None:
     """Kill the server of a run's sandbox, which must be another process than the run."""
-    inside = b"envkit.wiring.inside"
+    inside = b"envkit.wiring.env_server"
     os.kill([child for child in children(pid) if inside in cmdline(child)][-1], signal.SIGKILL)
 
 

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 import envkit
 from envkit.errors import ConfigError, OptionError, StepOrderError, UsageError
-from envkit.wiring.envs import VectorMode
+from envkit.wiring.environments import VectorMode
 
 COPIES = 7
 STEPS = 60

@@ -15,7 +15,7 @@ from envkit.environments.chance import chance
 from envkit.environments.frozen_lake import FrozenLake, FrozenLakeExpert, LakeGame, LakeOptions, draw_lake
 from envkit.errors import OptionError
 from envkit.types import JSON, Observation
-from envkit.wiring.envs import open_expert
+from envkit.wiring.environments import open_expert
 
 PHYSICS = LakeGame.physics
 ICE = "__O_\n____\nOO__\n___G"

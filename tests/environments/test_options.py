@@ -19,7 +19,7 @@ from envkit.environments.sokoban import Sokoban, SokobanOptions
 from envkit.environments.split import SPLITS, Split, split_of
 from envkit.errors import OptionError
 from envkit.types import Observation
-from envkit.wiring.envs import open_expert
+from envkit.wiring.environments import open_expert
 
 WORLDS = pytest.mark.parametrize("world", [FrozenLake, Sokoban])
 GAMES = pytest.mark.parametrize(("env_id", "ours"), [("FrozenLake-v0", "_OGPX√"), ("Sokoban-v0", "#_O√XPS")])

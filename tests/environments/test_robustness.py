@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import envkit
 from envkit.environments.board import MOVES
 from envkit.types import Observation
-from envkit.wiring.envs import open_expert
+from envkit.wiring.environments import open_expert
 
 SPECS = envkit.registered()
 IDS = [spec.id for spec in SPECS]

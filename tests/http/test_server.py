@@ -31,13 +31,13 @@ PROGRAM = """
 import sys
 from functools import partial
 from envkit import clock
-from envkit.wiring.serve import serve_envs
+from envkit.wiring.env_serving import serve_envs
 from envkit.errors import EnvkitError
 
 where = {"uds": sys.argv[1]} if "/" in sys.argv[1] else {"port": int(sys.argv[1])}
 clock.run(partial(serve_envs, **where, on_ready=lambda address: print("ready", address, flush=True)), fast=True)
 """
-INSIDE = [sys.executable, "-W", "error", "-m", "envkit.wiring.inside"]
+INSIDE = [sys.executable, "-W", "error", "-m", "envkit.wiring.env_server"]
 PATIENCE_S = 120
 LAKE = Task("FrozenLake-v0", 3, {"size": 4})
 
@@ -337,7 +337,9 @@ def test_the_server_in_a_box_refuses_in_one_line(arguments: list[str], message: 
 
 def test_the_server_in_a_box_starts_without_what_it_does_not_need() -> None:
     heavy = "fastapi pydantic prometheus_client httpx torch uvloop"
-    program = f"import sys, envkit.wiring.inside; print([name for name in '{heavy}'.split() if name in sys.modules])"
+    program = (
+        f"import sys, envkit.wiring.env_server; print([name for name in '{heavy}'.split() if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

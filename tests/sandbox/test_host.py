@@ -20,8 +20,8 @@ from envkit.errors import SandboxLostError, UnknownEnvError
 from envkit.fleet import FleetHost
 from envkit.protocols import EnvHost
 from envkit.types import Task
-from envkit.wiring import envs
-from envkit.wiring.sandboxes import sandbox_host
+from envkit.wiring import environments
+from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 Kind: TypeAlias = Literal["local", "process"]
 
@@ -81,7 +81,7 @@ def boxes() -> list[list[int]]:
 def test_an_episode_in_a_box_is_the_same_as_in_this_process(kind: Kind, env_id: str) -> None:
     async def main() -> None:
         tasks = [Task(env_id, seed) for seed in range(3)]
-        async with envs.slots(1) as here:
+        async with environments.slots(1) as here:
             expected = [await play(here, task) for task in tasks]
         async with sandbox_host(kind, boxes=1, slots_per_box=2) as host:
             assert [await play(host, task) for task in tasks] == expected
@@ -186,7 +186,7 @@ import sys, envkit
 from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.types import Task
-from envkit.wiring.sandboxes import sandbox_host
+from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 async def main():
     try:

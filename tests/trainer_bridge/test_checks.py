@@ -15,8 +15,9 @@ from envkit import clock, config, register
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.display import SilentDisplay
-from envkit.wiring import checks, envs, meanings
-from envkit.wiring.training import train
+from envkit.wiring import environments
+from envkit.wiring.training import checks, resolve
+from envkit.wiring.training.run import train
 from tests.trainer_bridge.models import write_tiny
 
 
@@ -197,12 +198,12 @@ def test_what_works_is_no_problem(sections: dict[str, Any]) -> None:
 
 
 def test_a_model_folder_is_found_also_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envkit.wiring.policy import open_policy
+    from envkit.wiring.training.policy import open_policy
 
     write_tiny(tmp_path / "policy", seed=1)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (str(tmp_path / "policy"), "~/policy"):
-        run = meanings.resolve(run_of(engine={"model": name, "device": "cpu"}, trainer={"threads": 1}))
+        run = resolve.resolve(run_of(engine={"model": name, "device": "cpu"}, trainer={"threads": 1}))
         assert checks.check(run) == []
         assert "LlamaForCausalLM" in open_policy(run).description
 
@@ -223,16 +224,16 @@ def test_a_run_with_problems_is_refused_before_anything_is_written(tmp_path: Pat
 
 
 def test_a_tiny_policy_reads_the_tersest_text_answers_in_a_token_and_is_warmed_up() -> None:
-    run = meanings.resolve(run_of())
+    run = resolve.resolve(run_of())
     assert run.env.options == {"instructions": False}
     assert (run.rollout.turn_tokens, run.warmup.kind) == (1, "demonstrations")
-    model = meanings.resolve(run_of(engine={"model": "Qwen/Qwen2.5-0.5B-Instruct"}))
+    model = resolve.resolve(run_of(engine={"model": "Qwen/Qwen2.5-0.5B-Instruct"}))
     assert model.env.options == {}
     assert (model.rollout.turn_tokens, model.warmup.kind) == (128, "none")
 
 
 def test_what_the_file_says_is_kept() -> None:
-    run = meanings.resolve(
+    run = resolve.resolve(
         run_of(
             env={"id": "FrozenLake-v0", "options": {"instructions": True, "size": 5}},
             rollout={"turn_tokens": 3},
@@ -242,14 +243,14 @@ def test_what_the_file_says_is_kept() -> None:
     )
     assert run.env.options == {"instructions": True, "size": 5}
     assert (run.rollout.turn_tokens, run.warmup.kind) == (3, "demonstrations")
-    assert meanings.resolve(run) == run
+    assert resolve.resolve(run) == run
 
 
 def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
-    run = meanings.resolve(run_of())
-    spec = envs.find(run.env.id)
+    run = resolve.resolve(run_of())
+    spec = environments.find(run.env.id)
     tasks = [
-        meanings.task_of(run, spec, split, seed, number)
+        resolve.task_of(run, spec, split, seed, number)
         for split in ("train", "validation", "eval")
         for seed in (7, 8)
         for number in range(50)
@@ -257,13 +258,13 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
     assert len({task.seed for task in tasks}) == len(tasks)
     assert [task.options["split"] for task in tasks[::100]] == ["train", "validation", "eval"]
     assert all(0 <= task.seed < 2**31 for task in tasks)
-    assert tasks[0] == meanings.task_of(run, spec, "train", 7, 0)
+    assert tasks[0] == resolve.task_of(run, spec, "train", 7, 0)
     assert tasks[0].options == {"instructions": False, "split": "train"}
 
 
 def test_limits_are_the_files() -> None:
-    run = meanings.resolve(run_of(rollout={"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}))
-    limits = meanings.limits_of(run)
+    run = resolve.resolve(run_of(rollout={"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}))
+    limits = resolve.limits_of(run)
     assert (limits.max_turns, limits.max_tokens, limits.turn_tokens, limits.timeout_s, limits.retries) == (
         5,
         99,
@@ -275,5 +276,5 @@ def test_limits_are_the_files() -> None:
 
 def test_the_algorithm_is_the_files() -> None:
     run = run_of(algorithm={"preset": "ppo", "clip": 0.1, "epochs": 3})
-    algorithm = meanings.algorithm_of(run)
+    algorithm = resolve.algorithm_of(run)
     assert (algorithm.advantage, algorithm.clip, algorithm.epochs, algorithm.minibatches) == ("gae", 0.1, 3, 2)

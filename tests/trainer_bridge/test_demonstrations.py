@@ -15,7 +15,7 @@ from envkit.errors import ConfigError
 from envkit.trainer_bridge import demonstrations
 from envkit.trainer_bridge.demonstrations import Lesson, Teacher
 from envkit.types import Observation, Task
-from envkit.wiring import envs
+from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost, letters, text_of
 
 MOVES = ("u", "d", "l", "r")
@@ -146,9 +146,9 @@ def test_every_lesson_is_counted() -> None:
 
 def test_collecting_lessons_can_be_cancelled_although_the_world_never_waits() -> None:
     async def main() -> bool:
-        expert = envs.open_expert("FrozenLake-v0")
+        expert = environments.open_expert("FrozenLake-v0")
         tasks = (Task("FrozenLake-v0", seed, {"instructions": False}) for seed in count())
-        async with envs.slots(1) as host, anyio.create_task_group() as group:
+        async with environments.slots(1) as host, anyio.create_task_group() as group:
 
             def stop_after_a_few() -> None:
                 group.cancel_scope.cancel()
@@ -222,9 +222,9 @@ def test_every_demonstration_plays_a_task_of_its_own() -> None:
 
 def test_demonstrations_of_the_lake_are_the_same_again_and_worse_with_more_noise() -> None:
     async def main(noise: float) -> list[demonstrations.Demonstration]:
-        expert = envs.open_expert("FrozenLake-v0")
+        expert = environments.open_expert("FrozenLake-v0")
         tasks = (Task("FrozenLake-v0", seed, {"instructions": False}) for seed in count())
-        async with envs.slots(1) as host:
+        async with environments.slots(1) as host:
             shown = Teacher(expert, LetterRenderer(), noise)
             return await demonstrations.demonstrations(host, shown, islice(tasks, 60), 60, 4, 12)
 

@@ -19,7 +19,7 @@ from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
 from envkit.trainer_bridge.rows import replace_rows
 from envkit.types import FinishReason, StopReason, Task
-from envkit.wiring import envs
+from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
 
 LIMITS = RolloutLimits(max_turns=9, max_tokens=5000, turn_tokens=40, timeout_s=10, retries=0)
@@ -35,7 +35,7 @@ def lake_episodes(tasks: Sequence[Task]) -> RolloutResult:
         return f"<answer>{MOVES[turn % len(MOVES)]}</answer>!"
 
     async def main() -> RolloutResult:
-        async with envs.slots(8) as host:
+        async with environments.slots(8) as host:
             rollout = Rollout(host, ScriptedEngine(say), LetterRenderer(), LIMITS, 8)
             return await rollout.groups(tasks, 2, temperature=1.0, seed=0)
 

@@ -18,8 +18,9 @@ from envkit.config import RunConfig
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.types import Observation, SamplingParams
-from envkit.wiring import envs, meanings
-from envkit.wiring.policy import Policy, device_of, load_policy, open_policy
+from envkit.wiring import environments
+from envkit.wiring.training import resolve
+from envkit.wiring.training.policy import Policy, device_of, load_policy, open_policy
 from tests.trainer_bridge.disk import FULL, full_disk
 from tests.trainer_bridge.models import sample, write_tiny
 from tests.trainer_bridge.trainees import draw_samples
@@ -35,7 +36,7 @@ def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> 
         "trainer": {"threads": 1},
         **sections,
     }
-    return meanings.resolve(config.parse(content))
+    return resolve.resolve(config.parse(content))
 
 
 def weights(policy: Policy) -> torch.Tensor:
@@ -50,7 +51,7 @@ def test_a_tiny_policy_knows_every_word_of_its_world_and_says_a_move_in_one_toke
     run = run_of(env_id)
     policy = open_policy(run)
     assert isinstance(policy.renderer, PlainRenderer)
-    with envs.make(env_id, **run.env.options) as world:
+    with environments.make(env_id, **run.env.options) as world:
         for seed in range(500, 530):
             text, info = world.reset(seed=seed)
             ended = False
@@ -73,7 +74,7 @@ def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: 
 def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path: Path) -> None:
     run = run_of(seed=2**63 - 1, algorithm={"preset": "ppo"})
     policy = open_policy(run)
-    policy.begin_training(meanings.algorithm_of(run), run, tmp_path / "weights")
+    policy.begin_training(resolve.algorithm_of(run), run, tmp_path / "weights")
     before = weights(policy).clone()
     policy.trainer.accumulate([sample([1, 3], ([4 + number], ()), rewards=[float(number)]) for number in range(2)])
     policy.trainer.update()
@@ -85,7 +86,7 @@ import gymnasium
 import envkit
 from envkit import config
 from envkit.wiring import meanings
-from envkit.wiring.policy import open_policy
+from envkit.wiring.training.policy import open_policy
 
 class Turning(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
@@ -142,14 +143,14 @@ def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_pa
         policy = open_policy(run)
         with pytest.raises(AssertionError, match="begin_training comes first"):
             _ = policy.trainer
-        policy.begin_training(meanings.algorithm_of(run), run, tmp_path / preset / "weights")
+        policy.begin_training(resolve.algorithm_of(run), run, tmp_path / preset / "weights")
         assert (policy.trainer._critic is not None, policy.trainer._reference is not None) == kinds
 
 
 def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: Path) -> None:
     run = run_of(rollout={"temperature": 0.6})
     policy = open_policy(run)
-    policy.begin_training(meanings.algorithm_of(run), run, tmp_path / "weights")
+    policy.begin_training(resolve.algorithm_of(run), run, tmp_path / "weights")
     assert policy.trainer._settings.temperature == 0.6
 
 
@@ -189,7 +190,7 @@ def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> No
 def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds() -> None:
     script = (
         "from time import perf_counter\nfrom envkit.errors import UsageError\n"
-        "from envkit.wiring.policy import load_policy\n"
+        "from envkit.wiring.training.policy import load_policy\n"
         "for _ in range(2):  # at first all is imported, which takes as long as it takes\n"
         "    began = perf_counter()\n"
         "    try:\n        load_policy('nobody/none', device='cpu')\n"
@@ -247,7 +248,7 @@ def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_
     assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in playing.buffers()} == {buffer.dtype for buffer in policy.model.buffers()}
     before = weights(policy).clone()
-    policy.begin_training(meanings.algorithm_of(run), run, tmp_path / "weights")
+    policy.begin_training(resolve.algorithm_of(run), run, tmp_path / "weights")
     policy.trainer.accumulate(draw_samples(0, 8, tiny_folder))
     policy.trainer.update()
     changed = (weights(policy) != before).float().mean()

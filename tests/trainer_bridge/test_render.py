@@ -14,7 +14,7 @@ from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.trainer_bridge.samples import sample_of
 from envkit.trainer_bridge.tiny import make_tokenizer
 from envkit.types import FinishReason, Observation, Task
-from envkit.wiring.policy import load_policy
+from envkit.wiring.training.policy import load_policy
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 from tests.trainer_bridge.models import CHAT_TEMPLATE, WORDS, chat_tokenizer
 

@@ -13,7 +13,7 @@ from envkit import clock, config
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.threads import learning_threads, torch_threads
 from envkit.trainer_bridge.warmup import Imitator, Stage
-from envkit.wiring.policy import playing_threads
+from envkit.wiring.training.policy import playing_threads
 from tests.trainer_bridge.models import open_model, sample
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
 from tests.trainer_bridge.watched import params

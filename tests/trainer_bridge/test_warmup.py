@@ -18,9 +18,10 @@ from envkit.trainer_bridge.demonstrations import Lesson, unscored_sample
 from envkit.trainer_bridge.display import SilentDisplay
 from envkit.trainer_bridge.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Sample
-from envkit.wiring import envs, meanings
-from envkit.wiring.policy import open_policy
-from envkit.wiring.warmup import warm_up
+from envkit.wiring import environments
+from envkit.wiring.training import resolve
+from envkit.wiring.training.policy import open_policy
+from envkit.wiring.training.warmup import warm_up
 from tests.trainer_bridge.models import open_model, sample
 from tests.trainer_bridge.trainees import said_logps
 
@@ -259,11 +260,11 @@ async def nothing() -> None:
 
 def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
     section = {**SMALL["warmup"], **changes}  # type: ignore[dict-item]
-    run = meanings.resolve(config.parse({**SMALL, "warmup": section}))
+    run = resolve.resolve(config.parse({**SMALL, "warmup": section}))
 
     async def main() -> dict[str, JSON]:
         policy = open_policy(run)
-        spec = envs.find(run.env.id)
+        spec = environments.find(run.env.id)
         imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=10**6)
         weights = folder / "warmup.safetensors"
         return await warm_up(run, spec, policy, imitator, weights, SilentDisplay(), save=nothing)
@@ -303,8 +304,8 @@ class Cutting(SilentDisplay):
 # 40 lessons are prepared, then come 5 updates, 16 episodes in one part, and 4 updates with looks after 2 and 4.
 @pytest.mark.parametrize("cut_at", [3, 40, 41, 43, 45, 46, 47, 48, 49, 50])
 def test_a_warm_up_that_is_cut_anywhere_saves_and_goes_on_as_if_it_had_not_been(cut_at: int, tmp_path: Path) -> None:
-    run = meanings.resolve(config.parse({**SMALL, "warmup": {**SMALL["warmup"], "greedy_goal": 1.0}}))  # type: ignore[dict-item]
-    spec = envs.find(run.env.id)
+    run = resolve.resolve(config.parse({**SMALL, "warmup": {**SMALL["warmup"], "greedy_goal": 1.0}}))  # type: ignore[dict-item]
+    spec = environments.find(run.env.id)
 
     async def part(folder: Path, cut_at: int) -> tuple[dict[str, JSON] | None, list[Any]]:
         policy = open_policy(run)

@@ -10,7 +10,7 @@ from envkit.errors import CapacityError
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec
-from envkit.wiring.env_boxes import EnvBoxes
+from envkit.wiring.gateway.env_workers import EnvBoxes
 from tests.sandbox.fake.backend import FakeBackend
 
 

@@ -16,8 +16,8 @@ import envkit
 from envkit.errors import ConfigError, EnvError, OptionError, StepOrderError, UnreachableError, UsageError
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Task
-from envkit.wiring import envs
-from envkit.wiring.envs import VectorMode
+from envkit.wiring import environments
+from envkit.wiring.environments import VectorMode
 
 EVERY_RESET = pytest.mark.parametrize("autoreset", list(AutoresetMode))
 MOVES = ("<answer>up</answer>", "<answer>right</answer>", "<answer>down</answer>", "nothing")
@@ -52,7 +52,7 @@ def test_a_fault_of_the_worlds_own_stays_as_it_is_and_is_attributed_in_slots(roo
         envkit.make(room, size="big")
 
     async def main() -> None:
-        async with envs.slots(1, {"size": "big"}) as host, host.lease(Task(room, 0)):
+        async with environments.slots(1, {"size": "big"}) as host, host.lease(Task(room, 0)):
             pass
 
     with pytest.raises(EnvError, match=r"^Room-v0 raised TypeError in __init__: '<' not supported between"):

@@ -18,9 +18,10 @@ from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.display import SilentDisplay
 from envkit.types import Info, Observation, Task
 from envkit.vector import SlotHost
-from envkit.wiring import envs, meanings
-from envkit.wiring.evaluation import Evaluation, evaluate, evaluation_tasks
-from envkit.wiring.players import Outcome, RandomPlayer, play
+from envkit.wiring import environments
+from envkit.wiring.evaluation.evaluate import Evaluation, evaluate, evaluation_tasks
+from envkit.wiring.evaluation.players import Outcome, RandomPlayer, play
+from envkit.wiring.training import resolve
 
 
 def evaluated(
@@ -66,8 +67,8 @@ def test_the_same_arguments_play_the_same_episodes_and_another_seed_others() -> 
 
 def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     run = config.parse({"env": {"id": "Sokoban-v0", "options": {"size": 7}}})
-    spec = envs.find("Sokoban-v0")
-    expected = [meanings.task_of(run, spec, "eval", run.evaluation.seed, number) for number in range(3)]
+    spec = environments.find("Sokoban-v0")
+    expected = [resolve.task_of(run, spec, "eval", run.evaluation.seed, number) for number in range(3)]
     found = evaluation_tasks("Sokoban-v0", {"size": 7}, "eval", run.evaluation.seed, 3, spec.splits)
     assert list(found) == expected
 

@@ -16,7 +16,7 @@ from envkit.protocols import EnvHost
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step
 from envkit.vector import SlotHost
-from envkit.wiring.play import Game, Scene, open_game
+from envkit.wiring.evaluation.interactive import Game, Scene, open_game
 
 ANSWER = "<answer>{}</answer>"
 

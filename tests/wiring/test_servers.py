@@ -6,14 +6,14 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from envkit.wiring import servers
+from envkit.wiring.sandboxes import running_servers
 
 
 def test_a_note_is_there_for_as_long_as_its_server_however_that_ends(tmp_path: Path) -> None:
     notes = tmp_path / "run" / "servers"
     ledger = tmp_path / "fleet.sqlite"
-    with servers.noted("a1", ledger, "http://[::1]:8000", notes):
-        (note,) = servers.known(notes)
+    with running_servers.noted("a1", ledger, "http://[::1]:8000", notes):
+        (note,) = running_servers.known(notes)
         assert (note.ledger_id, note.ledger, note.address, note.pid) == (
             "a1",
             str(ledger),
@@ -22,16 +22,16 @@ def test_a_note_is_there_for_as_long_as_its_server_however_that_ends(tmp_path: P
         )
         assert not note.is_gone()
         assert notes.stat().st_mode & 0o777 == 0o700
-    assert servers.known(notes) == []
+    assert running_servers.known(notes) == []
 
-    with suppress(RuntimeError), servers.noted("a1", ledger, "http://[::1]:8000", notes):
+    with suppress(RuntimeError), running_servers.noted("a1", ledger, "http://[::1]:8000", notes):
         raise RuntimeError
-    assert servers.known(notes) == []
+    assert running_servers.known(notes) == []
 
 
 def test_without_a_place_for_notes_a_server_goes_without_and_what_is_none_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with servers.noted("a1", tmp_path / "fleet.sqlite", "unix:/tmp/s", tmp_path / "file" / "below"):
-        assert servers.known(tmp_path / "file" / "below") == []
+    with running_servers.noted("a1", tmp_path / "fleet.sqlite", "unix:/tmp/s", tmp_path / "file" / "below"):
+        assert running_servers.known(tmp_path / "file" / "below") == []
     (tmp_path / "odd").write_text("{")
-    assert [note.ledger_id for note in servers.known(tmp_path)] == []
+    assert [note.ledger_id for note in running_servers.known(tmp_path)] == []

@@ -16,7 +16,7 @@ import gymnasium
 from envkit import clock
 from envkit.protocols import Expert
 from envkit.types import JSON, Observation, Options, stable_hash
-from envkit.wiring.envs import attributed, find, make_here, open_expert
+from envkit.wiring.environments import attributed, find, make_here, open_expert
 
 MAX_STEPS = 200
 """Steps after which a recorded episode is cut off."""

@@ -19,7 +19,7 @@ from envkit.wiring.env_check.episodes import (
     shown,
     shown_apart,
 )
-from envkit.wiring.envs import VectorMode, attributed, make_vec
+from envkit.wiring.environments import VectorMode, attributed, make_vec
 
 _COPIES = 3
 _CAUSES: dict[VectorMode, str] = {

@@ -29,7 +29,7 @@ from envkit.wiring.env_check.episodes import (
     place,
     shown,
 )
-from envkit.wiring.envs import attributed, open_world
+from envkit.wiring.environments import attributed, open_world
 
 BAD_ACTIONS = (
     "",

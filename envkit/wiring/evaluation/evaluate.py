@@ -16,13 +16,13 @@ from envkit.registry import EnvSpec
 from envkit.trainer_bridge.display import Display
 from envkit.trainer_bridge.episodes import episode_of
 from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
-from envkit.wiring.difficulty import NotingHost
-from envkit.wiring.envs import slots
-from envkit.wiring.estimates import Estimate, Stratum, estimate, strata, summarise
-from envkit.wiring.players import Outcome, Progress, outcome_of, play, player_for, spec_of, with_split
+from envkit.wiring.environments import slots
+from envkit.wiring.evaluation.difficulty import NotingHost
+from envkit.wiring.evaluation.players import Outcome, Progress, outcome_of, play, player_for, spec_of, with_split
+from envkit.wiring.evaluation.statistics import Estimate, Stratum, estimate, strata, summarise
 
 if TYPE_CHECKING:
-    from envkit.wiring.training import CheckpointPlayer
+    from envkit.wiring.training.run import CheckpointPlayer
 
 SLOTS = 256
 """Episodes at once in this process."""
@@ -224,7 +224,7 @@ async def _opened(
     """Give the tasks, drawn with the options that the policy was made for, and what plays them with it."""
     kind, _, folder = policy.partition(":")
     if kind == "checkpoint" and folder:
-        from envkit.wiring.training import open_checkpoint_player
+        from envkit.wiring.training.run import open_checkpoint_player
 
         async with open_checkpoint_player(Path(folder)) as trained:
             if line := trained.mismatch(env_id):

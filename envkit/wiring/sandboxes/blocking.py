@@ -174,9 +174,7 @@ def open_sandbox(
         if url is None:
             opened_backend = _enter(portal, resources, opened(backend))
         else:
-            from envkit.http.client.sandbox_client import (
-                SandboxClient,  # costs what nobody pays for a box of this machine
-            )
+            from envkit.http.client.sandbox_client import SandboxClient
 
             client = SandboxClient(url, token, ca=ca, trees=tar_stream)
             # It holds a task group, which is left by the task that entered it.

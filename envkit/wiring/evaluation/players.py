@@ -28,7 +28,7 @@ from envkit.types import (
     TurnRecord,
     stable_hash,
 )
-from envkit.wiring.envs import find, open_expert, registered
+from envkit.wiring.environments import find, open_expert, registered
 
 MAX_SESSIONS = 256
 """Episodes at once on a server, if it has room for so many."""

@@ -24,14 +24,14 @@ from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
 from envkit.types import JSON, Options, StopReason, Task, Trajectory
-from envkit.wiring import envs
-from envkit.wiring.checks import check, check_docker
-from envkit.wiring.meanings import algorithm_of, limits_of, resolve, task_of
-from envkit.wiring.sandboxes import sandbox_host
-from envkit.wiring.signals import ONE_S, stop_on_signals
+from envkit.wiring import environments
+from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
+from envkit.wiring.training.checks import check, check_docker
+from envkit.wiring.training.resolve import algorithm_of, limits_of, resolve, task_of
+from envkit.wiring.training.signals import ONE_S, stop_on_signals
 
 if TYPE_CHECKING:
-    from envkit.wiring.policy import Policy
+    from envkit.wiring.training.policy import Policy
 
 
 async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display) -> dict[str, JSON]:
@@ -132,7 +132,7 @@ async def open_checkpoint_player(folder: Path) -> AsyncIterator[CheckpointPlayer
     Raises:
         UsageError: There is no checkpoint.
     """
-    from envkit.wiring.policy import device_of, load_policy, playing_threads
+    from envkit.wiring.training.policy import device_of, load_policy, playing_threads
 
     place = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
     if not (place / "policy" / "config.json").is_file():
@@ -162,7 +162,7 @@ class _Run:
         self._display = display
         self._state = state
         self._newest = newest
-        self._spec = envs.find(run.env.id)
+        self._spec = environments.find(run.env.id)
         self._policy: Policy | None = None
         self._record: RunRecord | None = None
         self._stop = Stop(display.say)
@@ -187,7 +187,7 @@ class _Run:
 
     async def _play_and_learn(self, opened: ExitStack) -> None:
         """Do it all. Whatever can refuse comes before a run in the folder is replaced, so that none is lost in vain."""
-        from envkit.wiring.policy import open_policy
+        from envkit.wiring.training.policy import open_policy
 
         if self._newest is not None:
             self._record = opened.enter_context(closing(self._open_record()))
@@ -233,7 +233,7 @@ class _Run:
         There is a checkpoint before, now and then meanwhile, and after it.
         """
         from envkit.trainer_bridge import warmup
-        from envkit.wiring.warmup import warm_up
+        from envkit.wiring.training.warmup import warm_up
 
         trainer, state = self._run.trainer, self._state
         weights = record.folder / "weights"

@@ -39,10 +39,11 @@ from envkit.sandbox.pool.warm_stock import Stock
 from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec
-from envkit.wiring import envs, fleet_metrics, machine
-from envkit.wiring.env_boxes import alone, booted, env_box, env_counts, env_host, forget_seats
-from envkit.wiring.places import image_lacks, keeps_ledger, open_places
-from envkit.wiring.tokens import lock_state, open_tokens
+from envkit.wiring import environments
+from envkit.wiring.gateway import capacity, metrics
+from envkit.wiring.gateway.env_workers import alone, booted, env_box, env_counts, env_host, forget_seats
+from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_places
+from envkit.wiring.gateway.token_store import lock_state, open_tokens
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -103,7 +104,7 @@ async def serve_fleet(
         async with open_fleet(config, announce) as fleet, _telling(config, fleet, announce):
             app = create_app(
                 fleet.host,
-                envs=envs.registered,
+                envs=environments.registered,
                 ttl_s=limits.session_ttl_s,
                 step_timeout_s=limits.step_timeout_s,
                 tenant_share=limits.tenant_share,
@@ -195,7 +196,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
     """
     if config.backend == "none":
         announce(f"sandboxes: none, {config.envs.capacity} episodes at once in this process")
-        async with envs.slots(config.envs.capacity) as slots:
+        async with environments.slots(config.envs.capacity) as slots:
             yield Fleet(slots)
         return
     async with AsyncExitStack() as stack:
@@ -225,7 +226,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
         for node in places.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            announce(f"room: {machine.described(node.holds)}; of each a tenant may have {share} % (node, limits)")
+            announce(f"room: {capacity.described(node.holds)}; of each a tenant may have {share} % (node, limits)")
         if not own_count:
             await forget_seats(places.ledger, pool, shared)
             yield Fleet(shared, pool, places.disks, (shared,), scale, places.isolates)
@@ -245,13 +246,13 @@ def _stock(section: StockSection) -> Stock:
 
 def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
     if fleet.pool is not None:
-        yield from fleet_metrics.collect(fleet.pool, fleet.hosts)
+        yield from metrics.collect(fleet.pool, fleet.hosts)
     if log is not None:
-        yield from fleet_metrics.of_log(log.dropped)
+        yield from metrics.of_log(log.dropped)
 
 
 def _bodies(limits: LimitsSection) -> Bodies:
-    most_mib = limits.bodies_mib or machine.bodies_mib(machine.this_machine())
+    most_mib = limits.bodies_mib or capacity.bodies_mib(capacity.this_machine())
     return Bodies(most_mib << 20, limits.tenant_share)
 
 

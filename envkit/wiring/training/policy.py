@@ -28,8 +28,8 @@ from envkit.trainer_bridge.tiny import make_policy
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.writing import share_weights, writing
 from envkit.types import Observation
-from envkit.wiring import envs
-from envkit.wiring.meanings import limits_of, task_of
+from envkit.wiring import environments
+from envkit.wiring.training.resolve import limits_of, task_of
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""
@@ -206,15 +206,15 @@ class _Heard:
 
 def _listen(run: RunConfig) -> _Heard:
     """Play at random and note what is said."""
-    spec = envs.find(run.env.id)
-    world = envs.open_world(run.env.id, **run.env.options)
+    spec = environments.find(run.env.id)
+    world = environments.open_world(run.env.id, **run.env.options)
     if isinstance(world, AsyncEnv):
         raise UsageError(f"engine.model: a tiny policy cannot be made for {run.env.id}; name a model")
     rng = random.Random(run.seed)
     heard = _Heard([], [], set())
     for number in range(_VOCABULARY_EPISODES):
         task = task_of(run, spec, "train", run.seed, number)
-        with envs.attributed(run.env.id, "reset"):
+        with environments.attributed(run.env.id, "reset"):
             text, info = world.reset(seed=task.seed, options=dict(task.options))
         moves = [str(move) for move in info.get("legal_moves", ())]
         heard.openings.append(text)
@@ -222,7 +222,7 @@ def _listen(run: RunConfig) -> _Heard:
         heard.moves.update(moves)
         ended = not moves
         while not ended:
-            with envs.attributed(run.env.id, "step"):
+            with environments.attributed(run.env.id, "step"):
                 text, _, terminated, truncated, info = world.step(f"<answer>{rng.choice(moves)}</answer>")
             heard.texts.append(text)
             moves = [str(move) for move in info.get("legal_moves", moves)]

@@ -21,9 +21,9 @@ from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Sample, Weights, stable_hash
 from envkit.vector import SlotHost
-from envkit.wiring import envs
-from envkit.wiring.meanings import limits_of, task_of
-from envkit.wiring.policy import Policy
+from envkit.wiring import environments
+from envkit.wiring.training.policy import Policy
+from envkit.wiring.training.resolve import limits_of, task_of
 
 _PART = 64
 """Lessons or episodes that are prepared between two looks at the display."""
@@ -59,10 +59,10 @@ async def warm_up(
         Facts for the summary: updates of each stage, seconds of this part of the run, and the success of the
         demonstrators themselves.
     """
-    expert = envs.open_expert(run.env.id, run.env.options)
+    expert = environments.open_expert(run.env.id, run.env.options)
     began = clock.stopwatch()
     try:
-        async with envs.slots(run.env.num_envs) as host:
+        async with environments.slots(run.env.num_envs) as host:
             stages = _Stages(run, spec, policy, imitator, expert, host, weights, display, save)
             lessons = await stages.lessons()
             episodes, greedy = await stages.episodes()

@@ -8,7 +8,7 @@ from envkit.http.api.app import create_app
 from envkit.http.server.middleware import Guard
 from envkit.http.server.server import serve
 from envkit.http.sessions.table import STEP_TIMEOUT_S, TTL_S
-from envkit.wiring.envs import registered, slots
+from envkit.wiring.environments import registered, slots
 
 
 async def serve_envs(

@@ -24,14 +24,14 @@ from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec, Task
-from envkit.wiring import envs
+from envkit.wiring import environments
 
 SandboxKind: TypeAlias = Literal["auto", "local", "docker", "process", "none"]
 Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 
 _SOCKET = "env.sock"
 _PULSE = "env.pulse"
-_SERVE = f'exec "$0" -m envkit.wiring.inside --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$1"'
+_SERVE = f'exec "$0" -m envkit.wiring.env_server --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$1"'
 _HINT = (
     "it is registered in this process alone, which a sandbox does not see; register it through the entry point group "
     f"{ENTRY_POINT_GROUP!r} of an installed package, or play without sandboxes (sandbox.kind: none)"
@@ -73,7 +73,7 @@ async def sandbox_host(
     say = announce or _say_nothing
     if kind == "none":
         say(f"sandbox: none, {boxes * slots_per_box} episodes at once in this process")
-        async with envs.slots(boxes * slots_per_box) as host:
+        async with environments.slots(boxes * slots_per_box) as host:
             yield host
         return
     backend, what, why = await choose(kind)
@@ -172,7 +172,7 @@ class _Inside:
             async with self._client.lease(task, id=id) as episode:
                 yield episode
         except UnknownEnvError as error:
-            if all(spec.id != error.env_id for spec in envs.registered()):
+            if all(spec.id != error.env_id for spec in environments.registered()):
                 raise
             package = registry.package_of(error.env_id)
             hint = _HINT if package is None else _PACKAGE_HINT.format(package=package)

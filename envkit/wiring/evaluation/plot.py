@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from envkit.trainer_bridge.plots import BLUE, FAINT, INK, frame, new_figure, save
-from envkit.wiring.estimates import Stratum
-from envkit.wiring.evaluation import MAX_STRATA, Evaluation
+from envkit.wiring.evaluation.evaluate import MAX_STRATA, Evaluation
+from envkit.wiring.evaluation.statistics import Stratum
 
 _MAX_LABELLED_BARS = 16
 _TITLE_WIDTH = 75

@@ -16,8 +16,9 @@ from envkit.installation import command
 from envkit.sandbox.docker.backend import DEFAULT_IMAGE, DockerBackend
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.sandbox.process.backend import ProcessBackend
-from envkit.wiring import machine, sandboxes, servers
-from envkit.wiring.tokens import state_folder
+from envkit.wiring.gateway import capacity
+from envkit.wiring.gateway.token_store import state_folder
+from envkit.wiring.sandboxes import env_sandboxes, running_servers
 
 _HERE = "here"
 
@@ -46,13 +47,13 @@ async def open_places(config: ServeConfig) -> AsyncIterator[Places]:
             yield Places((), what, config.ray.kind == "docker", isolates=True, ledger=ledger)
         return
     assert config.backend != "none"
-    backend, what, why = await sandboxes.choose(config.backend)
+    backend, what, why = await env_sandboxes.choose(config.backend)
     async with _ledger(config, can_stay=not isinstance(backend, ProcessBackend)) as ledger, backend:
-        found = await clock.to_thread(machine.this_machine)
+        found = await clock.to_thread(capacity.this_machine)
         if isinstance(backend, DockerBackend):  # its daemon may be elsewhere
             await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
             found = replace(found, memory_mib=backend.machine_memory_mib)
-        node = Node(_HERE, backend, machine.filled_in(Holds(**config.node.model_dump()), found))
+        node = Node(_HERE, backend, capacity.filled_in(Holds(**config.node.model_dump()), found))
         isolates = backend.capabilities()["isolation"]
         what += why
         in_image = isinstance(backend, DockerBackend)
@@ -96,7 +97,7 @@ async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterato
     name = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_")
     path = state_folder(config.state) / f"fleet-{name}.sqlite"
     async with Ledger(path) as ledger:
-        with servers.noted(ledger.id, path, _address(listen)):
+        with running_servers.noted(ledger.id, path, _address(listen)):
             yield ledger
 
 

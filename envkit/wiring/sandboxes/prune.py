@@ -11,7 +11,7 @@ from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker import orphans
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.host import cgroups, run_dirs
-from envkit.wiring import servers
+from envkit.wiring.sandboxes import running_servers
 
 
 async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
@@ -24,7 +24,7 @@ async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
         warn: Called with a line about what was left out.
     """
     done = await clock.to_thread(_prune_here, dry_run)
-    without_boxes = [note for note in servers.known() if note.is_gone() and not detached.ids(note.ledger_id)]
+    without_boxes = [note for note in running_servers.known() if note.is_gone() and not detached.ids(note.ledger_id)]
     if (why := await docker.why_unavailable()) is None:
         daemon = await Daemon.connect()
         try:
@@ -39,7 +39,7 @@ async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
     for note in without_boxes:
         done.append(f"note of server {note.pid} ({note.ledger})")
         if not dry_run:
-            servers.forget(note)
+            running_servers.forget(note)
     return done
 
 

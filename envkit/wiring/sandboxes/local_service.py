@@ -25,9 +25,9 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import JSON, ExecResult
-from envkit.wiring import servers
-from envkit.wiring.boxes import AnyBox, BackendKind, kind_of, opened, running, spec_of
-from envkit.wiring.servers import ServerNote
+from envkit.wiring.sandboxes import running_servers
+from envkit.wiring.sandboxes.blocking import AnyBox, BackendKind, kind_of, opened, running, spec_of
+from envkit.wiring.sandboxes.running_servers import ServerNote
 
 TIMED_OUT = 124
 LOST = 125
@@ -161,7 +161,7 @@ async def list_staying(*, with_servers: bool, warn: Callable[[str], None]) -> Se
 async def _staying(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[Staying]:
     owners = dict.fromkeys(await backend.staying(""), _NOBODY)
     if with_servers:
-        for note in servers.known():
+        for note in running_servers.known():
             owners |= dict.fromkeys(await backend.staying(note.ledger_id), _words(note))
         owners = dict.fromkeys(await backend.staying(), ("of an unknown server",)) | owners
     return [await _look(backend, box_id, owner) for box_id, owner in sorted(owners.items())]

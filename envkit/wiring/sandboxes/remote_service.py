@@ -17,8 +17,8 @@ from envkit.http.protocol.sandbox_messages import KeptReply
 from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxView
-from envkit.wiring.box_commands import exit_code_of, say
-from envkit.wiring.boxes import spec_of
+from envkit.wiring.sandboxes.blocking import spec_of
+from envkit.wiring.sandboxes.local_service import exit_code_of, say
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from envkit.trainer_bridge import catalogue
 from envkit.trainer_bridge.catalogue import Algorithm
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Task, stable_hash
-from envkit.wiring import envs
+from envkit.wiring import environments
 
 
 def resolve(run: RunConfig) -> RunConfig:
     """Fill in what depends on other keys: a tiny policy reads the tersest observations and answers in one token."""
-    spec = envs.find(run.env.id)
+    spec = environments.find(run.env.id)
     is_tiny = run.engine.model is None
     options = {**(spec.terse if is_tiny else {}), **run.env.options}
     turn_tokens = run.rollout.turn_tokens or (1 if is_tiny else 128)

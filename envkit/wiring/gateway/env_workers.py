@@ -19,8 +19,10 @@ from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Demand
 from envkit.types import SandboxSpec, SandboxState, SandboxView
-from envkit.wiring import envs, machine, sandboxes
-from envkit.wiring.places import Places
+from envkit.wiring import environments
+from envkit.wiring.gateway import capacity as machine
+from envkit.wiring.gateway.nodes import Places
+from envkit.wiring.sandboxes import env_sandboxes
 
 _ENV_BOX = ":envs-"
 """How the boxes that serve environments are called; the names that callers give have no colon."""
@@ -32,7 +34,7 @@ _BOOT_RETRY_S = 0.02
 
 def alone() -> set[str]:
     """Return the environments whose episodes have a box of their own each."""
-    return {spec.id for spec in envs.registered() if not spec.shares}
+    return {spec.id for spec in environments.registered() if not spec.shares}
 
 
 def env_counts(config: ServeConfig, places: Places) -> tuple[int, int]:
@@ -95,7 +97,7 @@ def env_host(config: ServeConfig, pool: Pool, places: Places, box: SandboxSpec, 
     silence, longest_s = config.silence, config.limits.step_timeout_s
     return FleetHost(
         EnvBoxes(pool, box, kind, boxes).start,
-        partial(sandboxes.connect, longest_s),
+        partial(env_sandboxes.connect, longest_s),
         boxes=boxes,
         slots_per_box=1 if kind == "own" else math.ceil(config.envs.capacity / boxes),
         episodes_per_box=1 if kind == "own" else None,
@@ -104,7 +106,7 @@ def env_host(config: ServeConfig, pool: Pool, places: Places, box: SandboxSpec, 
         probing=Probing(silence.interval_s, silence.lost_s - silence.interval_s, misses=1, longest_step_s=longest_s),
         wait_timeout_s=_DARK_S,
         seats=places.ledger,
-        replayable={spec.id for spec in envs.registered() if spec.replayable}.__contains__,
+        replayable={spec.id for spec in environments.registered() if spec.replayable}.__contains__,
     )
 
 
@@ -121,7 +123,7 @@ async def forget_seats(ledger: Ledger | None, pool: Pool, *hosts: FleetHost) -> 
 
 def env_box(config: ServeConfig, places: Places, capacity: int) -> SandboxSpec:
     section = config.envs
-    spec = sandboxes.env_box(capacity, in_image=places.in_image, image=section.image)
+    spec = env_sandboxes.env_box(capacity, in_image=places.in_image, image=section.image)
     return replace(spec, memory_mib=section.memory_mib, cpus=section.cpus)
 
 
@@ -129,7 +131,7 @@ async def booted(sandbox: Sandbox) -> None:
     """Return once the env server in a box answers."""
     while True:
         try:
-            async with sandboxes.connect(_BOOT_CALL_S, sandbox) as client:
+            async with env_sandboxes.connect(_BOOT_CALL_S, sandbox) as client:
                 await client.health()
                 return
         except EnvkitError as error:

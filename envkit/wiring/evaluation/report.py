@@ -21,8 +21,8 @@ from envkit.errors import UsageError
 from envkit.trainer_bridge.episodes import EPISODES
 from envkit.trainer_bridge.rows import encoded
 from envkit.types import EpisodeRecord
-from envkit.wiring.evaluation import Evaluation
-from envkit.wiring.evaluation_plot import draw
+from envkit.wiring.evaluation.evaluate import Evaluation
+from envkit.wiring.evaluation.plot import draw
 
 EVALUATION = "evaluation.json"
 PLOT = "success_by_difficulty.png"

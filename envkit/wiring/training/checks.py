@@ -10,8 +10,8 @@ from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
 from envkit.installation import EXTRAS, why_missing
 from envkit.sandbox.bubblewrap.backend import why_unavailable
 from envkit.sandbox.docker import backend as docker
-from envkit.wiring import envs
-from envkit.wiring.meanings import algorithm_of
+from envkit.wiring import environments
+from envkit.wiring.training.resolve import algorithm_of
 
 
 def check(run: RunConfig) -> list[str]:
@@ -48,10 +48,10 @@ def _check_packages(run: RunConfig) -> None:
 
 def _check_env(run: RunConfig) -> None:
     try:
-        made = envs.open_world(run.env.id, **run.env.options)
+        made = environments.open_world(run.env.id, **run.env.options)
         if not isinstance(made, AsyncEnv):
             made.close()
-            with envs.make(run.env.id) as world:
+            with environments.make(run.env.id) as world:
                 world.reset(seed=0, options={**run.env.options})  # the way in which tasks bring them
     except UnknownEnvError as error:
         raise ConfigError([f"env.id: {error}"]) from None
@@ -59,7 +59,7 @@ def _check_env(run: RunConfig) -> None:
         raise ConfigError([f"env.options.{error.option}: {error.reason}"]) from None
     except TypeError as error:
         raise ConfigError([f"env.options: {run.env.id} refuses them: {error}"]) from None
-    if "split" in run.env.options and envs.find(run.env.id).splits:
+    if "split" in run.env.options and environments.find(run.env.id).splits:
         raise ConfigError(["env.options.split: is set by the run, which trains on one split and evaluates on another"])
 
 
@@ -71,7 +71,7 @@ def _check_sandbox(run: RunConfig) -> None:
 def _check_engine(run: RunConfig) -> None:
     section = run.engine
     if section.device == "cuda":
-        from envkit.wiring.policy import device_of  # takes seconds: torch
+        from envkit.wiring.training.policy import device_of  # takes seconds: torch
 
         try:
             device_of("cuda")
@@ -131,6 +131,6 @@ def _check_warmup(run: RunConfig) -> None:
     if run.warmup.kind == "none" and run.engine.model is None:
         raise ConfigError(["warmup.kind: a tiny policy that knows nothing needs demonstrations"])
     wanted = run.warmup.kind == "demonstrations" or run.engine.model is None
-    known = {spec.id: spec for spec in envs.registered()}
+    known = {spec.id: spec for spec in environments.registered()}
     if wanted and run.env.id in known and known[run.env.id].expert is None:
         raise ConfigError([f"warmup.kind: {run.env.id} has no expert to demonstrate; take none and an engine.model"])

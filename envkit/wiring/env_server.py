@@ -1,4 +1,4 @@
-"""The server that runs in a sandbox: ``python -m envkit.wiring.inside --socket PATH [--capacity N]``.
+"""The server that runs in a sandbox: ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``.
 
 The same application as everywhere, on a Unix socket. It ends on SIGTERM, and when its standard input does, which is a
 pipe or a socket that its parent holds. On a second socket beside the first one (``env.pulse`` beside ``env.sock``) a
@@ -23,7 +23,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.wiring.serve import serve_envs
+from envkit.wiring.env_serving import serve_envs
 
 
 async def serve_inside(path: str, capacity: int) -> None:
@@ -80,7 +80,9 @@ def _beat(path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="envkit.wiring.inside", description="Serve environments on a Unix socket.")
+    parser = argparse.ArgumentParser(
+        prog="envkit.wiring.env_server", description="Serve environments on a Unix socket."
+    )
     parser.add_argument("--socket", required=True, metavar="PATH", help="where to listen")
     parser.add_argument("--capacity", type=int, default=1, metavar="N", help="episodes at once (default 1)")
     options = parser.parse_args(arguments)

@@ -1,0 +1,1 @@
+"""What `envkit eval` and `envkit play` run."""

@@ -1,0 +1,1 @@
+"""What `envkit serve` runs: the gateway and its nodes."""

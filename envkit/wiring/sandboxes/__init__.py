@@ -1,0 +1,1 @@
+"""Sandboxes for commands and for Python: backends, services, running servers."""

@@ -1,0 +1,1 @@
+"""What `envkit train` runs."""
