@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from envkit.cli.keyboard import Keyboard
-from envkit.cli.screen import play_on_screen
+from envkit.cli.environments.keyboard import Keyboard
+from envkit.cli.environments.screen import play_on_screen
 from envkit.types import Options
 from envkit.wiring.evaluation.interactive import open_game
 

@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 
 from envkit import __version__
-from envkit.cli import image, sandbox, token
-from envkit.cli.check import check
-from envkit.cli.check_env import check_env
-from envkit.cli.doctor import doctor
-from envkit.cli.evaluate import evaluate
+from envkit.cli.environments.check_env import check_env
+from envkit.cli.environments.listing import list_envs
+from envkit.cli.environments.play import play
+from envkit.cli.environments.show import show
 from envkit.cli.exits import as_exit_code
-from envkit.cli.listing import list_envs
-from envkit.cli.play import play
-from envkit.cli.serve import serve
-from envkit.cli.show import show
-from envkit.cli.train import train
+from envkit.cli.fleet import image, sandbox, token
+from envkit.cli.fleet.doctor import doctor
+from envkit.cli.fleet.serve import serve
+from envkit.cli.training.check import check
+from envkit.cli.training.evaluate import evaluate
+from envkit.cli.training.train import train
 
 app = typer.Typer(
     add_completion=False,

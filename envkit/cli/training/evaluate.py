@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envkit.cli.options import EnvOptions, read_options
+from envkit.cli.environments.options import EnvOptions, read_options
 from envkit.errors import OptionError, UsageError
 
 if TYPE_CHECKING:

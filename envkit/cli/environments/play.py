@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envkit.cli.options import EnvOptions, read_options
+from envkit.cli.environments.options import EnvOptions, read_options
 
 if TYPE_CHECKING:
     from envkit.wiring.evaluation.interactive import Game
@@ -37,8 +37,8 @@ def play(
             return
         from rich.console import Console
 
-        from envkit.cli.keyboard import keyboard
-        from envkit.cli.screen import play_on_screen
+        from envkit.cli.environments.keyboard import keyboard
+        from envkit.cli.environments.screen import play_on_screen
 
         with keyboard(sys.stdin.fileno()) as keys:
             play_on_screen(game, seed, Console(file=sys.stdout, highlight=False), keys)

@@ -37,7 +37,7 @@ def show(
     ] = False,
 ) -> None:
     """Print recorded episodes turn by turn."""
-    from envkit.cli.episode_page import EpisodePage, summary
+    from envkit.cli.environments.episode_page import EpisodePage, summary
     from envkit.wiring.evaluation.recordings import open_recording
 
     path, episodes = open_recording(run, step=step)

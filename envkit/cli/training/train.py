@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envkit.cli.check import File, Overrides
 from envkit.cli.exits import STOPPED
+from envkit.cli.training.check import File, Overrides
 from envkit.errors import UsageError
 from envkit.installation import command
 

@@ -9,8 +9,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from envkit.cli import keyboard
-from envkit.cli.keyboard import Keyboard
+from envkit.cli.environments import keyboard
+from envkit.cli.environments.keyboard import Keyboard
 from envkit.wiring.evaluation.interactive import LOST, OUT_OF_MOVES, SOLVED, Game, Scene
 
 _MOVES = {

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from envkit.cli.environments.options import EnvOptions, read_options
 from envkit.cli.exits import FAILED
-from envkit.cli.options import EnvOptions, read_options
 from envkit.cli.tables import print_table
 
 

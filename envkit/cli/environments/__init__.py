@@ -1,0 +1,1 @@
+"""Commands that play, show and check environments."""
