@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from envkit.trainer_bridge.record import RunRecord
+from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.types import (
     EpisodeRecord,
     FinishReason,

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from envkit.trainer_bridge.rows import read_rows
+from envkit.trainer_bridge.run_folder.rows import read_rows
 
 SCRIPT = Path(sys.executable).with_name("envkit")
 

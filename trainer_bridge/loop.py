@@ -17,11 +17,12 @@ from envkit.metrics import pass_at_group
 from envkit.protocols import Engine, Trainer, WeightSink
 from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, stable_hash
 
-from . import checkpoint, diagnosis
-from .checkpoint import RunState
-from .display import Display
-from .episodes import sample_episodes
+from . import diagnosis
 from .rollout import Rollout, RolloutResult
+from .run_folder import checkpoint
+from .run_folder.checkpoint import RunState
+from .run_folder.display import Display
+from .run_folder.episodes import sample_episodes
 from .samples import samples_of
 from .stopping import Stop
 
@@ -31,7 +32,7 @@ class PolicyEngine(Engine, WeightSink, Protocol):
 
 
 class Record(Protocol):
-    """What the loop writes down; see `envkit.trainer_bridge.record.RunRecord`."""
+    """What the loop writes down; see `envkit.trainer_bridge.run_folder.record.RunRecord`."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from envkit.trainer_bridge.advantages import (
+from envkit.trainer_bridge.algorithms.advantages import (
     batch_normalised,
     discounted_returns,
     gae,

@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from envkit.trainer_bridge.losses import clipped_policy_loss, entropy, kl_estimate, reinforce_loss, value_loss
+from envkit.trainer_bridge.algorithms.losses import (
+    clipped_policy_loss,
+    entropy,
+    kl_estimate,
+    reinforce_loss,
+    value_loss,
+)
 from tests.golden import slow
 
 SEEDS = range(10)

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
-from envkit.trainer_bridge import checkpoint
-from envkit.trainer_bridge.checkpoint import RunState
-from envkit.trainer_bridge.display import SilentDisplay
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.run_folder.checkpoint import RunState
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.stopping import Stop
 from envkit.types import EpisodeRecord, Info, Task, stable_hash
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer

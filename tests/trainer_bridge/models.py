@@ -11,7 +11,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from envkit.trainer_bridge.tiny import make_policy
+from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Sample, SamplingParams, stable_hash
 
 WORDS = ("up", "down", "left", "right", "#", "P", "B", "T", "_", "you", "see", "a", "wall")

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from envkit.errors import ConfigError
-from envkit.trainer_bridge import catalogue
-from envkit.trainer_bridge.catalogue import PRESETS
+from envkit.trainer_bridge.algorithms import catalogue
+from envkit.trainer_bridge.algorithms.catalogue import PRESETS
 
 
 def test_a_preset_without_changes_is_the_preset() -> None:
@@ -63,6 +63,6 @@ def test_a_name_that_nobody_knows_is_answered_with_the_nearest(
 
 
 def test_the_catalogue_is_read_without_torch() -> None:
-    script = "import sys, envkit.trainer_bridge.catalogue; print('torch' in sys.modules)"
+    script = "import sys, envkit.trainer_bridge.algorithms.catalogue; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

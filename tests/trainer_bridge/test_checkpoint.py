@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge import checkpoint
-from envkit.trainer_bridge.checkpoint import RunState
+from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from tests.trainer_bridge.disk import FULL, full_disk
 from tests.trainer_bridge.fakes import ScriptedTrainer
 from tests.trainer_bridge.models import write_tiny

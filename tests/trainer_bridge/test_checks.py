@@ -14,7 +14,7 @@ import pytest
 from envkit import clock, config, register
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
-from envkit.trainer_bridge.display import SilentDisplay
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.wiring import environments
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train

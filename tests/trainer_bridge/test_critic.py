@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from envkit.trainer_bridge.critic import Critic
+from envkit.trainer_bridge.algorithms.critic import Critic
 from tests.trainer_bridge.models import open_model, sample, shake
 
 

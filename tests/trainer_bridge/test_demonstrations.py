@@ -12,8 +12,8 @@ import pytest
 
 from envkit import clock
 from envkit.errors import ConfigError
-from envkit.trainer_bridge import demonstrations
-from envkit.trainer_bridge.demonstrations import Lesson, Teacher
+from envkit.trainer_bridge.warmup import demonstrations
+from envkit.trainer_bridge.warmup.demonstrations import Lesson, Teacher
 from envkit.types import Observation, Task
 from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost, letters, text_of

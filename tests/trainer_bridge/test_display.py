@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envkit.trainer_bridge.display import (
+from envkit.trainer_bridge.run_folder.display import (
     Display,
     LineDisplay,
     RichDisplay,

@@ -14,10 +14,10 @@ import pytest
 import envkit
 from envkit import clock
 from envkit.errors import SandboxLostError, UsageError
-from envkit.trainer_bridge.episodes import episode_of, read_episodes, sample_episodes
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
-from envkit.trainer_bridge.rows import replace_rows
+from envkit.trainer_bridge.run_folder.episodes import episode_of, read_episodes, sample_episodes
+from envkit.trainer_bridge.run_folder.rows import replace_rows
 from envkit.types import FinishReason, StopReason, Task
 from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of

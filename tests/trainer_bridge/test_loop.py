@@ -15,10 +15,10 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
-from envkit.trainer_bridge import checkpoint
-from envkit.trainer_bridge.display import SilentDisplay
 from envkit.trainer_bridge.loop import step_metrics
 from envkit.trainer_bridge.rollout import RolloutResult
+from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import Group, Sample, StopReason, Task, Trajectory
 from tests.trainer_bridge.fakes import Answer, Call
 from tests.trainer_bridge.loop_parts import SETTINGS, Part

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
-from envkit.trainer_bridge.plots import Curve, curve_of, draw, learning_curve, means, spread, training_panels
-from envkit.trainer_bridge.record import RunRecord
+from envkit.trainer_bridge.run_folder.plots import Curve, curve_of, draw, learning_curve, means, spread, training_panels
+from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.types import JSON
 
 

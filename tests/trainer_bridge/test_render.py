@@ -12,7 +12,7 @@ from envkit import clock
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.trainer_bridge.samples import sample_of
-from envkit.trainer_bridge.tiny import make_tokenizer
+from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from envkit.types import FinishReason, Observation, Task
 from envkit.wiring.training.policy import load_policy
 from tests.trainer_bridge.fakes import Answer, ScriptedHost

@@ -12,7 +12,7 @@ import torch
 from envkit import clock, config
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.threads import learning_threads, torch_threads
-from envkit.trainer_bridge.warmup import Imitator, Stage
+from envkit.trainer_bridge.warmup.warmup import Imitator, Stage
 from envkit.wiring.training.policy import playing_threads
 from tests.trainer_bridge.models import open_model, sample
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge import advantages, catalogue, losses
+from envkit.trainer_bridge.algorithms import advantages, catalogue, losses
 from envkit.trainer_bridge.trainers.torch_local import passes
 from envkit.types import Sample
 from tests.golden import slow
@@ -330,7 +330,7 @@ def test_samples_of_another_temperature_are_learned_from_at_that_temperature(
 
 
 def test_an_algorithm_that_lacks_its_critic_or_reference_is_refused_at_once(tiny_folder: Path, tmp_path: Path) -> None:
-    from envkit.trainer_bridge import catalogue
+    from envkit.trainer_bridge.algorithms import catalogue
     from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 
     settings = TrainerSettings(1e-3, 1e-3, 1.0, 100, 0)

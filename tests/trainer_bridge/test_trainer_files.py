@@ -15,7 +15,7 @@ import torch
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.warmup import Imitator, Stage
+from envkit.trainer_bridge.warmup.warmup import Imitator, Stage
 from envkit.types import Completion, SamplingParams, Weights
 from tests.trainer_bridge.models import open_model, slow_generate, write_tiny
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples

@@ -14,9 +14,9 @@ from safetensors.torch import load_model, save_model
 
 from envkit import clock, config
 from envkit.errors import UsageError
-from envkit.trainer_bridge.demonstrations import Lesson, unscored_sample
-from envkit.trainer_bridge.display import SilentDisplay
-from envkit.trainer_bridge.warmup import Imitator, LessonBook, Stage
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.trainer_bridge.warmup.demonstrations import Lesson, unscored_sample
+from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Sample
 from envkit.wiring import environments
 from envkit.wiring.training import resolve

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from envkit.trainer_bridge import catalogue
-from envkit.trainer_bridge.critic import Critic
+from envkit.trainer_bridge.algorithms import catalogue
+from envkit.trainer_bridge.algorithms.critic import Critic
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.types import Sample
 from tests.trainer_bridge.models import open_model, sample, shake, slow_logps

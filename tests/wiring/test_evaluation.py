@@ -15,7 +15,7 @@ import pytest
 from envkit import clock, config
 from envkit.errors import OptionError, UnknownEnvError, UnreachableError, UsageError
 from envkit.spaces import Utf8Text
-from envkit.trainer_bridge.display import SilentDisplay
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import Info, Observation, Task
 from envkit.vector import SlotHost
 from envkit.wiring import environments

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from envkit.errors import UsageError
 from envkit.types import Sample, Weights
 
-from .. import advantages, losses
-from ..advantages import Batch
-from ..catalogue import Algorithm
-from ..critic import Critic
+from ..algorithms import advantages, losses
+from ..algorithms.advantages import Batch
+from ..algorithms.catalogue import Algorithm
+from ..algorithms.critic import Critic
+from ..run_folder.writing import share_weights, writing
 from ..threads import torch_threads
-from ..writing import share_weights, writing
 
 UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
 """What reading a file of a checkpoint raises when it is not there, cut off, or another one."""

@@ -13,8 +13,8 @@ from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge.display import Display
-from envkit.trainer_bridge.episodes import episode_of
+from envkit.trainer_bridge.run_folder.display import Display
+from envkit.trainer_bridge.run_folder.episodes import episode_of
 from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
 from envkit.wiring.environments import slots
 from envkit.wiring.evaluation.difficulty import NotingHost

@@ -15,7 +15,7 @@ from envkit.errors import DeadlineError, EnvError, SandboxLostError, UsageError,
 from envkit.metrics import Fold, fold_infos
 from envkit.protocols import EnvHost, Expert, Player
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge.display import Display
+from envkit.trainer_bridge.run_folder.display import Display
 from envkit.types import (
     EpisodeRecord,
     Info,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.episodes import EPISODES, read_episodes
-from envkit.trainer_bridge.record import CONFIG, recorded_steps
+from envkit.trainer_bridge.run_folder.episodes import EPISODES, read_episodes
+from envkit.trainer_bridge.run_folder.record import CONFIG, recorded_steps
 from envkit.types import EpisodeRecord
 
 _MAX_LISTED = 12

@@ -18,8 +18,8 @@ from pathlib import Path
 import orjson
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.episodes import EPISODES
-from envkit.trainer_bridge.rows import encoded
+from envkit.trainer_bridge.run_folder.episodes import EPISODES
+from envkit.trainer_bridge.run_folder.rows import encoded
 from envkit.types import EpisodeRecord
 from envkit.wiring.evaluation.evaluate import Evaluation
 from envkit.wiring.evaluation.plot import draw

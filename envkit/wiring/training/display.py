@@ -1,5 +1,5 @@
 """The display of a long command, for those who may not import the trainer bridge."""
 
-from envkit.trainer_bridge.display import display_on
+from envkit.trainer_bridge.run_folder.display import display_on
 
 __all__ = ["display_on"]

@@ -20,13 +20,13 @@ from envkit.config import RunConfig
 from envkit.env import AsyncEnv
 from envkit.errors import UsageError
 from envkit.protocols import Renderer
-from envkit.trainer_bridge.catalogue import Algorithm
-from envkit.trainer_bridge.critic import Critic
+from envkit.trainer_bridge.algorithms.catalogue import Algorithm
+from envkit.trainer_bridge.algorithms.critic import Critic
 from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play, open_model
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.trainer_bridge.tiny import make_policy
+from envkit.trainer_bridge.run_folder.writing import share_weights, writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
-from envkit.trainer_bridge.writing import share_weights, writing
+from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Observation
 from envkit.wiring import environments
 from envkit.wiring.training.resolve import limits_of, task_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from envkit.config import RunConfig
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge import catalogue
-from envkit.trainer_bridge.catalogue import Algorithm
+from envkit.trainer_bridge.algorithms import catalogue
+from envkit.trainer_bridge.algorithms.catalogue import Algorithm
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Task, stable_hash
 from envkit.wiring import environments

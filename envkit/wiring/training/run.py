@@ -15,13 +15,14 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.protocols import EnvHost
-from envkit.trainer_bridge import checkpoint, diagnosis
-from envkit.trainer_bridge.checkpoint import RunState
-from envkit.trainer_bridge.display import Display
+from envkit.trainer_bridge import diagnosis
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop, cut_completions
-from envkit.trainer_bridge.record import METRICS, RunRecord
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.trainer_bridge.rows import read_rows
+from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.run_folder.checkpoint import RunState
+from envkit.trainer_bridge.run_folder.display import Display
+from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord
+from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
 from envkit.types import JSON, Options, StopReason, Task, Trajectory
 from envkit.wiring import environments
@@ -232,7 +233,7 @@ class _Run:
 
         There is a checkpoint before, now and then meanwhile, and after it.
         """
-        from envkit.trainer_bridge import warmup
+        from envkit.trainer_bridge.warmup import warmup
         from envkit.wiring.training.warmup import warm_up
 
         trainer, state = self._run.trainer, self._state

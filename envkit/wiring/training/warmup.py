@@ -13,12 +13,12 @@ from envkit import clock
 from envkit.config import RunConfig, WarmupSection
 from envkit.protocols import Expert
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge import demonstrations
-from envkit.trainer_bridge.demonstrations import Teacher
-from envkit.trainer_bridge.display import Display
 from envkit.trainer_bridge.loop import success_of, valid
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.trainer_bridge.warmup import Imitator, LessonBook, Stage
+from envkit.trainer_bridge.run_folder.display import Display
+from envkit.trainer_bridge.warmup import demonstrations
+from envkit.trainer_bridge.warmup.demonstrations import Teacher
+from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Sample, Weights, stable_hash
 from envkit.vector import SlotHost
 from envkit.wiring import environments

@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import Fuse
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from .render import ANSWER_CLOSE, ANSWER_OPEN
+from ..render import ANSWER_CLOSE, ANSWER_OPEN
 
 _WORDS = r"</?[a-z]+>|[a-z]+|\n|."
 """Tags, lower-case words, and everything else letter by letter: boards are drawn in capitals and signs."""

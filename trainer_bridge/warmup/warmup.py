@@ -20,10 +20,10 @@ from envkit import clock
 from envkit.errors import UsageError
 from envkit.types import Sample
 
+from ..stopping import Stop
+from ..threads import torch_threads
+from ..trainers.torch_local import UNREADABLE, passes, token_logps
 from .demonstrations import Lesson, unscored_sample
-from .stopping import Stop
-from .threads import torch_threads
-from .trainers.torch_local import UNREADABLE, passes, token_logps
 
 STATE = "warmup.pt"
 """File of a checkpoint; only one that was written in the warm-up has it."""

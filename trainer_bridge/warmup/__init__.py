@@ -1,0 +1,1 @@
+"""The tiny policy and its warm-up by demonstrations."""
