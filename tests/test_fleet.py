@@ -11,7 +11,7 @@ import pytest
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
 from envkit.fleet import Homes, Probing
-from envkit.fleet.box import BoxEvent, after
+from envkit.fleet.env_worker import BoxEvent, after
 from envkit.http.api.operations import Calls
 from envkit.http.protocol.messages import NoBody
 from envkit.http.sessions.table import SessionTable

@@ -18,7 +18,7 @@ import pytest
 from envkit import clock
 from envkit.errors import UnrecordedError, UsageError
 from envkit.fleet.ledger import Ledger
-from envkit.fleet.seats import SeatRecord
+from envkit.fleet.session_store import SeatRecord
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task

@@ -10,7 +10,7 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStartError
 from envkit.fleet import FleetHost
-from envkit.fleet.seats import SeatRecord, Seats
+from envkit.fleet.session_store import SeatRecord, Seats
 from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.fleets import TASK, Box, Yard, connect, play, run

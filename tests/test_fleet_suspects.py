@@ -13,9 +13,9 @@ from msgspec import Raw
 from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.fleet import FleetHost
-from envkit.fleet.box import LostDuringCallError
+from envkit.fleet.env_worker import LostDuringCallError
 from envkit.fleet.episode import EpisodeTally, FleetEpisode, Lease
-from envkit.fleet.turns import TURN_S
+from envkit.fleet.suspect_queue import TURN_S
 from envkit.protocols import LastingEpisode
 from envkit.types import Reset, Step, Task
 from tests.echoes import Box, Echo, fleet_of

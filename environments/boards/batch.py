@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .level_cache import Drawn
 from .physics import CODES, Physics
-from .shelf import Drawn
 
 _WAYS = 8
 """Room for actions in an index: a power of two, so that cell and action are joined by a shift."""

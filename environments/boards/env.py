@@ -16,12 +16,12 @@ from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info
 
 from ..board import MOVES, UNREADABLE, UNREADABLE_TURN, steps_of
-from ..chance import chance, episode_seed, spread
+from ..counter_rng import chance, episode_seed, spread
 from ..options import check_choice, override
 from .actions import read_answer, read_index
+from .episode_params import slipped
 from .game import BoardGame, BoardOptions, Level, OptionsT
 from .pictures import colour, paint
-from .terms import slipped
 
 OBSERVATIONS = ("text", "grid")
 ACTIONS = ("text", "index")

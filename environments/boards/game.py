@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..options import check_boolean, check_choice, check_integer, check_number, check_symbols
 from ..split import SPLITS, Split
+from .episode_params import EpisodeTerms, Rewards
 from .physics import Physics
-from .terms import EpisodeTerms, Rewards
 
 MANY_MOVES = "{count} moves at most, joined by ||, like this: <answer>up || left</answer>"
 ONE_MOVE = "one move, like this: <answer>up</answer>"

@@ -18,17 +18,17 @@ from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.types import JSON
 
 from ..board import MOVES
-from ..chance import episode_seed, episode_seed_B, spread_B
+from ..counter_rng import episode_seed, episode_seed_B, spread_B
 from ..options import check_choice
 from .actions import read_answers, read_indices
 from .batch import batch_of
 from .env import RENDER_MODES, BoardEnv, change, choose, show, spaces_of, unreadable
+from .episode_params import Terms, as_arrays, matters_of
 from .game import BoardGame, BoardOptions
+from .level_cache import Drawn, Shelf
 from .physics import STAY
 from .pictures import paint
-from .shelf import Drawn, Shelf
-from .slips import Slips
-from .terms import Terms, as_arrays, matters_of
+from .slip_noise import Slips
 
 _BITS = (1 << 64) - 1
 

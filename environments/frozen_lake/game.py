@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from envkit.errors import OptionError
 
 from ..boards.env import BoardEnv
+from ..boards.episode_params import Rewards
 from ..boards.game import BoardGame, BoardOptions, Level
 from ..boards.physics import Physics
-from ..boards.terms import Rewards
 from ..boards.vector import BoardVectorEnv
 from ..options import check_choice, check_integer, check_number
 from .lakes import MAPS, SYMBOLS, Lake, draw_lake, read_map

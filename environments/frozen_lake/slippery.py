@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..board import MOVES
-from ..boards.terms import SIDES
+from ..boards.episode_params import SIDES
 
 _CHANGE = 1e-12
 _SAME = 1e-9

@@ -1,6 +1,6 @@
 """The grammar of the files: `RunConfig` of `envkit train` and `ServeConfig` of `envkit serve`."""
 
-from envkit.config.losses import HealthSection, RestartSection
+from envkit.config.restarts import HealthSection, RestartSection
 from envkit.config.serving import ServeConfig
 from envkit.config.training import RunConfig, WarmupSection, dump, load, parse
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from envkit.config import grammar
 from envkit.config.grammar import Count, Exponent, Rate, Seconds, Section, Share
-from envkit.config.losses import HealthSection, RestartSection
+from envkit.config.restarts import HealthSection, RestartSection
 
 
 class EnvSection(Section):

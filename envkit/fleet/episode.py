@@ -15,8 +15,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from envkit.errors import EnvkitError, SandboxLostError
-from envkit.fleet.box import FellSilentError, LostDuringCallError
-from envkit.fleet.turns import Turns
+from envkit.fleet.env_worker import FellSilentError, LostDuringCallError
+from envkit.fleet.suspect_queue import Turns
 from envkit.protocols import AskingEpisode, LastingEpisode
 from envkit.types import JSON, Observation, Reset, Step
 

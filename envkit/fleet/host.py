@@ -16,11 +16,11 @@ import anyio
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxLostError, SandboxStartError
-from envkit.fleet.box import Box, BoxClient, BoxEvent, Held, Home, stop
+from envkit.fleet.env_worker import Box, BoxClient, BoxEvent, Held, Home, stop
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
-from envkit.fleet.seats import SeatRecord, Seats
-from envkit.fleet.turns import Turns
-from envkit.fleet.watch import Probing, watch_server
+from envkit.fleet.session_store import SeatRecord, Seats
+from envkit.fleet.suspect_queue import Turns
+from envkit.fleet.worker_health import Probing, watch_server
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import SandboxState, Task
 

@@ -21,7 +21,7 @@ import msgspec
 
 from envkit import clock
 from envkit.errors import UnrecordedError, UsageError
-from envkit.fleet.seats import SeatRecord
+from envkit.fleet.session_store import SeatRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
 _VERSION = 1
@@ -92,7 +92,7 @@ class Ledger:
         return list(self._seats)
 
     def seat(self, key: str) -> SeatRecord | None:
-        """Return where the episode of this key is; see `envkit.fleet.seats.Seats`."""
+        """Return where the episode of this key is; see `envkit.fleet.session_store.Seats`."""
         return self._seats.get(key)
 
     async def sit(self, key: str, seat: SeatRecord) -> None:

@@ -17,7 +17,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
-from envkit.silence import forgiven
+from envkit.liveness import forgiven
 from envkit.types import JSON, SandboxState
 
 from .instance import Member

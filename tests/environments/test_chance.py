@@ -10,8 +10,16 @@ from numpy.typing import NDArray
 
 import envkit
 from envkit.environments.board import MOVES
-from envkit.environments.boards.terms import SIDES, slipped
-from envkit.environments.chance import chance, chance_B, chances_of_B, episode_seed, episode_seed_B, spread, spread_B
+from envkit.environments.boards.episode_params import SIDES, slipped
+from envkit.environments.counter_rng import (
+    chance,
+    chance_B,
+    chances_of_B,
+    episode_seed,
+    episode_seed_B,
+    spread,
+    spread_B,
+)
 
 MANY = 100_000
 EXTREME = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 2**70, 2**70 + 1]

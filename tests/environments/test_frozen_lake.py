@@ -10,8 +10,8 @@ import pytest
 
 import envkit
 from envkit.environments.board import MOVES, UNREADABLE, find_board
-from envkit.environments.boards.terms import SIDES, slipped
-from envkit.environments.chance import chance
+from envkit.environments.boards.episode_params import SIDES, slipped
+from envkit.environments.counter_rng import chance
 from envkit.environments.frozen_lake import FrozenLake, FrozenLakeExpert, LakeGame, LakeOptions, draw_lake
 from envkit.errors import OptionError
 from envkit.types import JSON, Observation

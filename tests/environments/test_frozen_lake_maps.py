@@ -12,7 +12,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 import envkit
 from envkit.environments.board import find_board
-from envkit.environments.boards.terms import slipped
+from envkit.environments.boards.episode_params import slipped
 from envkit.environments.frozen_lake import MAPS, FrozenLake, LakeGame, LakeOptions, read_map
 from envkit.errors import OptionError
 

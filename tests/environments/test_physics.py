@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from envkit.environments.board import MOVES
 from envkit.environments.boards.batch import Batch, batch_of
+from envkit.environments.boards.level_cache import Drawn
 from envkit.environments.boards.physics import CODES, STAY, Physics
-from envkit.environments.boards.shelf import Drawn
 from envkit.environments.frozen_lake import LakeGame
 from envkit.environments.sokoban import SokobanGame
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import envkit
-from envkit.environments.chance import chance
+from envkit.environments.counter_rng import chance
 
 NUM_ENVS = 50
 STEPS = 500  # of each of them; the four lakes of a mode make 100,000 together

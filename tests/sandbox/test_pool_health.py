@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from envkit import clock
 from envkit.errors import SandboxLostError
+from envkit.liveness import forgiven
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Verdict, Watch, verdict
 from envkit.sandbox.pool.metrics import cause_class
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import Stock
-from envkit.silence import forgiven
 from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pools import SPEC, opened, run, states, told

@@ -14,8 +14,8 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError
-from envkit.fleet.box import Box, BoxClient
-from envkit.silence import forgiven
+from envkit.fleet.env_worker import Box, BoxClient
+from envkit.liveness import forgiven
 
 
 @dataclass(frozen=True, slots=True)

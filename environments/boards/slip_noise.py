@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..board import MOVES
-from ..chance import chance_B, chances_of_B
-from .terms import SIDES, Terms
+from ..counter_rng import chance_B, chances_of_B
+from .episode_params import SIDES, Terms
 
 _AHEAD = 32
 """Moves whose chances are made at once: one move at a time they would cost as much as the rest of a step."""
