@@ -67,5 +67,5 @@ def _first_line(program: str) -> str:
 
 
 def _is_file(text: str, start: int) -> bool:
-    """Whether a block shows a file of the page's example, which ``tests/test_docs.py`` installs."""
+    """Whether a block shows a file of the page's example, which ``tests/docs/test_docs.py`` installs."""
     return re.search(r"^`[\w.]+`:\n\n\Z", text[:start], flags=re.M) is not None

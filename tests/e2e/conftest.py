@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.fleet import games_image
+from tests.e2e.fleet.fleet import games_image
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ import anyio.lowlevel
 from envkit.sandbox.agent_client.channel import Channel
 from envkit.sandbox.agent_client.resources import Hold
 from envkit.sandbox.agent_client.sandbox import Box
-from tests.sandbox.peer import HELLO, Peer
+from tests.sandbox.agent_client.peer import HELLO, Peer
 
 COMMAND: dict[str, Any] = {"command": ["sleep", "1000"]}
 RESULT: dict[str, Any] = {"code": 0, "timed_out": False, "cut": 0, "duration_s": 0.5}

@@ -1,0 +1,375 @@
+"""``envkit play``: what is drawn, what keys do, and a terminal that is as it was before."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from envkit.cli.environments.keyboard import Keyboard
+from envkit.cli.environments.screen import play_on_screen
+from envkit.types import Options
+from envkit.wiring.evaluation.interactive import open_game
+
+SCRIPT = Path(sys.executable).with_name("envkit")
+PATIENCE_S = 60
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\].*?\x07)")
+
+MAP: Options = {"map": ["SFF", "FHF", "FFG"]}
+MAP_WORDS = ("FrozenLake-v0", "--option", "map=[SFF, FHF, FFG]")
+
+# Takes the terminal that is its input for its own, as a shell would have arranged, and becomes the program.
+ON_ITS_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def in_lines(words: Sequence[str], typed: str | bytes, *, path: Path | None = None) -> tuple[int, str, str]:
+    """Play with the lines of a pipe."""
+    done = subprocess.run(
+        [SCRIPT, "play", *words],
+        input=typed.encode() if isinstance(typed, str) else typed,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(path or "")},
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_a_pipe_plays_a_line_an_action_until_the_end_of_the_episode() -> None:
+    words = [*MAP_WORDS, "--option", "instructions=false"]
+    code, out, err = in_lines(words, "right\n\n<answer>right</answer>\ndown\nleft\nDOWN\nup\nup\n")
+    assert (code, err) == (0, "")
+    assert out.split("reward 0\n") == [
+        "P__\n_O_\n__G\n_P_\n_O_\n__G\n",
+        "__P\n_O_\n__G\n",
+        "___\n_OP\n__G\n",
+        "___\n_X_\n__G\n",
+        "lost: turns 4, return 0\n",
+    ]
+
+
+def test_a_pipe_that_ends_early_or_holds_anything_at_all_is_played() -> None:
+    code, out, err = in_lines([*MAP_WORDS, "--option", "instructions=false"], b"\xff\x00\r\nright")
+    assert (code, err, out.count("reward 0\n")) == (0, "", 2)
+    assert out.endswith("_P_\n_O_\n__G\nreward 0\n")
+
+
+def test_a_world_that_breaks_is_one_line(frail: Path) -> None:
+    code, out, err = in_lines(["Frail-v0"], "hello\ncrash\n", path=frail)
+    assert (code, out.splitlines()[0::2]) == (1, ["Say a word.", "reward 0.25"])
+    assert re.fullmatch(r"Frail-v0 raised KeyError in step: 'no such word' \(/.*/frail\.py:\d+\)\n", err)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["FrozenLak-v0"], 2, "no environment is called 'FrozenLak-v0'; did you mean 'FrozenLake-v0'?"),
+        (["FrozenLake-v0", "--option", "slop=1"], 2, "slop: no such option; did you mean 'slip'?"),
+        (["FrozenLake-v0", "--option", "slip"], 2, "--option slip: must read key=value, such as size=6"),
+        (["FrozenLake-v0", "--split", "evil"], 2, "--split: there is no 'evil'; did you mean 'eval'?"),
+        (["FrozenLake-v0", "--option", "url=http://127.0.0.1:1"], 2, "url: no such option"),
+        (["FrozenLake-v0", "--option", "render_mode=text"], 2, "render_mode: no such option"),
+        (["Frail-v0", "--option", "env_id=3"], 2, "env_id: no such option"),
+        (["Frail-v0", "--split", "eval"], 2, "--split: Frail-v0 has no splits; leave it out"),
+        (["X-v0", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1 does not answer"),
+    ],
+)
+def test_what_cannot_be_played_is_one_line(frail: Path, words: list[str], code: int, line: str) -> None:
+    told = in_lines(words, "", path=frail)
+    assert told[:2] == (code, "")
+    assert told[2].startswith(line)
+    assert told[2].count("\n") == 1
+
+
+def test_the_documents_show_what_happens() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/play-and-evaluate.md").read_text(encoding="utf-8")
+    block = page.partition("```\n$ ")[2].partition("```")[0]
+    command, _, shown = block.partition("\n")
+    path = f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
+    )
+    assert (done.stdout, done.stderr) == (shown, "")
+
+
+@contextmanager
+def keys_typed(typed: str) -> Iterator[Keyboard]:
+    """The keyboard of a terminal at which everything was typed already."""
+    with ExitStack() as opened:
+        leader, follower = pty.openpty()
+        told, tell = os.pipe()
+        for end in (leader, follower, told, tell):
+            opened.callback(os.close, end)
+        keys = Keyboard(follower, told)
+        keys.take()
+        os.write(leader, typed.encode())
+        yield keys
+
+
+def played(typed: str, options: Options = MAP, *, width: int = 80, height: int = 24, seed: int = 0) -> list[str]:
+    """Play with keys; gives what was written, a text a picture, without escape sequences."""
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=width, height=height, highlight=False)
+    with open_game("FrozenLake-v0", options=options) as game, keys_typed(typed) as keys:
+        play_on_screen(game, seed, console, keys)
+    pictures = stream.getvalue().split("FrozenLake-v0  seed ")
+    return [ESCAPES.sub("", picture).replace("\r", "") for picture in pictures]
+
+
+def test_the_rules_stand_once_above_the_board_and_the_keys_below() -> None:
+    rules, *pictures = played("q")
+    assert rules.startswith("You are on a frozen lake.")
+    assert pictures[0].splitlines() == [
+        "0",
+        "",
+        "P__",
+        "_O_",
+        "__G",
+        "",
+        "turns 0  return 0",
+        "arrows, wasd, hjkl move  : answer  ? hint  r again  n next  q quit",
+    ]
+    assert not any("You are on" in picture for picture in pictures)
+
+
+@pytest.mark.parametrize("typed", ["\x1b[C\x1b[C\x1b[B\x1b[B", "\x1bOC\x1b[1;5C\x1bOB\x1b[B", "ddss", "lljj", "dljs"])
+def test_arrows_and_letters_play_a_move_at_once(typed: str) -> None:
+    last = played(typed + "q")[-1]
+    assert "turns 4  return 1  last reward 1  valid yes  effective yes\n" in last
+    assert "solved after 4 turns; the shortest solution has 4 moves\n" in last
+
+
+def test_a_line_is_typed_corrected_and_played_as_it_is_or_given_up() -> None:
+    pictures = played(":I go <answer>rightt\x7f</answer>\r\r\r:up\x15right\n:down\x1bq")
+    assert any(": I go <answer>rightt█" in picture for picture in pictures)
+    assert "\n__P\n" in pictures[-1]
+    assert "turns 2" in pictures[-1]
+
+
+def test_an_answer_that_is_not_understood_is_told() -> None:
+    told = "turns 1  return 0  last reward 0  valid no  effective no\nYour answer could not be read"
+    assert told in "".join(played(":nonsense\rq"))
+
+
+def test_a_hint_comes_from_the_expert() -> None:
+    assert "hint: down or right\n" in "".join(played("?q"))
+    assert "hint" not in played("?dq")[-1].replace("? hint", "")
+
+
+def test_the_same_level_again_and_the_next_one() -> None:
+    seeds = [picture.splitlines()[0] for picture in played("drnnq", {}, seed=4)[1:]]
+    assert [seed for seed, _ in groupby(seeds)] == ["4", "5", "6"]
+    assert "turns 0  return 0\n" in played("drq")[-1]
+
+
+def test_after_the_end_only_what_makes_sense_is_done() -> None:
+    pictures = played("ddssd:?q")
+    assert "turns 4" in pictures[-1]
+    assert "the episode is over: r plays it again" in "".join(pictures)
+    assert pictures[-1].endswith("\nr again  n next  q quit\n")
+
+
+def test_out_of_moves_is_said() -> None:
+    assert "out of moves after 2 turns" in played("uwwq", {**MAP, "max_moves": 2})[-1]
+
+
+@pytest.mark.parametrize("key", ["x", "1", "\t", "\x1b[5~", "\x1bOP", "ä"])
+def test_a_key_that_means_nothing_is_said_to_do_nothing_until_the_next(key: str) -> None:
+    pictures = played(f"{key}dq")
+    assert "turns 0  return 0\nthis key does nothing; those below do\n" in "".join(pictures)
+    assert "turns 1" in pictures[-1]
+    assert "does nothing" not in pictures[-1]
+
+
+def test_a_bump_is_said_plainly_and_not_after_a_move_that_counts() -> None:
+    assert "up: the way is blocked, nothing moved\n" in "".join(played("wq"))
+    assert "blocked" not in "".join(played("dq"))
+
+
+def test_a_person_reads_of_keys_and_not_how_a_model_writes_its_answer() -> None:
+    rules = played("q", {**MAP, "actions_per_turn": 3})[0]
+    assert "<answer>" not in rules
+    assert rules.rstrip().endswith("moves.\nMove with the keys below the board.")
+
+
+def test_a_terminal_that_is_gone_is_left() -> None:
+    assert "turns 1" in played("d\x04")[-1]
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (4, 2), (10, 5), (20, 8), (30, 12)])
+def test_a_small_terminal_gets_what_fits(width: int, height: int) -> None:
+    for picture in played("?d:typed\rssq", {"size": 16, "max_moves": 100}, width=width, height=height)[1:]:
+        lines = picture.splitlines()
+        assert len(lines) <= max(1, height - 1) + 1
+        assert all(len(line) <= width + 1 for line in lines[1:])
+
+
+def test_a_terminal_that_is_too_low_is_told_how_many_lines_the_board_needs() -> None:
+    options: Options = {"size": 16, "max_moves": 100}
+    low = played("q", options, height=12)[-1].splitlines()
+    assert low[1] == "… 9 lines do not fit; 20 are needed"
+    assert len(low) == 11
+    just = played("q", options, height=20)[-1]
+    assert "do not fit" not in just
+    assert len(just.splitlines()) == 19
+
+
+class Terminal:
+    """A program on a real terminal of 80 by 24."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str]) -> None:
+        self._leader, self._follower = pty.openpty()
+        termios.tcsetwinsize(self._follower, (24, 80))
+        self._before = termios.tcgetattr(self._follower)
+        self._seen = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ON_ITS_TERMINAL, SCRIPT, "play", *words],
+            stdin=self._follower,
+            stdout=self._follower,
+            stderr=self._follower,
+            env={**os.environ, "TERM": "xterm-256color", **env},
+        )
+
+    def is_restored(self) -> bool:
+        return termios.tcgetattr(self._follower) == self._before
+
+    def type(self, text: str) -> None:
+        os.write(self._leader, text.encode())
+
+    def until(self, text: str) -> str:
+        """Read until `text` was shown; gives what came before it since the last call, escape sequences included."""
+        while text not in self._seen:
+            ready, _, _ = select.select([self._leader], [], [], PATIENCE_S)
+            assert ready, f"no {text!r} in {self._seen!r}"
+            self._seen += os.read(self._leader, 1 << 16).decode(errors="replace")
+        before, _, self._seen = self._seen.partition(text)
+        return before
+
+    def rest(self) -> str:
+        """Read what the program, which is ending, still writes."""
+        self.process.wait(PATIENCE_S)
+        while select.select([self._leader], [], [], 0)[0]:
+            self._seen += os.read(self._leader, 1 << 16).decode(errors="replace")
+        return self._seen
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._leader)
+        os.close(self._follower)
+
+
+@contextmanager
+def terminal(*words: str, **env: str) -> Iterator[Terminal]:
+    opened = Terminal(words, env)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_the_terminal_is_taken_over_for_the_game_and_given_back_at_its_end() -> None:
+    with terminal(*MAP_WORDS) as screen:
+        drawn = screen.until("q quit")
+        assert "\x1b[?25l" in drawn  # no cursor
+        assert "\x1b[38;5;" in drawn  # colours
+        assert not screen.is_restored()
+        screen.type("\x1b[C?q")
+        assert "\x1b[?25h" in screen.rest()
+        assert (screen.process.returncode, screen.is_restored()) == (0, True)
+
+
+@pytest.mark.parametrize(("typed", "code"), [("\x03", 130), ("\x04", 0), ("\x1c", 128 + signal.SIGQUIT)])
+def test_control_c_and_d_and_backslash_leave_the_terminal_as_it_was(typed: str, code: int) -> None:
+    with terminal(*MAP_WORDS) as screen:
+        screen.until("q quit")
+        screen.type(f"d:half a line{typed}" if typed == "\x03" else typed)
+        assert "\x1b[?25h" in screen.rest()
+        assert (screen.process.returncode, screen.is_restored()) == (code, True)
+
+
+def test_a_signal_to_end_leaves_the_terminal_as_it_was() -> None:
+    with terminal(*MAP_WORDS) as screen:
+        screen.until("q quit")
+        screen.process.terminate()
+        assert "\x1b[?25h" in screen.rest()
+        assert (screen.process.returncode, screen.is_restored()) == (128 + signal.SIGTERM, True)
+
+
+def test_a_world_that_breaks_leaves_the_terminal_as_it_was_and_one_line(frail: Path) -> None:
+    with terminal("Frail-v0", PYTHONPATH=str(frail)) as screen:
+        assert "Say a word." in screen.until(": answer")
+        screen.type(":crash\r")
+        told = ESCAPES.sub("", screen.rest())
+        assert re.search(r"Frail-v0 raised KeyError in step: 'no such word' \(/[^)]*/frail\.py:\d+\)\r\n$", told)
+        assert (screen.process.returncode, screen.is_restored()) == (1, True)
+
+
+def test_a_world_without_moves_is_played_with_typed_text(frail: Path) -> None:
+    with terminal("Frail-v0", PYTHONPATH=str(frail)) as screen:
+        screen.until(": answer")
+        screen.type("d")
+        screen.until("this world lists no move 'right': type : and then what you want to answer")
+        screen.type("\rhello\r")
+        drawn = screen.until("last reward 0.25")
+        assert "You said 'hello'." in drawn
+        assert "\x1b]0;" not in drawn  # a world cannot make the terminal do anything
+
+
+def test_control_z_gives_the_terminal_back_until_the_game_goes_on() -> None:
+    with terminal(*MAP_WORDS) as screen:
+        screen.until("q quit")
+        screen.type("d")
+        screen.until("turns 1")
+        screen.type("\x1a")
+        os.waitid(os.P_PID, screen.process.pid, os.WSTOPPED)
+        assert screen.is_restored()
+        screen.until("\x1b[?25h")
+        screen.process.send_signal(signal.SIGCONT)
+        screen.until("turns 1")
+        assert not screen.is_restored()
+        screen.type("dq")
+        assert "turns 2" in screen.rest()
+        assert (screen.process.returncode, screen.is_restored()) == (0, True)
+
+
+def test_a_terminal_of_another_size_is_drawn_on_anew() -> None:
+    with terminal("FrozenLake-v0", "--option", "size=16", "--option", "max_moves=60") as screen:
+        screen.until("q quit")
+        termios.tcsetwinsize(screen._leader, (10, 60))
+        screen.process.send_signal(signal.SIGWINCH)
+        screen.until("lines do not fit")
+        screen.type("q")
+        screen.rest()
+
+
+def test_colours_are_left_out_where_nobody_wants_them() -> None:
+    with terminal(*MAP_WORDS, NO_COLOR="1") as screen:
+        assert not re.search(r"\x1b\[[0-9;]*[34]8;", screen.until("q quit"))
+
+
+def test_a_dumb_terminal_is_asked_for_lines() -> None:
+    with terminal(*MAP_WORDS, TERM="dumb") as screen:
+        assert "\x1b" not in screen.until("> ")
+        screen.type("right\n")
+        assert "_P_\r\n_O_\r\n__G\r\nreward 0\r\n" in screen.until("> ")
+        screen.type("\x04")
+        screen.rest()
+        assert screen.process.returncode == 0

@@ -1,0 +1,64 @@
+"""What the documents show is what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import envkit
+from tests.e2e.fleet.fleet import serving
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+GUIDE = DOCS / "write-an-environment.md"
+
+
+def files_of(page: str) -> dict[str, str]:
+    """The blocks that follow a line with nothing but a file's name and a colon."""
+    blocks = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    return dict(blocks)
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_shown(tmp_path: Path) -> None:
+    source, installed = tmp_path / "source", tmp_path / "site-packages"
+    source.mkdir()
+    files = files_of(GUIDE.read_text(encoding="utf-8"))
+    assert set(files) == {"lift.py", "pyproject.toml", "slow_lift.py"}
+    for name, text in files.items():
+        (source / name).write_text(text, encoding="utf-8")
+    offline = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check")
+    run(sys.executable, "-m", "pip", "install", *offline, "--target", installed, source, cwd=tmp_path)
+    told = run(sys.executable, "-Werror", "-m", "doctest", GUIDE, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert told == ""  # doctest is silent when all is as shown
+    with serving("process", tmp_path, worlds=installed) as gateway:
+        for env_id in ("Lift-v0", "SlowLift-v0"):
+            with envkit.make(env_id, url=gateway.url) as env:
+                assert env.reset(seed=1)[0] == "The lift is on floor 3. It was called on floor 2."
+
+
+@pytest.mark.parametrize("page", ["games.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap)])
+def test_what_a_page_shows_is_what_happens(page: str, tmp_path: Path) -> None:
+    assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / page, cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
+
+
+def test_the_reference_of_the_training_file_is_up_to_date() -> None:
+    assert run(sys.executable, DOCS / "generate.py", "--check", cwd=ROOT) == ""
+
+
+def test_links_between_the_documents_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))]
+    assert len(links) > 10
+    broken = [(page.name, link) for page, link in links if "://" not in link and not (page.parent / link).exists()]
+    assert broken == []

@@ -1,0 +1,354 @@
+"""What the tests of the whole gateway share: a server as people start it, and what is found of it on the machine."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from envkit import clock
+from envkit.fleet.ledger import Ledger
+from envkit.sandbox.bubblewrap import detached
+from envkit.sandbox.host import cgroups, run_dirs
+from envkit.types import SandboxSpec
+from envkit.wiring.sandboxes import running_servers
+from tests.contract.boxes import arguments, containers, processes, volumes
+from tests.sandbox.docker.containers import docker, image, missing
+
+LOCAL = pytest.param("local", marks=pytest.mark.bwrap)
+DOCKER = pytest.param("docker", marks=pytest.mark.docker)
+
+_BUILD_S = 180
+_READY_S = 180
+_STOP_S = 40
+_ENV_SERVER = b"envkit.wiring.env_server"
+
+
+@dataclass
+class Gateway:
+    """A running ``envkit serve``.
+
+    Attributes:
+        kind: Its backend.
+        url: Where it answers.
+        process: It.
+        name: How everything begins that it calls after itself.
+        log: File with what it wrote to standard error.
+        ledger: File in which it writes down what it must still know after it was killed.
+    """
+
+    kind: str
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+    ledger: Path
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = run_dirs.owner_name(self.process.pid)
+
+    def wait_until_ready(self) -> None:
+        """Wait until it says that it answers."""
+        assert self.process.stdout is not None
+        is_said = select.select([self.process.stdout], [], [], _READY_S)[0]
+        said = self.process.stdout.readline() if is_said else ""
+        assert said == f"ready {self.url}\n", self.log.read_text()
+
+    def spec(self, *command: str, **fields: Any) -> SandboxSpec:
+        """A sandbox in which the programs of this machine, or of an image, can be run."""
+        return SandboxSpec(command, image=image() if self.kind == "docker" else None, **fields)
+
+    @property
+    def python(self) -> str:
+        """A Python that its sandboxes have."""
+        return "/usr/bin/python3" if self.kind == "docker" else sys.executable
+
+    async def get(self, path: str) -> Any:
+        """What it answers to a GET."""
+        async with self._client() as client:
+            answer = await client.get(path)
+            answer.raise_for_status()
+            return answer.json()
+
+    def _client(self) -> httpx.AsyncClient:
+        # Reading the system's certificates, of which it needs none, takes longer than many a call.
+        return httpx.AsyncClient(base_url=self.url, timeout=20, verify=False)
+
+    async def last_phase(self, id: str) -> tuple[str, str]:
+        """The state that a sandbox is in, and why."""
+        phase = (await self.get(f"/v1/sandboxes/{id}"))["phases"][-1]
+        return phase["state"], phase["reason"]
+
+    async def becomes(self, id: str, state: str, timeout_s: float = 10) -> str:
+        """Wait until a sandbox is in `state`; return why it is."""
+        async with self._client() as client:
+            deadline = clock.now() + timeout_s
+            while clock.now() < deadline:
+                last = (await client.get(f"/v1/sandboxes/{id}")).json()["phases"][-1]
+                if last["state"] == state:
+                    return str(last["reason"])
+                await anyio.sleep(0.02)
+        raise TimeoutError(f"{id} is {last}, and not {state}")
+
+    async def boxes(self, *, are_env_boxes: bool) -> dict[str, str]:
+        """The ids of the boxes behind those of its sandboxes that are lent and not over, by the sandboxes' ids."""
+        found = await self._sandboxes("leased", "suspect")  # silent for a moment, on a machine that is busy
+        return {id: box_id for id, box_id in found.items() if id.startswith(":envs-") == are_env_boxes}
+
+    async def spare_boxes(self) -> dict[str, str]:
+        """Likewise those behind its spares."""
+        return await self._sandboxes("ready")
+
+    async def _sandboxes(self, *states: str) -> dict[str, str]:
+        found = (await self.get("/v1/sandboxes"))["sandboxes"]
+        return {one["sandbox_id"]: one["box_id"] for one in found if one["state"] in states}
+
+    async def seat(self, session_id: str) -> str | None:
+        """The sandbox in which a session is, as the server has written down before it said so."""
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / self.ledger.name
+            await clock.to_thread(self._copy_ledger, copy)
+            async with Ledger(copy) as ledger:
+                found = ledger.seat(session_id)
+        return None if found is None else found.box
+
+    def _copy_ledger(self, copy: Path) -> None:
+        """Copy the file, which only the server may open, and what SQLite has not moved into it yet."""
+        before = b""
+        while (now := self.ledger.read_bytes()) != before:  # it was being moved
+            before = now
+            copy.write_bytes(now)
+            copy.with_name(f"{copy.name}-wal").write_bytes(
+                self.ledger.with_name(f"{self.ledger.name}-wal").read_bytes()
+            )
+
+    async def spares(self, count: int) -> None:
+        """Wait until so many spares are ready."""
+        with anyio.fail_after(30):
+            while len(await self.spare_boxes()) < count:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+
+    async def metrics(self) -> dict[str, float]:
+        """What it counts, by name and labels."""
+        async with self._client() as client:
+            lines = (await client.get("/metrics")).text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def first_pid(self, box_id: str) -> int:
+        """The first process of a box."""
+        if self.kind == "docker":
+            return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(box_id)))
+        stay = detached.find(box_id)
+        assert stay is not None
+        return stay.first_pid
+
+    def container(self, box_id: str) -> str:
+        """The container of a box."""
+        (found,) = docker("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=envkit.box={box_id}").split()
+        return found
+
+    def env_server(self, box_id: str) -> int:
+        """The env server in a box."""
+        first = self.first_pid(box_id)
+        return next(pid for pid in processes() if _ENV_SERVER in arguments(pid) and first in _above(pid))
+
+    async def kill_env_box(self, box_id: str) -> None:
+        """Kill the first process of a box, and wait until its env server is gone with it."""
+        server = self.env_server(box_id)
+        os.kill(self.first_pid(box_id), signal.SIGKILL)
+        while arguments(server):  # noqa: ASYNC110 - the kernel takes a moment, in which it may still answer
+            await anyio.sleep(0.005)
+
+    async def end(self, signal_number: int = signal.SIGTERM) -> int:
+        """Send it a signal, and return its exit code."""
+        self.process.send_signal(signal_number)
+        return await self.exit_code()
+
+    async def exit_code(self) -> int:
+        return await clock.to_thread(self.process.wait, _STOP_S)
+
+    def left(self) -> dict[str, set[str]]:
+        """All that is on the machine of it and its boxes."""
+        return {
+            "processes": {str(pid) for pid in processes() if self.name in _group_names(pid)},
+            "groups": {str(folder) for folder in self._groups()},
+            "folders": {str(folder) for folder in self._folders()},
+            "mounts": {line for line in Path("/proc/self/mounts").read_text().splitlines() if self.name in line},
+            "containers": set(containers(self.process.pid)) if self.kind == "docker" else set(),
+            "volumes": set(volumes(self.process.pid)) if self.kind == "docker" else set(),
+        }
+
+    def clear(self) -> None:
+        """End what it should have ended; safe to repeat."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in [pid for pid in processes() if self.name in _group_names(pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for folder in self._folders():
+            run_dirs.remove(folder)
+        for group in self._groups():
+            with suppress(OSError):
+                group.rmdir()
+        for container in containers(self.process.pid) if self.kind == "docker" else ():
+            docker("rm", "--force", "--volumes", container)
+        for note in running_servers.known():
+            if note.process == self.name:
+                running_servers.forget(note)
+
+    def _groups(self) -> set[Path]:
+        return {folder for parent in cgroups.find().parents.values() for folder in parent.glob(f"{self.name}-*")}
+
+    def _folders(self) -> Iterator[Path]:
+        """Its own folder, and those of its boxes, which are called after the boxes' processes."""
+        for folder in (folder for root in run_dirs.roots() for folder in root.glob("envkit-*")):
+            with suppress(OSError):
+                is_ours = folder.name.startswith(self.name)
+                if is_ours or self.name in (folder / "first").read_text():
+                    yield folder
+
+
+NOTHING: dict[str, set[str]] = {
+    name: set() for name in ("processes", "groups", "folders", "mounts", "containers", "volumes")
+}
+
+
+@contextmanager
+def serving(
+    kind: str,
+    state: Path,
+    *settings: str,
+    port: int | None = None,
+    is_awaited: bool = True,
+    worlds: Path | None = None,
+) -> Iterator[Gateway]:
+    """Run a server for the length of the block, as from a shell.
+
+    Args:
+        kind: Its backend.
+        state: Folder of what survives it.
+        settings: ``"key=value"`` texts for its file.
+        port: Where; None is any that is free, named, so that its sandboxes stay.
+        is_awaited: Whether the block begins when it answers, and not while it starts.
+        worlds: Folder of `install_world`, of worlds that it is to know beside envkit's.
+    """
+    port = port or free_port()
+    log = state / f"{kind}-{port}.log"
+    words = ["--backend", kind, "--port", str(port), "--state", str(state), "--set", "access_log=null"]
+    env_image = None
+    if kind == "docker":
+        env_image = games_image() if worlds is None else _games_image_with(worlds)
+        settings = (*settings, f"envs.image={env_image}")
+    for setting in settings:
+        words += ["--set", setting]
+    env = {name: value for name, value in os.environ.items() if name != "ENVKIT_TOKEN"}
+    if worlds is not None:
+        env["PYTHONPATH"] = os.pathsep.join([str(worlds), *sys.path])
+    with log.open("a") as errors:
+        command = [sys.executable, "-m", "envkit", "serve", *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
+    with process:
+        ledger = state / f"fleet-127.0.0.1-{port}.sqlite"
+        gateway = Gateway(kind, f"http://127.0.0.1:{port}", process, log, ledger)
+        try:
+            if is_awaited:
+                gateway.wait_until_ready()
+            yield gateway
+            if process.poll() is None:
+                process.terminate()
+                process.wait(_STOP_S)
+        finally:
+            gateway.clear()
+            if env_image is not None and worlds is not None:
+                docker("image", "rm", "--force", env_image)
+
+
+@cache
+def games_image() -> str:
+    """Build the image of env boxes, with envkit as it is here, and return its tag; it goes with the tests."""
+    tag = f"envkit-test/games:{os.getpid()}"
+    command = [sys.executable, "-m", "envkit", "image", "build", "games", "--base", image(), "--offline", "--tag", tag]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
+    if done.returncode != 0:
+        missing(f"no image of the games can be built here: {done.stderr.strip().splitlines()[-1]}")
+    return tag
+
+
+def _games_image_with(worlds: Path) -> str:
+    """Add what is in a folder of `install_world` to that image, and return the id of the new one."""
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w", dereference=True) as archive:
+        recipe = f"FROM {games_image()}\nCOPY added /opt/envkit\n".encode()
+        entry = tarfile.TarInfo("Dockerfile")
+        entry.size = len(recipe)
+        archive.addfile(entry, io.BytesIO(recipe))
+        archive.add(worlds, "added", filter=_is_source)
+    command = ["docker", "build", "--quiet", "-"]
+    built = subprocess.run(command, input=context.getvalue(), capture_output=True, timeout=_BUILD_S, check=True)
+    return built.stdout.decode().split()[-1]
+
+
+def _is_source(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if entry.name.endswith("__pycache__") else entry
+
+
+def install_world(folder: Path, name: str, source: str) -> None:
+    """Make a ``site-packages`` folder in which the worlds are installed that ``register_all`` registers."""
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(source)
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[envkit.envs]\n{name} = {name}:register_all\n")
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(main: Callable[[], Awaitable[object]], timeout_s: float) -> None:
+    """Run a test's coroutine, which must not take longer than `timeout_s` seconds."""
+
+    async def bounded() -> None:
+        with anyio.fail_after(timeout_s):
+            await main()
+
+    clock.run(bounded)
+
+
+def _above(pid: int) -> set[int]:
+    """The processes above `pid`."""
+    found: set[int] = set()
+    with suppress(OSError, IndexError):
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+            found.add(pid)
+    return found
+
+
+def _group_names(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,219 @@
+"""Sandboxes of a real gateway to which harm is done: who has one is told at once, and `GET` says the true cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+import envkit
+from envkit import clock
+from envkit.errors import SandboxLostError, SandboxStartError
+from envkit.http.client.sandbox_client import SandboxClient
+from envkit.types import SandboxSpec, SandboxView
+from tests.contract.boxes import new_marker, sleepers, until
+from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, run, serving
+from tests.sandbox.docker.containers import docker
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
+
+EXIT_S = 2.0
+"""Within which an end is seen, as it is promised."""
+SILENCE_S = 5.0
+"""Likewise a pause."""
+
+WAIT = "until [ -e go ]; do sleep 0.02; done; "
+EAT = "hoard = []\nwhile True: hoard.append(bytearray(1 << 22))"
+
+Harm = Callable[[Gateway, SandboxView], Awaitable[None]]
+"""Does something to a sandbox."""
+
+
+@pytest.fixture(scope="module", params=[LOCAL, DOCKER])
+def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with serving(request.param, tmp_path_factory.mktemp("state"), "envs.boxes=1", "envs.spares=0") as running:
+        yield running
+
+
+async def kill(gateway: Gateway, victim: SandboxView) -> None:
+    os.kill(gateway.first_pid(victim.box_id), signal.SIGKILL)
+
+
+async def pause(gateway: Gateway, victim: SandboxView) -> None:
+    if gateway.kind == "docker":
+        await clock.to_thread(docker, "pause", gateway.container(victim.box_id))
+    else:
+        os.kill(gateway.first_pid(victim.box_id), signal.SIGSTOP)
+
+
+async def docker_kill(gateway: Gateway, victim: SandboxView) -> None:
+    await clock.to_thread(docker, "kill", gateway.container(victim.box_id))
+
+
+async def docker_stop(gateway: Gateway, victim: SandboxView) -> None:
+    await clock.to_thread(docker, "stop", "--time", "0", gateway.container(victim.box_id))
+
+
+async def go(gateway: Gateway, victim: SandboxView) -> None:
+    """Let its program go on."""
+    async with SandboxClient(gateway.url) as client:
+        await client.get(victim.id).write("go", b"")
+
+
+async def lost(gateway: Gateway, spec: SandboxSpec, harm: Harm) -> tuple[float, float, set[str]]:
+    """Do harm to a sandbox in which a call is under way.
+
+    Returns:
+        After how many seconds that call has raised, and `GET` has said that it is lost, and the causes that they gave.
+    """
+    said = []
+    told_s = 0.0
+    began = 0.0
+    marker = new_marker()
+    async with SandboxClient(gateway.url) as client:
+        victim = await client.create(f"victim-{marker}", spec)
+
+        async def call() -> None:
+            nonlocal told_s
+            with pytest.raises(SandboxLostError) as error:
+                await client.get(victim.id).exec(["sleep", marker], timeout_s=60)
+            told_s = clock.now() - began
+            said.append(error.value.cause)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await until(lambda: bool(sleepers(marker)))
+            began = clock.now()
+            await harm(gateway, victim)
+            said.append(await gateway.becomes(victim.id, "lost"))
+            seen_s = clock.now() - began
+        await until(lambda: not sleepers(marker))
+    return told_s, seen_s, set(said)
+
+
+@pytest.mark.parametrize(
+    ("command", "harm", "cause"),
+    [
+        pytest.param("", kill, "killed by signal 9 (SIGKILL)", id="killed"),
+        pytest.param(WAIT + "kill -KILL $$", go, "killed by signal 9 (SIGKILL)", id="its-program-killed"),
+        pytest.param(WAIT + "echo bye >&2; exit 3", go, "exited with code 3: bye", id="exited"),
+        pytest.param(WAIT + "exec $PYTHON -c '" + EAT + "'", go, "out of memory", id="out-of-memory"),
+    ],
+)
+def test_a_sandbox_that_has_ended_is_lost_within_two_seconds_for_the_true_cause(
+    gateway: Gateway, command: str, harm: Harm, cause: str
+) -> None:
+    async def main() -> None:
+        program = ("sh", "-c", command.replace("$PYTHON", gateway.python)) if command else ()
+        told_s, seen_s, causes = await lost(gateway, gateway.spec(*program, memory_mib=96), harm)
+        assert causes == {cause}
+        assert max(told_s, seen_s) < EXIT_S
+
+    run(main, 30)
+
+
+@pytest.mark.parametrize("gateway", [DOCKER], indirect=True)
+@pytest.mark.parametrize(
+    ("harm", "cause"),
+    [
+        pytest.param(docker_kill, "killed by signal 9 (SIGKILL)", id="kill"),
+        pytest.param(docker_stop, "killed by signal 15 (SIGTERM)", id="stop"),
+    ],
+)
+def test_a_container_that_somebody_ends_is_lost_within_two_seconds(gateway: Gateway, harm: Harm, cause: str) -> None:
+    async def main() -> None:
+        told_s, seen_s, causes = await lost(gateway, gateway.spec(), harm)
+        assert causes == {cause}
+        assert max(told_s, seen_s) < EXIT_S
+
+    run(main, 30)
+
+
+def test_a_sandbox_that_is_paused_is_lost_within_five_seconds_and_says_so(gateway: Gateway) -> None:
+    async def main() -> None:
+        told_s, seen_s, causes = await lost(gateway, gateway.spec(), pause)
+        assert causes == {"paused, silent for 4 s"}
+        assert max(told_s, seen_s) < SILENCE_S
+
+    run(main, 30)
+
+
+def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_to_live_is_over(gateway: Gateway) -> None:
+    async def main() -> None:
+        async with SandboxClient(gateway.url) as client:
+            await client.create("brief", gateway.spec(), ttl_s=1.0)
+        began = clock.now()
+        assert await gateway.becomes("brief", "stopped") == "time-to-live passed"
+        assert 0.5 < clock.now() - began < 3
+
+    run(main, 30)
+
+
+def test_a_full_disk_fails_the_command_and_not_the_sandbox(gateway: Gateway) -> None:
+    with envkit.open_sandbox(url=gateway.url, image=gateway.spec().image, disk_mib=8, memory_mib=128) as box:
+        full = box.exec(["dd", "if=/dev/zero", "of=large", "bs=1M", "count=20"], timeout_s=20)
+        assert full.exit_code == 1
+        assert "No space left on device" in full.stderr
+        box.exec(["rm", "large"], timeout_s=10)
+        box.write("small", b"x")
+        assert box.read("small") == b"x"
+
+
+def test_what_a_killed_command_leaves_is_the_sandbox_and_its_other_commands(gateway: Gateway) -> None:
+    async def main() -> None:
+        marker = new_marker()
+        async with SandboxClient(gateway.url) as client, client.lease(gateway.spec()) as box:
+            codes: list[int | None] = []
+
+            async def command() -> None:
+                codes.append((await box.exec(["sleep", marker], timeout_s=30)).exit_code)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(command)
+                await until(lambda: bool(sleepers(marker)))
+                os.kill(sleepers(marker)[0], signal.SIGKILL)
+            assert codes == [-signal.SIGKILL]
+            assert (await box.exec(["echo", "there"], timeout_s=10)).stdout == "there\n"
+
+    run(main, 30)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own for the folders of sandboxes, with little more than what must stay free."""
+    place = Path(f"/tmp/ek-{new_marker()[:6]}")
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=640m", "none", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+        place.rmdir()
+
+
+@pytest.mark.parametrize("kind", [LOCAL])
+def test_a_start_is_refused_with_the_reason_while_the_hosts_disk_is_nearly_full(
+    kind: str, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(small_disk))
+
+    async def main(gateway: Gateway) -> None:
+        async with SandboxClient(gateway.url) as client:
+            await client.create("before", gateway.spec())
+            with (small_disk / "ballast").open("wb") as ballast:
+                os.posix_fallocate(ballast.fileno(), 0, 200 << 20)
+            with pytest.raises(SandboxStartError, match=r"only \d+ MiB are free in .*; 512 are wanted"):
+                await client.create("a", gateway.spec())
+            assert (await client.get("before").exec(["echo", "on"], timeout_s=10)).stdout == "on\n"
+            (small_disk / "ballast").unlink()
+            await client.create("after", gateway.spec())
+        assert await gateway.end() == 0
+        assert gateway.left() == NOTHING
+
+    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0") as gateway:
+        run(lambda: main(gateway), 40)

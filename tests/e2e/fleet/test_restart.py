@@ -1,0 +1,254 @@
+"""A real gateway that is killed, told to end, or loses its daemon: what goes on, what is told, what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit.errors import EnvkitError
+from envkit.http.client.env_client import EnvClient
+from envkit.http.client.sandbox_client import SandboxClient
+from envkit.types import Task
+from envkit.wiring.sandboxes import running_servers
+from tests.contract.boxes import new_marker, sleepers, until
+from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
+
+both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
+TAKEN_BACK = "taken back after a restart"
+
+
+def first_pids(gateway: Gateway, box_ids: dict[str, str]) -> dict[str, int]:
+    return {id: gateway.first_pid(box_id) for id, box_id in box_ids.items()}
+
+
+@both
+def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+    marker = new_marker()
+
+    async def leave(gateway: Gateway) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
+        await gateway.spares(1)
+        async with SandboxClient(gateway.url) as client:
+            await client.create("a", gateway.spec(memory_mib=128), ttl_s=600)
+            await client.create("b", gateway.spec("sleep", marker))
+            box = client.get("a")
+            await box.write("kept", b"there")
+            await box.shell("work").run(f"cd /tmp; word=said; sleep {marker} &", timeout_s=10)
+        await until(lambda: len(sleepers(marker)) == 2)
+        held = await gateway.boxes(are_env_boxes=False)
+        serves = await gateway.boxes(are_env_boxes=True)
+        pids = first_pids(gateway, held | serves)
+        gateway.process.kill()
+        await gateway.exit_code()
+        assert len(sleepers(marker)) == 2
+        return held, serves, pids
+
+    async def come_back(gateway: Gateway, held: dict[str, str], serves: dict[str, str], pids: dict[str, int]) -> None:
+        assert await gateway.boxes(are_env_boxes=False) == held
+        assert await gateway.boxes(are_env_boxes=True) == serves
+        assert first_pids(gateway, held | serves) == pids
+        assert len(sleepers(marker)) == 2
+        for id in held:
+            assert await gateway.last_phase(id) == ("leased", TAKEN_BACK)
+        async with SandboxClient(gateway.url) as client:
+            assert (await client.view("a")).expires_at_s is not None
+            box = client.get("a")
+            assert await box.read("kept") == b"there"
+            said = await box.shell("work").run("pwd; echo $word; jobs -p | wc -l", timeout_s=10)
+            assert said.stdout.split() == ["/tmp", "said", "1"]
+        # Nobody had the spare, and this server keeps none.
+        assert await gateway.spare_boxes() == {}
+        assert (await gateway.metrics())["envkit_sandbox_starts_total"] == 0
+
+    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=1", port=port) as first:
+        known: list[tuple[dict[str, str], dict[str, str], dict[str, int]]] = []
+
+        async def before() -> None:
+            known.append(await leave(first))
+
+        run(before, 40)
+        with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
+            run(lambda: come_back(second, *known[0]), 40)
+            assert second.process.poll() is None
+        assert second.process.returncode == 0
+        assert second.left() == NOTHING
+        assert first.left() == NOTHING
+    assert sleepers(marker) == []
+
+
+@both
+def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+
+    async def envkit(*words: str) -> str:
+        command = [sys.executable, "-m", "envkit", "sandbox", *words]
+        return (await anyio.run_process(command)).stdout.decode()
+
+    async def owners(gateway: Gateway, box_ids: dict[str, str]) -> set[tuple[str, ...]]:
+        listed = json.loads(await envkit("ls", "--all", "--json"))
+        found = [tuple(one["owner"]) for one in listed if one["id"] in box_ids.values()]
+        assert len(found) == len(box_ids)
+        mine = [one for one in running_servers.known() if one.ledger == str(gateway.ledger)]
+        assert [note.pid for note in mine] == [gateway.process.pid]
+        return set(found)
+
+    async def leave(gateway: Gateway) -> None:
+        box_ids = await gateway.boxes(are_env_boxes=True)
+        whose = gateway.url, str(gateway.ledger)
+        assert await owners(gateway, box_ids) == {(f"of server {gateway.process.pid}", *whose)}
+        gateway.process.kill()
+        await gateway.exit_code()
+        assert str(gateway.ledger) not in await envkit("prune", "--dry-run")
+        assert await owners(gateway, box_ids) == {(f"of server {gateway.process.pid}, which is gone", *whose)}
+
+    async def come_back(gateway: Gateway) -> None:
+        box_ids = await gateway.boxes(are_env_boxes=True)
+        whose = gateway.url, str(gateway.ledger)
+        assert await owners(gateway, box_ids) == {(f"of server {gateway.process.pid}", *whose)}
+
+    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as first:
+        run(lambda: leave(first), 60)
+        with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
+            run(lambda: come_back(second), 40)
+        assert str(second.ledger) not in [note.ledger for note in running_servers.known()]
+
+
+PROXIED = """
+import urllib.request
+try:
+    urllib.request.urlopen("http://elsewhere.example/", timeout=10)
+except OSError as error:
+    print(error)
+"""
+
+
+@both
+def test_a_sandbox_that_may_reach_hosts_reaches_no_others_and_ends_with_its_server(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+    marker = new_marker()
+
+    async def leave(gateway: Gateway) -> None:
+        async with SandboxClient(gateway.url) as client:
+            await client.create("a", gateway.spec("sleep", marker, network=("allowed.example",)))
+            said = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
+            assert "elsewhere.example is not among the hosts" in said.stdout
+        await until(lambda: len(sleepers(marker)) == 1)
+        gateway.process.kill()
+        await gateway.exit_code()
+        await until(lambda: sleepers(marker) == [])
+
+    async def come_back(gateway: Gateway) -> None:
+        assert await gateway.last_phase("a") == ("lost", "gone while the server was down")
+
+    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as first:
+        run(lambda: leave(first), 40)
+        with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
+            run(lambda: come_back(second), 40)
+        assert second.left() == NOTHING
+        assert first.left() == NOTHING
+
+
+@pytest.mark.parametrize("kind", [LOCAL])
+def test_clients_of_a_server_that_is_killed_go_on_when_there_is_one_again(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+
+    async def main(first: Gateway) -> None:
+        async with SandboxClient(first.url) as client, EnvClient(first.url) as player:
+            await client.create("a", first.spec())
+            await client.get("a").write("kept", b"there")
+            async with player.lease(Task("Sokoban-v0", 1)) as episode:
+                await episode.reset()
+                await episode.step("<answer>down</answer>")
+                first.process.kill()
+                await first.exit_code()
+                with serving(kind, tmp_path, "envs.boxes=1", port=port):
+                    assert await client.get("a").read("kept") == b"there"
+                    await episode.step("<answer>down</answer>")
+                    async with player.lease(Task("Sokoban-v0", 1)) as another:
+                        await another.reset()
+                        await another.step("<answer>down</answer>")
+
+    with serving(kind, tmp_path, "envs.boxes=1", port=port) as first:
+        run(lambda: main(first), 40)
+
+
+async def _play(url: str, seed: int, answers: list[str]) -> None:
+    """Play until the server says that it ends."""
+    with suppress(EnvkitError):
+        async with EnvClient(url) as client:
+            while True:
+                async with client.lease(Task("FrozenLake-v0", seed)) as episode:
+                    await episode.reset()
+                    for _ in range(5):
+                        answers.append((await episode.step("<answer>up</answer>")).observation.text)
+
+
+async def _work(gateway: Gateway, number: int, answers: list[str]) -> None:
+    """Run commands until the server says that it ends."""
+    with suppress(EnvkitError):
+        async with SandboxClient(gateway.url) as client:
+            await client.create(f"worker-{number}", gateway.spec())
+            while True:
+                done = await client.get(f"worker-{number}").exec(["echo", "hello"], timeout_s=20)
+                assert done.stdout == "hello\n"
+                answers.append(done.stdout)
+
+
+@both
+def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    async def main(gateway: Gateway) -> None:
+        played: list[str] = []
+        worked: list[str] = []
+        marker = new_marker()
+        late = []
+
+        async def last(client: SandboxClient) -> None:
+            late.append(await client.get("slow").exec(["sh", "-c", f"sleep {marker}; echo woken"], timeout_s=60))
+
+        async with SandboxClient(gateway.url) as client, anyio.create_task_group() as tasks:
+            await client.create("slow", gateway.spec())
+            tasks.start_soon(last, client)
+            for number in range(8):
+                tasks.start_soon(_play, gateway.url, number, played)
+            for number in range(3):
+                tasks.start_soon(_work, gateway, number, worked)
+            await until(lambda: len(played) > 100 and len(worked) > 10 and bool(sleepers(marker)), 30)
+            gateway.process.terminate()
+            await anyio.sleep(0.2)
+            os.kill(sleepers(marker)[0], signal.SIGKILL)  # now the command goes on
+            # A signal more does no harm, whenever it comes.
+            while gateway.process.poll() is None:
+                gateway.process.send_signal(signal.SIGTERM)
+                gateway.process.send_signal(signal.SIGINT)
+                await anyio.sleep(0.02)
+        assert [one.stdout for one in late] == ["woken\n"]
+        assert gateway.process.returncode == 0, gateway.log.read_text()
+        assert gateway.left() == NOTHING
+
+    with serving(kind, tmp_path, "envs.boxes=2", "envs.spares=1") as gateway:
+        run(lambda: main(gateway), 60)
+
+
+@pytest.mark.parametrize("kind", [LOCAL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_told_to_end_while_it_starts_leaves_nothing(
+    kind: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    async def main(gateway: Gateway) -> None:
+        await until(lambda: bool(gateway.left()["groups"]), 20)
+        assert await gateway.end(number) == 0
+        assert gateway.left() == NOTHING
+
+    with serving(kind, tmp_path, "envs.boxes=2", is_awaited=False) as gateway:
+        run(lambda: main(gateway), 40)

@@ -1,0 +1,121 @@
+"""A gateway's worlds that take long: a step may take as long as the limits say, and costs nobody a box."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.fleet.fleet import install_world
+
+WORLD = """
+import ctypes
+import time
+import anyio
+from envkit.env import AsyncEnv
+from envkit.registry import register
+from envkit.types import Observation, Reset, Step
+
+class Slow(AsyncEnv):
+    async def reset(self, *, seed, options):
+        return Reset(Observation("start"), {})
+
+    async def step(self, action):
+        if action == "compute":
+            time.sleep(3.5)
+        elif action == "hold":
+            ctypes.PyDLL(None).sleep(3)  # without giving up the interpreter's lock
+        elif action == "wait":
+            await anyio.sleep(1000)
+        return Step(Observation(action), 0.0, False, False, {})
+
+    async def close(self):
+        pass
+
+def register_all():
+    register("Slow-v0", "slow_world:Slow")
+"""
+SERVE = """
+import sys
+from envkit import clock
+from envkit.config.serving import ServeConfig
+from envkit.errors import DeadlineError, SandboxLostError
+from envkit.types import Task
+from envkit.wiring.gateway.gateway import open_fleet
+
+CONFIG = ServeConfig.model_validate({
+    "backend": "process",
+    "listen": {"port": 0},
+    "envs": {"boxes": 1, "capacity": 8, "spares": 0, "own_boxes": 0},
+    "silence": {"interval_s": 0.4, "suspect_s": 0.8, "lost_s": float(sys.argv[1])},
+    "limits": {"step_timeout_s": 6},
+})
+"""
+PLAY = """
+async def main():
+    async with open_fleet(CONFIG, lambda line: None) as fleet:
+        async with fleet.host.lease(Task("Slow-v0", 1)) as slow, fleet.host.lease(Task("Slow-v0", 2)) as other:
+            for episode in (slow, other):
+                await episode.reset()
+            print((await slow.step("compute")).observation.text, (await other.step("on")).info)
+            try:
+                await slow.step("wait")
+            except DeadlineError as error:
+                print(error)
+        print("boxes lost:", fleet.hosts[0].lost)
+
+clock.run(main)
+"""
+HOLD = """
+async def main():
+    async with open_fleet(CONFIG, lambda line: None) as fleet:
+        async with fleet.host.lease(Task("Slow-v0", 1)) as slow:
+            await slow.reset()
+            try:
+                print((await slow.step("hold")).observation.text)
+            except SandboxLostError as error:
+                print(error)
+
+clock.run(main)
+"""
+
+
+def played(tmp_path: Path, script: str, lost_s: float) -> list[str]:
+    """Return the lines that `script` prints beside a server whose boxes may be silent for so long."""
+    install_world(tmp_path / "site-packages", "slow_world", WORLD)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site-packages"), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE + script, str(lost_s)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_step_may_take_as_long_as_the_limits_say_and_silences_no_box(tmp_path: Path) -> None:
+    computed, deadline, lost = played(tmp_path, PLAY, lost_s=3.0)
+    assert computed == "compute {}"
+    assert "within 6 s" in deadline
+    assert lost == "boxes lost: 0"
+
+
+@pytest.mark.parametrize(
+    ("lost_s", "said"),
+    [
+        (1.5, "its env server was silent for 1.5 s; the box before was lost during the same step too"),
+        (20.0, "hold"),
+    ],
+    ids=["lost", "in time"],
+)
+def test_a_world_that_holds_the_interpreters_lock_is_silent_and_lost_unless_the_file_gives_it_time(
+    lost_s: float, said: str, tmp_path: Path
+) -> None:
+    (line,) = played(tmp_path, HOLD, lost_s)
+    assert line.endswith(said)

@@ -1,0 +1,84 @@
+"""What ``envkit serve`` says when it cannot start: what is wrong, where, and what to do, at once."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sandbox.docker.containers import image
+
+SCRIPT = str(Path(sys.executable).with_name("envkit"))
+
+
+def said_by(state: Path, *words: str) -> str:
+    """What a server says that does not start, in one line."""
+    command = [SCRIPT, "serve", "--state", str(state), "--set", "access_log=null", "--port", "0", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    return done.stderr.rstrip("\n")
+
+
+def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = said_by(tmp_path, "--backend", "none", "--port", str(port))
+    assert said == f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any that is free"
+
+
+def test_a_second_server_on_the_same_state_is_refused_until_the_first_is_gone_however_that_ends(tmp_path: Path) -> None:
+    words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "none", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline().startswith("ready ")
+            whose = f"in use by another server (process {first.pid})"
+            said = said_by(tmp_path, "--backend", "none")
+            assert said == f"{tmp_path}: {whose}; stop it or choose another folder (--state)"
+        finally:
+            first.kill()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as second:
+        try:
+            assert second.stdout is not None
+            assert second.stdout.readline().startswith("ready ")
+        finally:
+            second.kill()
+
+
+def test_a_webhook_that_does_not_answer_is_warned_about_at_the_start(tmp_path: Path) -> None:
+    words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "process", "--port", "0"]
+    words += ["--set", "envs.boxes=1", "--set", "envs.spares=0", "--set", "alerts.webhook=http://127.0.0.1:9/secret"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            warning = next(line for line in server.stderr if "webhook" in line)
+        finally:
+            server.terminate()
+    assert warning == "alerts: the webhook at http://127.0.0.1 does not answer: All connection attempts failed\n"
+
+
+def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
+    node = "node={boxes: 3, memory_mib: 2048, pids: 9999}"
+    said = said_by(tmp_path, "--backend", "process", "--set", "envs.boxes=4", "--set", node)
+    assert said == (
+        "environments are served in 4 boxes of 1024 MiB each, and this machine holds together 3 sandboxes, 2,048 MiB of"
+        " memory, 9,999 processes: lower envs.boxes or envs.memory_mib, or raise what node says"
+    )
+
+
+@pytest.mark.docker
+def test_an_image_that_is_missing_is_said_with_what_makes_it(tmp_path: Path) -> None:
+    said = said_by(tmp_path, "--backend", "docker", "--set", "envs.image=no/such:1")
+    assert said.startswith("there is no image no/such:1 here, in whose boxes environments are served; make it: ")
+    assert said.endswith("envkit image build games --tag no/such:1, or fetch it: docker pull no/such:1")
+
+
+@pytest.mark.docker
+def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_path: Path) -> None:
+    said = said_by(tmp_path, "--backend", "docker", "--set", "envs.boxes=1", "--set", f"envs.image={image()}")
+    assert said.startswith(f"environments are served in boxes of image {image()}, which lacks envkit or Python (")
+    assert "No module named 'envkit')); make one that has them: " in said
+    assert said.endswith(f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image")

@@ -1,0 +1,160 @@
+"""What a broken environment says of itself, in a sandbox of training and in one of a server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import envkit
+from envkit.errors import EnvError, SessionBrokenError
+from tests.e2e.fleet.fleet import install_world, serving
+
+ENVS = """
+import anyio
+import gymnasium
+import envkit
+from envkit.env import AsyncEnv
+from envkit.spaces import Utf8Text
+from envkit.types import Observation, Reset, Step
+
+class Crash(gymnasium.Env):
+    observation_space = action_space = Utf8Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        return "go", {"legal_moves": ["on"]}
+
+    def step(self, action):
+        return str(1 / 0), 0.0, False, False, {}
+
+class Player:
+    def moves(self, observation):
+        return ["on"]
+
+    def answer(self, move):
+        return move
+
+class PyBox(AsyncEnv):
+    async def reset(self, *, seed, options):
+        self._box = await anyio.to_thread.run_sync(envkit.open_sandbox)
+        return Reset(Observation("go"), {})
+
+    async def step(self, action):
+        return Step(Observation("on"), 0.0, False, False, {})
+
+    async def close(self):
+        pass
+
+def register_all():
+    envkit.register("Crash-v0", "broken:Crash", expert="broken:Player")
+    envkit.register("PyBox-v0", "broken:PyBox")
+    envkit.register("NoModule-v0", "no_such_module:Env")
+"""
+LINES = ENVS.splitlines()
+DIVIDES = next(number for number, line in enumerate(LINES, start=1) if "1 / 0" in line)
+OPENS = next(number for number, line in enumerate(LINES, start=1) if "open_sandbox" in line)
+PLAY = """
+import sys
+from envkit import clock
+from envkit.errors import EnvkitError
+from envkit.types import Task
+from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
+
+async def main():
+    async with sandbox_host(sys.argv[1], boxes=1, slots_per_box=1) as host:
+        try:
+            async with host.lease(Task(sys.argv[2], 5)) as episode:
+                await episode.reset()
+                await episode.step("on")
+        except EnvkitError as error:
+            print(type(error).__name__, error, sep=": ")
+
+clock.run(main)
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    install_world(tmp_path / "site-packages", "broken", ENVS)
+    return tmp_path / "site-packages"
+
+
+def error_of(kind: str, env_id: str, broken: Path) -> str:
+    """What the host of training and evaluation raises for an episode in a sandbox of this kind."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
+    command = [sys.executable, "-c", PLAY, kind, env_id]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("kind", ["none", "process", pytest.param("local", marks=pytest.mark.bwrap)])
+def test_training_names_the_file_and_line_also_where_the_environment_runs_in_a_sandbox(kind: str, broken: Path) -> None:
+    raised = "Crash-v0 raised ZeroDivisionError in step: division by zero"
+    assert error_of(kind, "Crash-v0", broken) == f"EnvError: {raised} ({broken}/broken.py:{DIVIDES})"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["train", "crash.yaml"],
+            "Crash-v0 raised ZeroDivisionError in step: division by zero ({broken}/broken.py:{line})",
+        ),
+        (
+            ["eval", "NoModule-v0", "--policy", "random", "--episodes", "4"],
+            "not one of 4 episodes of NoModule-v0 could be played: {none}",
+        ),
+        (["check-env", "NoModule-v0"], "{none}"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_says_in_one_line_what_an_environment_raised(
+    words: list[str], told: str, tmp_path: Path, broken: Path
+) -> None:
+    (tmp_path / "crash.yaml").write_text("env: {id: Crash-v0}\n")
+    none = "NoModule-v0 raised ModuleNotFoundError in __init__: No module named 'no_such_module'"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-m", "envkit", *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == told.format(broken=broken, line=DIVIDES, none=none)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.bwrap
+def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_is_told_to_run_outside(broken: Path) -> None:
+    said = error_of("local", "PyBox-v0", broken)
+    assert said.startswith("EnvError: PyBox-v0 raised UsageError in reset: a sandbox cannot be opened from inside a")
+    assert "has neither user namespaces for bubblewrap nor a Docker daemon" in said
+    assert "sandbox.kind: none in a training file, envkit serve --backend none" in said
+    assert said.endswith(f"({broken}/broken.py:{OPENS})")
+
+
+@pytest.mark.parametrize("kind", ["none", pytest.param("local", marks=pytest.mark.bwrap)])
+def test_a_servers_log_has_the_traceback_and_its_callers_the_files_base_name(
+    kind: str, tmp_path: Path, broken: Path
+) -> None:
+    with serving(kind, tmp_path, worlds=broken) as gateway, envkit.make("Crash-v0", url=gateway.url) as env:
+        env.reset(seed=5)
+        with pytest.raises(EnvError) as raised:
+            env.step("on")
+        with pytest.raises(SessionBrokenError) as after:
+            env.step("off")
+    told = f"Crash-v0 raised ZeroDivisionError in step: division by zero (broken.py:{DIVIDES})"
+    assert (str(raised.value), raised.value.trace) == (told, "")
+    assert told in str(after.value)
+    log = gateway.log.read_text()
+    said = rf'\({broken}/broken\.py:{DIVIDES}\)\nseed 5, options {{}}\nTraceback(.*\n)+?  File "{broken}/broken\.py"'
+    assert re.search(said, log)
+    assert log.count("Crash-v0 raised") == 1

@@ -1,0 +1,167 @@
+"""What boards look like: frames, tiles and colours in a terminal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from envkit.environments.boards import pictures
+from envkit.environments.boards.pictures import Canvas, colour, paint
+from envkit.environments.frozen_lake import pictures as frozen_lake
+from envkit.environments.sokoban import pictures as sokoban
+
+ROOT = Path(__file__).parents[3]
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+ROOM = "#####\n#P_O#\n#_X√#\n#__S#\n#####"
+GAMES = pytest.mark.parametrize(
+    ("game", "symbols"),
+    [pytest.param(sokoban, "#_O√XPS", id="sokoban"), pytest.param(frozen_lake, "_OGPX√", id="frozen_lake")],
+)
+
+
+def numbered(count: int, pixels: int) -> NDArray[np.uint8]:
+    """Tiles of which no two samples are equal."""
+    assert count * pixels**2 * 3 <= 256
+    return np.arange(count * pixels**2 * 3, dtype=np.uint8).reshape(count, pixels, pixels, 3)
+
+
+def test_every_cell_of_a_frame_is_the_tile_of_its_code() -> None:
+    tiles = numbered(5, 4)
+    codes = np.array([[0, 3, 1], [4, 2, 0]], np.uint8)
+    frame = paint(codes, tiles)
+    assert frame.dtype == np.uint8
+    assert frame.shape == (8, 12, 3)
+    for row in range(2):
+        for column in range(3):
+            cell = frame[4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+            assert cell.tolist() == tiles[codes[row, column]].tolist()
+
+
+def test_a_batch_is_painted_as_its_boards_are_one_by_one() -> None:
+    tiles = numbered(7, 2)
+    codes = np.random.default_rng(0).integers(0, 7, (2, 3, 5, 4), dtype=np.uint8)
+    frames = paint(codes, tiles)
+    assert frames.shape == (2, 3, 10, 8, 3)
+    assert frames.tolist() == [[paint(board, tiles).tolist() for board in boards] for boards in codes]
+
+
+def test_no_boards_make_no_frames() -> None:
+    assert paint(np.zeros((0, 6, 6), np.uint8), numbered(2, 3)).shape == (0, 18, 18, 3)
+
+
+def test_a_code_without_a_tile_is_refused() -> None:
+    with pytest.raises(IndexError, match="there are 2 tiles, and a cell has code 2"):
+        paint(np.array([[0, 1], [2, 0]], np.uint8), numbered(2, 3))
+
+
+def test_a_shape_takes_the_share_of_a_pixel_that_it_covers() -> None:
+    canvas = Canvas("#000000")
+    canvas.fill(pictures.rectangle(0, 0, 1.5, 1), "#c8c864")
+    canvas.fill(pictures.rectangle(0, 1, 1, 2), "#c8c864", 0.5)
+    assert canvas.pixels()[:2, :3].tolist() == [
+        [[200, 200, 100], [100, 100, 50], [0, 0, 0]],
+        [[100, 100, 50], [0, 0, 0], [0, 0, 0]],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mask", "area"),
+    [
+        (pictures.rectangle(2, 3, 12, 9), 60),
+        (pictures.rectangle(2, 3, 12, 9, radius=2), 60 - (4 - np.pi) * 4),
+        (pictures.disc(16, 16, 10), np.pi * 100),
+        (pictures.disc(16, 16, 10, height=5), np.pi * 50),
+        (pictures.ring(16, 16, 10, 2), np.pi * (100 - 64)),
+        (pictures.polygon((4, 4), (24, 4), (4, 14)), 100),
+        (pictures.polygon((4, 4), (28, 4), (28, 28), (16, 4.5), (4, 28)), 0.5 * (24 * 0.5 + 24 * 24)),
+        (pictures.line((5, 5), (25, 5), width=2), 40 + np.pi),
+        (pictures.grown(pictures.rectangle(10, 10, 20, 20), 2), 100 + 80 + np.pi * 4),
+    ],
+    ids=["rectangle", "rounded", "disc", "ellipse", "ring", "triangle", "hollow polygon", "line", "grown"],
+)
+def test_a_shape_is_as_large_as_geometry_says(mask: pictures.Mask, area: float) -> None:
+    samples_a_pixel = mask.size / pictures.PIXELS**2
+    assert mask.sum() / samples_a_pixel == pytest.approx(area, rel=0.03)
+
+
+def test_what_grows_at_the_border_does_not_come_in_on_the_other_side() -> None:
+    mask = pictures.grown(pictures.rectangle(0, 0, 1, 32), 2)
+    assert mask.tolist() == pictures.rectangle(0, 0, 3, 32).tolist()
+
+
+@GAMES
+def test_there_is_one_tile_for_each_symbol_and_each_differs_clearly_from_the_others(
+    game: ModuleType, symbols: str
+) -> None:
+    tiles = game.draw_tiles()
+    assert tiles.dtype == np.uint8
+    assert tiles.shape == (len(symbols), 32, 32, 3)
+    grey = tiles @ np.array([0.299, 0.587, 0.114])  # without hue, too
+    for one, other in combinations(range(len(symbols)), 2):
+        different = np.abs(grey[one] - grey[other]) > 32
+        assert different.mean() > 0.1, f"{symbols[one]} and {symbols[other]} look alike"
+
+
+@GAMES
+def test_tiles_are_drawn_once_and_cannot_be_written_to(game: ModuleType, symbols: str) -> None:
+    tiles = game.draw_tiles()
+    assert game.draw_tiles() is tiles
+    with pytest.raises(ValueError, match="read-only"):
+        tiles[0] = 0
+
+
+@GAMES
+def test_every_symbol_has_a_style_of_its_own_that_can_be_read_in_any_terminal(game: ModuleType, symbols: str) -> None:
+    assert "".join(game.STYLES) == symbols
+    assert len(set(game.STYLES.values())) == len(symbols)
+    for style in game.STYLES.values():
+        front, ground = re.findall("[34]8;5;([0-9]+)", style)
+        dark, light = sorted((brightness(int(front)), brightness(int(ground))))
+        assert (light + 0.05) / (dark + 0.05) > 3  # what WCAG 2 asks of large text
+
+
+def brightness(number: int) -> float:
+    """Relative luminance of one of xterm's colours from 16 on: a cube of 6 levels, then 24 greys."""
+    if number >= 232:
+        levels = [8 + 10 * (number - 232)] * 3
+    else:
+        levels = [(0, 95, 135, 175, 215, 255)[(number - 16) // place % 6] for place in (36, 6, 1)]
+    linear = [level / 255 / 12.92 if level <= 10 else ((level / 255 + 0.055) / 1.055) ** 2.4 for level in levels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_without_its_escapes_a_coloured_board_is_the_board() -> None:
+    coloured = colour(ROOM, sokoban.STYLES, {})
+    assert coloured != ROOM
+    assert ESCAPE.sub("", coloured) == ROOM
+
+
+def test_colours_follow_the_meaning_and_characters_the_vocabulary() -> None:
+    shown = dict(zip("#_O√XPS", "W.GCBA@", strict=True))
+    coloured = colour(ROOM, sokoban.STYLES, shown)
+    assert ESCAPE.sub("", coloured) == "WWWWW\nWA.GW\nW.BCW\nW..@W\nWWWWW"
+    assert ESCAPE.findall(coloured) == ESCAPE.findall(colour(ROOM, sokoban.STYLES, {}))
+
+
+def test_a_run_of_one_style_shares_an_escape_and_a_line_ends_in_the_terminals_own_colours() -> None:
+    styles = {"#": "90", "P": "1;33", "√": "90"}
+    assert colour("##√_P\nP__##\n____#\n#____", styles, {"P": "A"}) == (
+        "\x1b[0;90m##√\x1b[0m_\x1b[0;1;33mA\x1b[0m\n"
+        "\x1b[0;1;33mA\x1b[0m__\x1b[0;90m##\x1b[0m\n"
+        "____\x1b[0;90m#\x1b[0m\n"
+        "\x1b[0;90m#\x1b[0m____"
+    )
+
+
+def test_the_pictures_in_the_documents_are_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "docs/draw_pictures.py"), "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

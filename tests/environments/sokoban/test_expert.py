@@ -1,0 +1,115 @@
+"""Sokoban's expert, against a slow search that shares no code with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from envkit.environments.sokoban import SokobanExpert, play
+from envkit.environments.sokoban.levels import draw_level
+from envkit.types import Observation
+from tests.environments.sokoban.slow_sokoban import slow_cost, slow_costs_after
+
+
+@pytest.mark.parametrize(
+    ("size", "boxes", "high", "levels"),
+    [(6, 1, 10, 200), (6, 2, 20, 50), (8, 2, 26, 30), (8, 4, 40, 3), (13, 1, 21, 3)],
+)
+def test_the_expert_solves_every_level_by_a_shortest_way(size: int, boxes: int, high: int, levels: int) -> None:
+    expert = SokobanExpert()
+    for seed in range(levels):
+        level = draw_level(seed, size, boxes, (2, high))
+        board, taken = level.board, 0
+        while "X" in board:
+            board = play(board, expert.moves(Observation(board))[-1])
+            taken += 1
+        assert taken == level.moves
+
+
+@pytest.mark.parametrize(("size", "boxes", "levels"), [(6, 1, 25), (6, 2, 10), (5, 3, 10)])
+@pytest.mark.parametrize("max_table", [4000, 1])
+def test_the_expert_names_exactly_the_moves_that_come_nearer(
+    size: int, boxes: int, levels: int, max_table: int
+) -> None:
+    expert = SokobanExpert(max_table=max_table)
+    for seed in range(levels):
+        level = draw_level(seed, size, boxes, (2, 20))
+        costs = slow_costs_after(level.board)
+        nearer = [move for move, cost in costs.items() if cost is not None and cost[0] == level.moves - 1]
+        assert list(expert.moves(Observation(level.board))) == nearer != []
+
+
+@pytest.mark.parametrize(("size", "boxes", "levels"), [(6, 1, 40), (6, 2, 15)])
+def test_a_state_is_tricky_when_a_push_loses_the_level(size: int, boxes: int, levels: int) -> None:
+    expert = SokobanExpert()
+    told = []
+    for seed in range(levels):
+        board = draw_level(seed, size, boxes, (2, 10)).board
+        told.append(expert.is_tricky(Observation(board)))
+        assert told[-1] == (None in slow_costs_after(board).values())
+    assert {*told} == {True, False}
+
+
+def test_a_push_against_a_wall_without_targets_is_tricky_and_then_hopeless() -> None:
+    for expert in (SokobanExpert(), SokobanExpert(max_table=1)):
+        safe = Observation("#####\n#P__#\n#_X_#\n#_O_#\n#####")
+        before = Observation("#####\n#___#\n#PX_#\n#_O_#\n#####")
+        lost = Observation("#####\n#___#\n#_PX#\n#_O_#\n#####")
+        assert (list(expert.moves(safe)), expert.is_tricky(safe)) == (["right"], False)
+        assert (list(expert.moves(before)), expert.is_tricky(before)) == (["up"], True)
+        assert (list(expert.moves(lost)), expert.is_tricky(lost)) == ([], False)
+
+
+def test_a_solution_out_of_reach_has_no_known_move() -> None:
+    board = draw_level(1, 8, 2, (20, 26)).board
+    assert list(SokobanExpert(max_table=1, max_states=50).moves(Observation(board))) == []
+    assert list(SokobanExpert(max_table=1).moves(Observation(board))) != []
+
+
+def test_the_expert_reads_the_symbols_of_its_episodes() -> None:
+    board = "######\n###__#\n##___#\n#PX__#\n#_O√_#\n######"
+    shown = board.translate(str.maketrans("#_O√XPS", "W.GCBA@"))
+    assert shown == "WWWWWW\nWWW..W\nWW...W\nWAB..W\nW.GC.W\nWWWWWW"
+    expert = SokobanExpert(symbols="W.GCBA@", size=6, split=None)
+    assert list(expert.moves(Observation(shown))) == list(SokobanExpert().moves(Observation(board))) != []
+    assert expert.is_tricky(Observation(shown)) == SokobanExpert().is_tricky(Observation(board))
+    assert list(expert.moves(Observation(board))) == []
+
+
+def test_symbols_may_be_our_own_in_another_order() -> None:
+    board = "#####\n#P__#\n#_X_#\n#_O_#\n#####"
+    shown = board.translate(str.maketrans("#_O√XPS", "_#XPSO√"))
+    assert list(SokobanExpert(symbols="_#XPSO√").moves(Observation(f"The rules.\n\n{shown}"))) == ["right"]
+
+
+def test_the_expert_answers_as_it_is_asked_to() -> None:
+    assert SokobanExpert().answer("left") == "<answer>left</answer>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Welcome!",
+        "X",
+        "####\n#P_#\n#__#\n####",  # no box
+        "####\n#√P#\n#__#\n####",  # solved
+        "####\n#XO#\n#__#\n####",  # no player
+        "#####\n#PXP#\n#_O_#\n#___#\n#####",  # two of them
+        "XPO\n___\n___",  # no wall
+        "####\n#PX_\n#_O#\n####",  # a gap in the wall
+        "#####\n#PX_#\n#OO_#\n#___#\n#####",  # more targets than boxes
+        "#####\n#PX?#\n#_O_#\n#___#\n#####",  # a symbol that no room has
+        "\n".join(["#" * 20] * 20),
+        "\n".join(["#" * 40, *["#" + "X" * 19 + "P" + "O" * 18 + "#"] * 38, "#" * 40]),  # a crowd
+    ],
+)
+def test_the_expert_has_no_move_where_there_is_nothing_to_play(text: str) -> None:
+    assert list(SokobanExpert().moves(Observation(text))) == []
+    assert not SokobanExpert().is_tricky(Observation(text))
+
+
+def test_what_cannot_be_solved_has_no_move() -> None:
+    board = "######\n#_P__#\n#_X__#\n###X##\n##_OO#\n######"
+    assert slow_cost(board) is None
+    assert list(SokobanExpert().moves(Observation(board))) == []
+    assert list(SokobanExpert(max_table=1).moves(Observation(board))) == []

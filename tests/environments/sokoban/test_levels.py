@@ -1,0 +1,175 @@
+"""Sokoban's levels, against a slow search that shares no code with them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from envkit.environments.sokoban.levels import Puzzle, draw_level
+from envkit.environments.split import SPLITS, split_of
+from envkit.errors import OptionError
+from tests.environments.sokoban.slow_sokoban import slow_cost
+
+
+@pytest.mark.parametrize(
+    ("size", "boxes", "moves", "levels"),
+    [
+        (5, 1, (1, 8), 40),
+        (5, 3, (2, 25), 20),
+        (6, 1, (2, 10), 100),
+        (6, 2, (2, 20), 60),
+        (6, 3, (4, 30), 20),
+        (7, 2, (8, 23), 20),
+        (8, 1, (2, 13), 40),
+        (8, 2, (2, 26), 40),
+        (8, 3, (6, 12), 10),
+    ],
+)
+def test_levels_are_exactly_as_hard_as_they_claim(size: int, boxes: int, moves: tuple[int, int], levels: int) -> None:
+    drawn = [draw_level(seed, size, boxes, moves) for seed in range(levels)]
+    assert [(level.moves, level.pushes) for level in drawn] == [slow_cost(level.board) for level in drawn]
+    assert all(moves[0] <= level.moves <= moves[1] for level in drawn)
+
+
+@pytest.mark.parametrize(
+    ("size", "boxes", "moves", "pushes"),
+    [
+        (6, 1, (2, 10), (4, 6)),
+        (6, 1, (7, 7), (1, 1)),
+        (6, 2, (5, 12), (5, 5)),
+        (8, 2, (10, 20), (6, 10)),
+        (8, 2, (20, 26), (1, 3)),
+    ],
+)
+def test_pushes_can_be_asked_for_and_are_exact(
+    size: int, boxes: int, moves: tuple[int, int], pushes: tuple[int, int]
+) -> None:
+    for seed in range(12):
+        level = draw_level(seed, size, boxes, moves, pushes)
+        assert (level.moves, level.pushes) == slow_cost(level.board)
+        assert moves[0] <= level.moves <= moves[1]
+        assert pushes[0] <= level.pushes <= pushes[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "boxes", "high"),
+    [(5, 1, 8), (5, 4, 20), (6, 1, 10), (6, 2, 20), (8, 2, 26), (8, 4, 53), (10, 4, 66), (13, 1, 21), (15, 2, 50)],
+)
+def test_levels_are_walled_and_complete(size: int, boxes: int, high: int) -> None:
+    for seed in range(10):
+        board = draw_level(seed, size, boxes, (2, high)).board
+        rows = board.split("\n")
+        assert [len(row) for row in rows] == [size] * size
+        assert {*rows[0], *rows[-1], *(row[0] for row in rows), *(row[-1] for row in rows)} == {"#"}
+        count = Counter(board)
+        assert count["X"] + count["√"] == count["O"] + count["√"] + count["S"] == boxes
+        assert count["P"] + count["S"] == 1
+        assert count["X"] >= 1
+
+
+def test_levels_at_the_defaults_have_the_documented_lengths() -> None:
+    lengths = [draw_level(seed, 6, 1, (2, 10)).moves for seed in range(2000)]
+    assert {*lengths} == {*range(2, 11)}
+    assert statistics.median(lengths) == 4
+
+
+@pytest.mark.parametrize(
+    ("size", "boxes", "high", "levels"), [(6, 2, 20, 400), (8, 2, 26, 400), (10, 2, 33, 200), (8, 4, 53, 100)]
+)
+def test_levels_with_several_boxes_are_spread_over_the_range(size: int, boxes: int, high: int, levels: int) -> None:
+    lengths = sorted(draw_level(seed, size, boxes, (2, high)).moves for seed in range(levels))
+    assert len({*lengths}) > 0.7 * (high - 1)
+    assert lengths[levels // 10] <= 2 + 0.2 * high
+    assert 0.3 * high <= lengths[levels // 2] <= 0.6 * high
+    assert lengths[levels * 9 // 10] >= 0.6 * high
+
+
+def test_boxes_start_away_from_targets_wherever_the_room_allows() -> None:
+    boards = [draw_level(seed, 8, 3, (10, 40)).board for seed in range(40)]
+    assert sum(board.count("√") for board in boards) <= 2
+    # Three boxes cannot come home in one move, so two of them have to be there.
+    assert draw_level(0, 8, 3, (1, 1)).board.count("√") == 2
+
+
+def test_levels_differ_from_seed_to_seed() -> None:
+    assert len({draw_level(seed, 8, 2, (2, 26)).board for seed in range(300)}) == 300
+
+
+@pytest.mark.parametrize(("size", "boxes", "moves"), [(6, 1, (2, 10)), (8, 2, (2, 26))])
+def test_splits_share_no_level(size: int, boxes: int, moves: tuple[int, int]) -> None:
+    drawn = {split: {draw_level(seed, size, boxes, moves, None, split).board for seed in range(60)} for split in SPLITS}
+    assert all(split_of(board) == split for split, boards in drawn.items() for board in boards)
+    assert sum(len(boards) for boards in drawn.values()) == len(set().union(*drawn.values())) > 150
+
+
+def test_a_level_of_a_split_is_as_hard_as_it_claims() -> None:
+    for seed in range(20):
+        level = draw_level(seed, 8, 2, (5, 15), (2, 8), "eval")
+        assert (level.moves, level.pushes) == slow_cost(level.board)
+        assert level.moves in range(5, 16)
+        assert level.pushes in range(2, 9)
+
+
+def test_a_level_does_not_depend_on_what_was_drawn_before() -> None:
+    wishes = [(seed, 8, 2, moves) for seed in range(10) for moves in ((5, 10), (2, 26))]
+    first = {wish: draw_level(*wish) for wish in wishes}
+    draw_level.cache_clear()
+    assert {wish: draw_level(*wish) for wish in reversed(wishes)} == first
+
+
+_DIGEST = """
+import hashlib
+from envkit.environments.sokoban.levels import draw_level
+levels = [draw_level(seed, 8, 2, (2, 26)) for seed in range(30)] + [draw_level(3, 8, 4, (10, 40), (6, 12), "eval")]
+print(hashlib.blake2b(repr(levels).encode(), digest_size=8).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_levels_are_the_same_in_every_process(hash_seed: str) -> None:
+    levels = [draw_level(seed, 8, 2, (2, 26)) for seed in range(30)]
+    levels.append(draw_level(3, 8, 4, (10, 40), (6, 12), "eval"))
+    here = hashlib.blake2b(repr(levels).encode(), digest_size=8).hexdigest()
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    there = subprocess.run([sys.executable, "-c", _DIGEST], env=environment, capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == here
+
+
+@pytest.mark.parametrize(
+    ("size", "boxes", "moves", "pushes", "split", "option"),
+    [
+        (6, 1, (60, 62), None, None, "moves"),
+        (6, 2, (60, 62), (2, 50), None, "moves"),
+        (8, 2, (70, 70), None, None, "moves"),
+        (6, 1, (2, 4), (9, 10), None, "pushes"),
+        (6, 1, (2, 4), (9, 10), "eval", "pushes"),
+        (5, 1, (6, 6), (1, 1), "eval", "split"),
+        (5, 5, (2, 10), None, None, "boxes"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_of_the_option(
+    size: int, boxes: int, moves: tuple[int, int], pushes: tuple[int, int] | None, split: str | None, option: str
+) -> None:
+    with pytest.raises(OptionError) as refused:
+        draw_level(0, size, boxes, moves, pushes, split)
+    assert refused.value.option == option
+
+
+def test_a_refusal_says_what_was_asked_for_and_what_to_do() -> None:
+    with pytest.raises(OptionError) as refused:
+        draw_level(0, 6, 1, (2, 4), (9, 10))
+    assert refused.value.reason == (
+        "found no level of size 6 with 1 box whose shortest solution has 2 to 4 moves and 9 to 10 pushes; "
+        "widen the range, or change size or boxes"
+    )
+
+
+def test_a_level_is_its_board_and_two_numbers() -> None:
+    # Seed 0 is pinned: a change of this room is a change of every recorded result.
+    assert draw_level(0, 6, 1, (2, 10)) == Puzzle("######\n##___#\n##_XP#\n###__#\n##O__#\n######", moves=7, pushes=3)

@@ -1,0 +1,282 @@
+"""The ledger: what was recorded is there for the next server, however this one ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from envkit import clock
+from envkit.errors import UnrecordedError, UsageError
+from envkit.fleet.ledger import Ledger
+from envkit.fleet.session_store import SeatRecord
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Node
+from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
+from tests.sandbox.fake.backend import FakeBackend
+from tests.sandbox.pool.pools import told
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_fleet_ledger import leased
+from envkit import clock
+from envkit.fleet.ledger import Ledger
+
+async def main():
+    async with Ledger(Path(sys.argv[1])) as ledger:
+        await ledger.save(leased("a"))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+clock.run(main)
+"""
+
+
+SEAT = SeatRecord("box", "session", Task("Game-v0", 1))
+
+
+def leased(id: str, state: SandboxState = SandboxState.LEASED, at_s: float = 2.0) -> SandboxView:
+    spec = SandboxSpec(("sh", "-c", "x"), env={"A": "ö"}, cpus=0.5, network=("a.example", "b.example"), stay=True)
+    phases = (Phase(SandboxState.STARTING, 1.0, ""), Phase(state, at_s, "asked for"))
+    return SandboxView(id, f"box-{id}", "here", "team", spec, phases, expires_at_s=7.5)
+
+
+def kept_in(path: Path) -> Sequence[SandboxView]:
+    async def main() -> Sequence[SandboxView]:
+        async with Ledger(path) as ledger:
+            return ledger.load()
+
+    return clock.run(main)
+
+
+def save(path: Path, *views: SandboxView) -> None:
+    async def main() -> None:
+        async with Ledger(path) as ledger, anyio.create_task_group() as tasks:
+            for view in views:
+                tasks.start_soon(ledger.save, view)
+
+    clock.run(main)
+
+
+def test_a_sandbox_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "fleet.sqlite"
+    save(path, leased("b"), leased("a"))
+    assert kept_in(path) == [leased("a"), leased("b")]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_newest_record_counts_and_what_is_over_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+    save(path, *(leased("a", at_s=float(second)) for second in range(2, 200)), leased("b"), leased("c"))
+    save(path, leased("b", SandboxState.LOST), leased("c", SandboxState.STOPPED))
+    assert kept_in(path) == [leased("a", at_s=199.0)]
+
+
+def test_what_was_saved_survives_a_killed_server(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", _KILLED, path, Path(__file__).parent], env=environment, check=False)
+    assert run.returncode == -signal.SIGKILL
+    assert kept_in(path) == [leased("a")]
+
+
+def test_who_sits_where_is_remembered_until_they_leave(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+    seats = {name: SeatRecord("box-1", f"session-{name}", Task("Game-v0", 2**80, {"size": 6})) for name in "abc"}
+
+    async def main() -> None:
+        async with Ledger(path) as ledger:
+            for key, seat in seats.items():
+                await ledger.sit(key, seat)
+            await ledger.leave("b")
+            await ledger.sit("c", seats["a"])
+        async with Ledger(path) as ledger:
+            assert [ledger.seat(key) for key in "abcd"] == [seats["a"], None, seats["a"], None]
+
+    clock.run(main)
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Path:
+    """A ledger that cannot write down what is called "bad"."""
+    path = tmp_path / "fleet.sqlite"
+    save(path)
+    with closing(sqlite3.connect(path)) as connection:
+        for table, key in (("seats", "key"), ("sandboxes", "id")):
+            fault = f"when new.{key} = 'bad' begin select raise(abort, 'database or disk is full'); end"
+            connection.execute(f"create trigger fault_of_{table} before insert on {table} {fault}")
+    return path
+
+
+def test_who_waits_for_a_write_that_fails_is_told_that_and_the_log_why_and_later_ones_are_written(
+    faulty: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: dict[str, str] = {}
+
+    async def main() -> None:
+        async with Ledger(faulty) as ledger:
+
+            async def sit(key: str) -> None:
+                try:
+                    await ledger.sit(key, SEAT)
+                    said[key] = "written"
+                except UnrecordedError as error:
+                    said[key] = str(error)
+
+            with anyio.fail_after(30):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(sit, "first")
+                    await anyio.lowlevel.checkpoint()  # it is being written
+                    for key in ("bad", "with it"):
+                        tasks.start_soon(sit, key)
+                await sit("later")
+                with pytest.raises(UnrecordedError):
+                    await ledger.save(leased("bad"))
+                await ledger.save(leased("good"))
+        async with Ledger(faulty) as ledger:
+            assert set(ledger.seated()) == {"first", "later"}
+
+    clock.run(main)
+    failure = "the server cannot write down leases now, and so gives none; ask later"
+    assert {record.getMessage() for record in caplog.records} == {
+        f"leases are not written down, {faulty} cannot be written: database or disk is full"
+    }
+    assert said == {"first": "written", "bad": failure, "with it": failure, "later": "written"}
+    assert kept_in(faulty) == [leased("good")]
+
+
+def test_a_pool_lives_on_when_its_ledger_cannot_write(faulty: Path) -> None:
+    async def main() -> None:
+        async with (
+            Ledger(faulty) as ledger,
+            FakeBackend() as backend,
+            Pool([Node("n", backend)], ledger=ledger) as pool,
+        ):
+            with pytest.raises(UnrecordedError):
+                await pool.create("bad", SandboxSpec())
+            await pool.create("good", SandboxSpec())
+            assert pool.view("good").state is SandboxState.LEASED
+            alerts = [event.text for event in await told(pool) if event.kind == "ledger"]
+            assert alerts[0] == f"it was not written down: {UnrecordedError()}"
+
+    clock.run(main)
+
+
+def test_leaving_it_during_a_write_waits_for_that_and_returns(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks, Ledger(path) as ledger:
+            for key in "abc":
+                tasks.start_soon(ledger.sit, key, SEAT)
+                await anyio.lowlevel.checkpoint()
+        async with Ledger(path) as ledger:
+            assert set(ledger.seated()) == {*"abc"}
+
+    clock.run(main)
+
+
+def test_a_second_server_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+
+    async def main() -> None:
+        async with Ledger(path) as first:
+            with pytest.raises(UsageError, match="another server has"):
+                async with Ledger(path):
+                    pass
+            await first.save(leased("a"))
+
+    clock.run(main)
+    assert kept_in(path) == [leased("a")]
+
+
+@pytest.mark.parametrize(
+    "content", [b"no database at all, and long enough to be looked at" * 9, b"SQLite format 3\0junk"]
+)
+def test_a_file_that_is_something_else_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "fleet.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"is no ledger of envkit|cannot be used"):
+        kept_in(path)
+    assert path.read_bytes() == content
+
+
+def spoil(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update sandboxes set spec = '{}}'",
+        "update sandboxes set spec = '[]'",
+        "update sandboxes set phases = '[]'",
+        "update seats set seed = 'seven'",
+        "update seats set options = 'no'",
+        "alter table seats rename column box to case_",
+        "drop table sandboxes",
+    ],
+)
+def test_what_nobody_wrote_is_said_with_the_file_and_what_to_do(statement: str, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+
+    async def main() -> None:
+        async with Ledger(path) as ledger:
+            await ledger.save(leased("a"))
+            await ledger.sit("key", SeatRecord("a", "1", Task("Game-v0", 7)))
+
+    clock.run(main)
+    spoil(path, statement)
+    if statement.startswith("drop"):
+        assert kept_in(path) == []  # it is made anew
+        return
+    with pytest.raises(UsageError, match=r"fleet\.sqlite is damaged \(.*\); move it away: "):
+        kept_in(path)
+
+
+def test_a_page_that_was_overwritten_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+
+    async def main() -> None:
+        async with Ledger(path) as ledger:
+            await ledger.save(leased("a"))
+
+    clock.run(main)
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes(len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"fleet\.sqlite is (damaged|no ledger)"):
+        kept_in(path)
+
+
+def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+    spoil(path, "pragma user_version = 9")
+    with pytest.raises(UsageError, match=r"another version of envkit \(its form is 9, ours is 1\); start that version"):
+        kept_in(path)
+    for place in (tmp_path, path / "deeper.sqlite"):
+        with pytest.raises(UsageError, match=r"leases cannot be written down in .*; choose another folder \(--state\)"):
+            kept_in(place)
+
+
+def test_a_ledger_is_known_by_a_name_of_its_own_whenever_it_is_opened(tmp_path: Path) -> None:
+    async def name(path: Path) -> str:
+        async with Ledger(path) as ledger:
+            return ledger.id
+
+    names = [clock.run(name, tmp_path / file) for file in ("a", "b", "a", "b")]
+    assert names[:2] == names[2:]
+    assert len(set(names)) == 2

@@ -1,0 +1,407 @@
+"""Sandboxes of a server by our client: what does not show in one that is here."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import anyio
+import httpx
+import pytest
+
+import envkit
+from envkit import clock
+from envkit.errors import (
+    CapacityError,
+    DeadlineError,
+    SandboxConflictError,
+    SandboxLostError,
+    SandboxNotFoundError,
+    SandboxRefusedError,
+    TooLargeError,
+    UnreachableError,
+    UnsupportedError,
+    UsageError,
+)
+from envkit.http.client.sandbox_client import SandboxClient
+from envkit.protocols import Sandbox
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.types import SandboxSpec, SandboxState
+from tests.http.boxes import Relay, by_client, scripted
+from tests.http.pools import SmallPool
+from tests.http.worlds import serving, slots
+from tests.sandbox.docker.containers import image
+from tests.sandbox.fake.backend import FakeBackend, FakeBox
+
+SPEC = SandboxSpec(env={"SIZE": "5"}, memory_mib=64, network=("example.org",), ttl_s=600)
+
+
+def test_a_lease_is_a_sandbox_for_the_length_of_the_block() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        async with client.lease(SPEC) as lent:
+            box: Sandbox = lent
+            assert (await box.exec(["echo", "hi"], timeout_s=5)).stdout == "echo hi"
+            (view,) = await client.views()
+            assert (view.id, view.state, view.spec) == (box.id, SandboxState.LEASED, SPEC)
+        assert (await client.view(box.id)).state is SandboxState.STOPPED
+        with pytest.raises(SandboxLostError, match="lost: stopped"):
+            await box.exec(["echo"], timeout_s=5)
+        assert await box.wait() == "stopped"
+
+    by_client(main)
+
+
+def test_a_refusal_of_the_server_is_the_same_here() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        with pytest.raises(SandboxRefusedError, match=r"cpus=0\.5 is refused: cpu is not bounded here") as caught:
+            async with client.lease(SandboxSpec(cpus=0.5)):
+                pytest.fail("it was not refused")
+        assert not caught.value.everywhere
+        with pytest.raises(SandboxRefusedError, match="a variable cannot have the name 'A='") as caught:
+            await client.create("odd", SandboxSpec(env={"A=": ""}))
+        assert caught.value.everywhere
+
+    by_client(main, FakeBackend(capabilities={"cpu": False}))
+
+
+def test_a_block_that_fails_gives_its_sandbox_back_and_keeps_its_error() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with client.lease(SPEC):
+                raise ZeroDivisionError
+        with anyio.move_on_after(0.2):
+            async with client.lease(SPEC):
+                await anyio.sleep(10)
+        assert [view.state for view in await client.views()] == [SandboxState.STOPPED] * 2
+
+    by_client(main)
+
+
+@pytest.mark.parametrize("start_s", [0.0, 30.0])
+def test_who_is_cancelled_with_its_client_leaves_nothing_behind(start_s: float) -> None:
+    async def main() -> None:
+        async with scripted(start_s=start_s) as backend, slots() as host:
+            pool = SmallPool(backend)
+            async with serving(host, pool=pool) as address:
+                with anyio.CancelScope() as scope:
+                    async with SandboxClient(address) as client, anyio.create_task_group() as tasks:
+                        tasks.start_soon(use, client)
+                        while not pool.views():  # noqa: ASYNC110
+                            await anyio.sleep(0.01)
+                        scope.cancel()
+                assert {view.state for view in pool.views()} == {SandboxState.STOPPED}
+
+    async def use(client: SandboxClient) -> None:
+        async with client.lease(SPEC):
+            await anyio.sleep_forever()
+
+    clock.run(main)
+
+
+def test_who_stops_waiting_for_a_lease_leaves_nothing_behind() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        for moment_s in (0.0, 0.001, 0.1):
+            with anyio.move_on_after(moment_s):
+                async with client.lease(SPEC):
+                    pytest.fail("it was never ready")
+        assert {view.state for view in await client.views()} <= {SandboxState.STOPPED}
+
+    by_client(main, scripted(start_s=30))
+
+
+def test_a_sandbox_by_name_is_anybodys_who_knows_the_name() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        made = await client.create("mine", SPEC)
+        assert await client.create("mine", SPEC) == made
+        with pytest.raises(SandboxConflictError):
+            await client.create("mine", SandboxSpec())
+        await client.get("mine").write("one", b"1")
+        assert await client.get("mine").read("one") == b"1"
+        await client.stop("mine")
+        await client.stop("mine")
+        await client.stop("nobody")
+        with pytest.raises(SandboxLostError, match="sandbox nobody lost: there is no sandbox nobody"):
+            await client.get("nobody").read("one")
+        with pytest.raises(SandboxNotFoundError):
+            await client.view("nobody")
+
+    by_client(main)
+
+
+def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
+    backend = scripted()
+
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        async with client.lease(SPEC) as box:
+            causes = []
+
+            async def wait() -> None:
+                causes.append(await box.wait())
+
+            async def work() -> None:
+                with pytest.raises(SandboxLostError, match="lost: out of luck"):
+                    await box.exec(["sleep", "20"], timeout_s=30)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                tasks.start_soon(work)
+                await anyio.sleep(0.2)
+                backend.boxes[0].die("out of luck")
+            assert causes == ["out of luck"]
+
+    by_client(main, backend)
+
+
+def test_a_probe_that_is_not_answered_is_late() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        async with client.lease(SPEC) as box:
+            with pytest.raises(DeadlineError):
+                await box.probe(0.2)
+
+    by_client(main, scripted(hangs_after_s=0.0))
+
+
+def test_what_a_remote_sandbox_cannot_do_is_said() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        async with client.lease(SPEC) as box:
+            with pytest.raises(UnsupportedError, match="nothing inside it can be connected to"):
+                await box.connect(80)
+            with pytest.raises(UnsupportedError, match="keeps no log"):
+                await box.log()
+        with pytest.raises(UsageError, match="leave tenant out"):
+            async with client.lease(SPEC, tenant="acme"):
+                pass
+        with pytest.raises(UsageError, match="leave stay out"):
+            await client.create("x", SandboxSpec(stay=True))
+
+    by_client(main)
+
+
+class Full(FakeBackend):
+    """Has no room for the first few that are asked for."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self.refusals = refusals
+
+    async def start(self, spec: SandboxSpec) -> FakeBox:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise CapacityError("full")
+        return await super().start(spec)
+
+
+def test_a_lease_waits_for_room_as_long_as_it_is_told() -> None:
+    class Forgetful(SmallPool):
+        """Forgets what it could not start, as a pool does that had no room for it."""
+
+        async def create(self, id: str, spec: SandboxSpec, **more: object) -> object:  # type: ignore[override]
+            try:
+                return await super().create(id, spec, **more)  # type: ignore[arg-type]
+            except CapacityError:
+                del self._views[id]
+                raise
+
+    async def run() -> None:
+        async with Full(3) as backend, slots() as host:
+            pool = Forgetful(backend)
+            async with serving(host, pool=pool) as address, SandboxClient(address) as client:
+                with pytest.raises(CapacityError):
+                    async with client.lease(SPEC, wait_s=0):
+                        pass
+                async with client.lease(SPEC, wait_s=10) as box:
+                    assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
+                with pytest.raises(UnsupportedError, match="without a way to pack folders"):
+                    await box.download("x", None)  # type: ignore[arg-type]
+
+    clock.run(run)
+
+
+async def until_waiting(pool: Pool, waiting: dict[str, int]) -> None:
+    with anyio.fail_after(10):
+        while pool.counts().waiting != waiting:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+def test_who_waits_for_room_stands_in_line_with_all_others_and_is_wanted_room_for() -> None:
+    async def run() -> None:
+        order: list[str] = []
+
+        async def wait(client: SandboxClient, name: str) -> None:
+            async with client.lease(SandboxSpec(), wait_s=20):
+                order.append(name)
+
+        async with (
+            scripted() as backend,
+            slots() as host,
+            Pool([Node("here", backend, Holds(boxes=1))]) as pool,
+            serving(host, pool=pool) as address,
+            SandboxClient(address) as client,
+        ):
+            async with anyio.create_task_group() as tasks, client.lease(SandboxSpec()):
+                for number, name in enumerate(("first", "second", "third"), 1):
+                    tasks.start_soon(wait, client, name)
+                    await until_waiting(pool, {"": number})
+                assert pool.wanted() == 3
+            assert order == ["first", "second", "third"]
+            async with client.lease(SandboxSpec()):
+                with pytest.raises(CapacityError):
+                    async with client.lease(SandboxSpec(), wait_s=0.1):
+                        pass
+
+    clock.run(run)
+
+
+def test_who_waits_for_room_holds_up_no_shutdown() -> None:
+    async def run() -> None:
+        async def wait(address: str) -> None:
+            async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=60) as http:
+                told = await http.put("/v1/sandboxes/b", json={"wait_s": 50})
+                assert (told.status_code, told.json()["type"]) == (503, "unreachable")
+
+        async with (
+            scripted() as backend,
+            slots() as host,
+            Pool([Node("here", backend, Holds(boxes=1))]) as pool,
+            anyio.create_task_group() as tasks,
+        ):
+            async with serving(host, pool=pool, drain_s=40, slow_reset_s=60) as address:
+                await pool.create("a", SandboxSpec())
+                tasks.start_soon(wait, address)
+                await until_waiting(pool, {"": 1})
+                began = clock.now()
+            assert clock.now() - began < 20
+
+    clock.run(run)
+
+
+def test_a_socket_that_breaks_costs_nothing_and_nothing_is_done_twice() -> None:
+    async def run() -> None:
+        async with scripted() as backend, slots() as host:
+            pool = SmallPool(backend)
+            async with (
+                serving(host, pool=pool) as address,
+                Relay(address) as relay,
+                SandboxClient(relay.address) as client,
+                client.lease(SPEC) as box,
+            ):
+                outputs = []
+
+                async def count(key: int) -> None:
+                    outputs.append((await box.exec(["count", "0.3"], timeout_s=5)).stdout)
+                    outputs.append((await box.shell(f"s{key}").run("count 0.1", timeout_s=5)).stdout)
+
+                async with anyio.create_task_group() as tasks:
+                    for key in range(4):
+                        tasks.start_soon(count, key)
+                    await anyio.sleep(0.1)
+                    relay.cut()
+                    await anyio.sleep(0.25)
+                    relay.cut()
+                assert sorted(outputs) == [str(number) for number in range(1, 9)]
+                relay.close()
+                with pytest.raises(UnreachableError):
+                    await box.exec(["true"], timeout_s=5)
+
+    clock.run(run)
+
+
+@pytest.mark.bwrap
+def test_a_program_that_is_cancelled_has_ended_when_that_is_known() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        async with client.lease(SandboxSpec()) as box:
+            slow = ["sh", "-c", "cat >/dev/null; sleep 20"]
+            for call in (
+                partial(box.exec, slow, timeout_s=30),
+                partial(box.exec, slow, timeout_s=30, stdin=bytes(1 << 20)),
+                partial(box.shell().run, "sleep 20 && echo done", timeout_s=30),
+            ):
+                with anyio.move_on_after(0.3) as limit:
+                    await call()
+                assert limit.cancelled_caught
+                left = await box.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], timeout_s=5)
+                assert "sleep 20 " not in left.stdout
+
+    by_client(main, LocalBackend())
+
+
+@pytest.mark.bwrap
+def test_what_is_larger_than_a_frame_passes_both_ways() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        async with client.lease(SandboxSpec(memory_mib=512)) as box:
+            content = bytes(range(256)) * (20 << 12)  # 20 MiB
+            await box.write("file", content)
+            assert await box.read("file") == content
+            done = await box.exec(["cat"], stdin=content, timeout_s=20, max_output_bytes=len(content))
+            assert done.stdout_bytes == content
+            with pytest.raises(TooLargeError):
+                await box.read("file", max_bytes=len(content) - 1)
+            with pytest.raises(TooLargeError):
+                await box.exec(["cat"], stdin=content * 2, timeout_s=20)
+            said = await box.shell().run("cat file", timeout_s=20, max_output_bytes=len(content))
+            assert said.stdout_bytes == content
+
+    by_client(main, LocalBackend())
+
+
+def test_the_sandboxes_of_an_open_socket_are_kept_and_those_of_no_socket_are_not() -> None:
+    async def main(client: SandboxClient, pool: SmallPool) -> None:
+        async with client.lease(SPEC) as box:
+            pool.asked.clear()
+            await anyio.sleep(2.3)
+            assert pool.asked in ([box.id] * 2, [box.id] * 3)  # the third where all stood still for a while
+        kept = len(pool.asked)
+        await anyio.sleep(1.1)
+        assert len(pool.asked) == kept
+
+    by_client(main)
+
+
+@pytest.mark.docker
+def test_containers_are_lent_by_a_server_of_uvloop() -> None:
+    async def main() -> None:
+        async with (
+            DockerBackend() as backend,
+            slots() as host,
+            serving(host, pool=SmallPool(backend)) as address,
+            SandboxClient(address) as client,
+            client.lease(SandboxSpec(image=image())) as box,
+        ):
+            assert (await box.exec(["echo", "hi"], timeout_s=20)).stdout == "hi\n"
+            assert (await box.shell().run("echo ho", timeout_s=20)).stdout == "ho\n"
+
+    clock.run(main, fast=True)
+
+
+def test_a_blocking_sandbox_can_be_that_of_a_server() -> None:
+    async def main(address: str) -> None:
+        def use() -> None:
+            with envkit.open_sandbox(url=address, memory_mib=64) as box:
+                assert box.exec(["echo", "hi"], timeout_s=5).stdout == "echo hi"
+                assert box.shell().run("echo ho", timeout_s=5).stdout == "echo ho"
+                box.write("one", "text")
+                kept = box.snapshot()
+                box.write("one", "later")
+                with box.restore(kept) as other:
+                    assert other.read("one") == b"text"
+                with pytest.raises(UnsupportedError):
+                    _ = box.gives_up
+            with pytest.raises(SandboxLostError):
+                box.read("one")
+            with pytest.raises(UsageError, match="leave backend out"):
+                envkit.open_sandbox("local", url=address)
+            with pytest.raises(UsageError, match="go with the address of a server"):
+                envkit.open_sandbox(token="ek_x")
+
+        await clock.to_thread(use)
+
+    async def run() -> None:
+        async with scripted() as backend, slots() as host:
+            pool = SmallPool(backend)
+            async with serving(host, pool=pool) as address:
+                await main(address)
+            assert {view.state for view in pool.views()} == {SandboxState.STOPPED}
+
+    clock.run(run)

@@ -1,0 +1,57 @@
+"""The benchmarks run: each that is cheap, in its smallest setting, whose figures mean nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run(name: str, *words: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"), [("bench_text_games", "GEM"), ("bench_vector_games", "envpool"), ("bench_levels", "GEM")]
+)
+def test_a_benchmark_of_games_runs_and_says_which_peers_are_not_installed(
+    name: str, left_out: str, tmp_path: Path
+) -> None:
+    said = run(name, "--peers", str(tmp_path / "python"))
+    assert f"  left out: {left_out}" in said
+    assert f"there is no {tmp_path}/python; make .venv/bench/done" in said
+    assert "  envkit" in said
+    assert "Claims (not of a quick run)\n" in said
+
+
+@pytest.mark.peers
+def test_a_peer_plays_in_a_virtual_environment_without_envkit(peers_python: Path) -> None:
+    said = run("bench_levels", "--peers", str(peers_python))
+    assert "  gym-sokoban 8x8, 2 boxes    " in said.partition("levels per CPU-second")[2]
+    assert "  left out: GEM 8x8, 2 boxes: No module named 'gem'" in said
+
+
+def test_the_cost_of_imports_is_measured() -> None:
+    assert "import envkit / import gymnasium: " in run("bench_import")
+
+
+@pytest.mark.bwrap
+def test_the_cost_of_a_sandbox_is_measured_without_docker() -> None:
+    assert "step of a shell in bubblewrap, envkit local: " in run("bench_boxes", "--only", "local")
+
+
+@pytest.mark.bwrap
+def test_many_sandboxes_answer_and_end() -> None:
+    assert "lost meanwhile: 0; left afterwards: nothing" in run("bench_many_boxes", "--docker", "0")
+
+
+@pytest.mark.bwrap
+def test_sandboxes_on_busy_processors_are_watched() -> None:
+    assert ", failed 0; " in run("bench_false_losses", "--docker", "0", "--minutes", "0.02")

@@ -1,0 +1,121 @@
+"""What is sent into a box can be run there: by old Pythons, and with nothing of ours."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import marshal
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envkit.sandbox import agent
+from envkit.sandbox.agent import json_fallback
+from tests.sandbox.agent.agent_process import started
+
+FOLDER = Path(agent.__file__).parent
+SENT = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", SENT, ids=lambda path: path.stem)
+def test_a_module_is_python_3_7_and_imports_only_the_standard_library(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 7))
+    outside = {
+        name
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and node.level == 0
+            else []
+        )
+        if name.split(".")[0] not in sys.stdlib_module_names
+    }
+    assert outside == set()
+
+
+@pytest.mark.parametrize("path", SENT, ids=lambda path: path.stem)
+def test_a_module_is_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 400
+
+
+def test_each_part_comes_after_its_length() -> None:
+    content = agent.opening()
+    parts = []
+    while content:
+        size = int(content[:9])
+        parts.append(content[9 : 9 + size])
+        content = content[9 + size :]
+    magic, compiled, text, modules = parts
+    assert magic == importlib.util.MAGIC_NUMBER
+    assert marshal.loads(compiled) == compile(text, "agent/boot.py", "exec", dont_inherit=True)
+    assert text == (FOLDER / "boot.py").read_bytes()
+    assert modules.startswith(b"calls %d\n" % len((FOLDER / "calls.py").read_bytes()))
+
+
+VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14"]
+
+
+def python_of(version: str) -> str | None:
+    """Where another Python is, also one that pyenv keeps and does not offer."""
+    kept = Path(os.environ.get("PYENV_ROOT", "~/.pyenv"), "versions").expanduser().glob(f"{version}.*/bin/python")
+    for program in (shutil.which(f"python{version}"), *map(str, kept)):
+        if program and not subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode:
+            return program
+    return None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_another_python_runs_it_from_source(version: str, tmp_path: Path) -> None:
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version}")
+    with started(tmp_path, python=python) as box:
+        assert box.hello["python"] == version
+        assert box.exec("echo", "a").out == b"a\n"
+        assert box.shell("echo b").out == b"b\n"
+        assert box.call("write", path="f", mode=0o644, feed=b"c")["end"] is True
+        assert box.call("pack", path=".", max_bytes=1 << 20)["end"] is True
+        assert box.exec("sleep", "600", timeout_s=0.1)["timed_out"]
+        assert box.exec("tty", "-s", pty=[3, 4])["code"] == 0
+        assert box.exec("no-such")["code"] == 127
+
+
+JSON = {
+    '{"a": [1, -2.5e3, null, true, false], "b": {}, "c": []}': {"a": [1, -2500.0, None, True, False], "b": {}, "c": []},
+    ' {"x\\u00e9\\ud83d\\ude00\\n\\/\\"" :\t"" } ': {'x\u00e9\U0001f600\n/"': ""},
+    "[[[]]]": [[[]]],
+    "0": 0,
+}
+NO_JSON = ["", "nope", "{", '{"a" 1}', '{"a": 1,}', "[1,]", "1 2", "-", '"\n"', '"\\x"', '"\\u12', '"', "NaN", "{1: 2}"]
+
+
+@pytest.mark.parametrize("scan", [None, json_fallback.scan_plainly], ids=["c", "plainly"])
+@pytest.mark.parametrize("text", JSON)
+def test_json_is_read(text: str, scan: Callable[[str, int], tuple[object, int]] | None) -> None:
+    assert json_fallback.loads(text, scan) == JSON[text]
+
+
+@pytest.mark.parametrize("scan", [None, json_fallback.scan_plainly], ids=["c", "plainly"])
+@pytest.mark.parametrize("text", NO_JSON)
+def test_what_is_not_json_is_an_error(text: str, scan: Callable[[str, int], tuple[object, int]] | None) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        json_fallback.loads(text, scan)
+
+
+def test_json_is_written_with_and_without_the_c_encoder() -> None:
+    text = 'a"\\\n\u00e9\U0001f600\udc80\x7f'
+    assert json_fallback.loads(json_fallback.quote_plainly(text)) == text
+    assert json_fallback.loads(json_fallback.dumps({text: text, "n": None, "t": True, "f": 0.25, "i": -3})) == {
+        text: text,
+        "n": None,
+        "t": True,
+        "f": 0.25,
+        "i": -3,
+    }

@@ -1,0 +1,324 @@
+"""The talk with an agent: who gets which answer, what an agent may not do, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from envkit import clock
+from envkit.sandbox.agent_client.channel import Channel, ChannelEndedError, Hello, RefusedCallError
+from tests.sandbox.agent_client.peer import HELLO, Peer, frame, opened, run
+
+
+def test_the_first_word_is_the_agents_and_the_second_says_what_to_be() -> None:
+    async def main() -> None:
+        peer = Peer()
+        channel = Channel(peer)
+        peer.say(HELLO)
+        assert await channel.open({"env": {"A": "b"}, "ttl_s": None}, 5) == Hello(pid=1, python="3.11", uid=0)
+        assert await peer.heard() == ({"config": {"env": {"A": "b"}, "ttl_s": None}}, b"")
+        channel.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ({"hello": 2, "pid": 1, "python": "3", "uid": 0}, "broken frame: a first word that is not hello 1"),
+        ({"hello": True, "pid": 1, "python": "3", "uid": 0}, "broken frame: a first word that is not hello 1"),
+        ({"hello": 1, "pid": "1", "python": "3", "uid": 0}, "broken frame: a hello without pid, python and uid"),
+        ({"hello": 1, "pid": 1, "uid": 0}, "broken frame: a hello without pid, python and uid"),
+        ({"id": 1, "end": True}, "broken frame: a first word that is not hello 1"),
+        (None, "not ready after 5 s"),
+    ],
+)
+def test_an_agent_that_does_not_greet_as_agreed_is_not_talked_to(first: object, reason: str) -> None:
+    async def main() -> None:
+        peer = Peer()
+        channel = Channel(peer)
+        if first is not None:
+            peer.say(first)
+        with pytest.raises(ChannelEndedError, match=f"^{reason}$"):
+            await channel.open({}, 5)
+        assert peer.is_closed
+
+    run(main)
+
+
+def test_answers_find_their_callers_in_any_order() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        got: dict[str, bytes] = {}
+
+        async def ask(path: str) -> None:
+            got[path] = (await channel.call("read", path=path, max_bytes=100)).data
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, "a")
+            tasks.start_soon(ask, "b")
+            calls = {header["path"]: header["id"] for header, _ in (await peer.heard(), await peer.heard())}
+            peer.say({"id": calls["b"], "of": "data"}, b"1")
+            peer.say({"id": calls["a"], "of": "data"}, b"2")
+            peer.say({"id": calls["b"], "of": "data"}, b"3")
+            peer.say({"id": calls["b"], "end": True})
+            peer.say({"id": calls["a"], "end": True})
+        assert got == {"a": b"2", "b": b"13"}
+        channel.close()
+
+    run(main)
+
+
+def test_an_answer_is_its_pieces_and_its_last_header() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        async with anyio.create_task_group() as tasks:
+
+            async def answer() -> None:
+                header, _ = await peer.heard()
+                assert header == {"id": 1, "do": "exec", "argv": ["x"], "timeout_s": 5, "keep_bytes": 10}
+                for of, piece in (("out", b"\x00\xff"), ("err", b"e"), ("out", b"\r\n")):
+                    peer.say({"id": 1, "of": of}, piece)
+                peer.say({"id": 1, "end": True, "code": -9})
+
+            tasks.start_soon(answer)
+            reply = await channel.call("exec", argv=["x"], timeout_s=5, keep_bytes=10)
+        assert (reply.out, reply.err, reply.data) == (b"\x00\xff\r\n", b"e", b"")
+        assert reply.end == {"id": 1, "end": True, "code": -9}
+        channel.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_frames_may_be_torn_anywhere(size: int) -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        content = bytes(range(256)) * 4
+        answer = frame({"id": 1, "of": "data"}, content) + frame({"id": 1, "end": True})
+
+        async def trickle() -> None:
+            await peer.heard()
+            for start in range(0, len(answer), size):
+                peer.say_bytes(answer[start : start + size])
+                await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(trickle)
+            assert (await channel.call("read", path="x", max_bytes=1024)).data == content
+        channel.close()
+
+    run(main)
+
+
+def test_input_is_sent_in_frames_of_64_kib_and_ended() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        content = bytes(range(256)) * 700
+        async with anyio.create_task_group() as tasks:
+
+            async def take() -> None:
+                assert (await peer.heard())[0]["do"] == "write"
+                pieces = [await peer.heard() for _ in range(3)]
+                assert [header for header, _ in pieces] == [{"id": 1, "more": True}] * 3
+                assert [len(body) for _, body in pieces] == [65536, 65536, 256 * 700 - 131072]
+                assert b"".join(body for _, body in pieces) == content
+                assert await peer.heard() == ({"id": 1, "eof": True}, b"")
+                peer.say({"id": 1, "end": True})
+
+            tasks.start_soon(take)
+            await channel.call("write", feed=content, path="x")
+        channel.close()
+
+    run(main)
+
+
+def test_no_more_is_sent_to_who_has_answered_already() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(100):
+                yield b"x"
+                await anyio.sleep(1)
+
+        async with anyio.create_task_group() as tasks:
+
+            async def refuse() -> None:
+                await peer.heard()
+                await anyio.sleep(2.5)
+                peer.say({"id": 1, "error": "refused", "text": "disk\nfull\x1b"})
+
+            tasks.start_soon(refuse)
+            with pytest.raises(RefusedCallError, match=r"^refused: disk full$"):
+                await channel.call("write", feed=pieces(), path="x")
+        assert clock.now() == 3
+        assert peer.unheard == 3
+        channel.close()
+
+    run(main)
+
+
+def test_names_that_are_not_utf_8_and_numbers_of_any_size_pass() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: channel.call("read", path="\udcff \N{SNOWMAN}", max_bytes=1 << 80))
+            header = await peer.answer(do="read")
+        assert (header["path"], header["max_bytes"]) == ("\udcff \N{SNOWMAN}", 1 << 80)
+        channel.close()
+
+    run(main)
+
+
+def test_arguments_that_are_too_large_are_refused_and_disturb_nobody() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        with pytest.raises(ValueError, match="more than 1048576 bytes"):
+            await channel.call("shell", name="main", command="x" * (1 << 20), timeout_s=1, keep_bytes=1)
+        assert (peer.unheard, clock.now()) == (0, 0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: channel.call("ping"))
+            await peer.answer(do="ping")
+        channel.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (struct.pack(">II", (1 << 20) + 1, 0), "lengths of 1048577 and 0"),
+        (struct.pack(">II", 2, 65537), "lengths of 2 and 65537"),
+        (struct.pack(">II", 0xFFFFFFFF, 0xFFFFFFFF), "lengths of 4294967295 and 4294967295"),
+        (frame(b""), "a header that is not JSON"),
+        (frame(b"{"), "a header that is not JSON"),
+        (frame(b'{"id": 1, "end": NaN}'), "a header that is not JSON"),
+        (frame(b"\xff\xfe"), "a header that is not JSON"),
+        (frame(b"[" * 100_000), "a header that is not JSON"),
+        (frame(b'{"id":' * 5000 + b"1" + b"}" * 5000), "a header that is not JSON"),
+        (frame([1, 2]), "a header that is no object"),
+        (frame({}), "an answer to a call that nobody made"),
+        (frame({"id": 2, "end": True}), "an answer to a call that nobody made"),
+        (frame({"id": True, "end": True}), "an answer to a call that nobody made"),
+        (frame({"id": 1.0, "end": True}), "an answer to a call that nobody made"),
+        (frame({"id": [1], "end": True}), "an answer to a call that nobody made"),
+        (frame({"id": 1}), "a header that says nothing"),
+        (frame({"id": 1, "end": 1}), "a header that says nothing"),
+        (frame({"id": 1, "end": True}, b"x"), "a body that is of nothing"),
+        (frame({"id": 1, "error": 7, "text": "x"}), "an error that is no text"),
+        (frame({"id": 1, "error": "bad"}), "an error that is no text"),
+        (frame({"id": 1, "of": "out"}, b"x"), "a piece of 'out', which nobody asked for"),
+        (frame({"id": 1, "of": ["data"]}, b"x"), "a piece of ['data'], which nobody asked for"),
+        (frame({"id": 1, "of": "open"}), "a piece of 'open', which nobody asked for"),
+        (frame({"id": 1, "of": "data"}), "an empty piece"),
+        (frame({"id": 1, "of": "data"}, b"x" * 11), "more of 'data' than was asked for"),
+        (frame({"id": 1, "of": "data"}, b"x") * 11, "more of 'data' than was asked for"),
+        (frame({"id": 1, "ack": 1}), "an acknowledgement of what was not sent"),
+        (frame({"id": 1, "ack": True}), "an acknowledgement of what was not sent"),
+        (frame({"id": 1, "eof": True}) * 2, "a header that says nothing"),
+        (frame({"id": 1, "eof": True}) + frame({"id": 1, "of": "data"}, b"x"), "a piece of 'data', which nobody asked"),
+        (frame(HELLO), "an answer to a call that nobody made"),
+    ],
+)
+def test_a_frame_that_breaks_a_rule_ends_everything_and_says_which(data: bytes, what: str) -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        async with anyio.create_task_group() as tasks:
+
+            async def misbehave() -> None:
+                await peer.heard()
+                peer.say_bytes(data)
+
+            tasks.start_soon(misbehave)
+            with pytest.raises(ChannelEndedError) as caught:
+                await channel.call("read", path="x", max_bytes=10)
+        assert caught.value.reason.startswith(f"broken frame: {what}")
+        assert channel.reason == caught.value.reason
+        assert peer.is_closed
+        with pytest.raises(ChannelEndedError):
+            await channel.call("ping")
+
+    run(main)
+
+
+def test_a_header_that_comes_byte_by_byte_costs_no_more_than_its_length() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        answer = frame({"id": 1, "error": "bad", "text": "x" * (1 << 16)})
+        async with anyio.create_task_group() as tasks:
+
+            async def trickle() -> None:
+                await peer.heard()
+                for byte in answer:
+                    peer.say_bytes(bytes([byte]))
+
+            tasks.start_soon(trickle)
+            began = clock.stopwatch()
+            with pytest.raises(RefusedCallError, match=r"^bad: x{300}$"):
+                await channel.call("ping")
+        assert clock.stopwatch() - began < 5
+        channel.close()
+
+    run(main)
+
+
+def test_the_end_of_the_stream_ends_every_call() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        reasons = []
+
+        async def ask() -> None:
+            with pytest.raises(ChannelEndedError) as caught:
+                await channel.call("ping")
+            reasons.append(caught.value.reason)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(ask)
+            for _ in range(3):
+                await peer.heard()
+            peer.say_bytes(b"")
+            await channel.ended()
+        assert reasons == [""] * 3
+        told = []
+        channel.when_ended(lambda: told.append("ended"))
+        assert told == ["ended"]
+
+    run(main)
+
+
+def test_closing_ends_every_call_and_can_be_repeated() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        told: list[str] = []
+        channel.when_ended(lambda: told.append("ended"))
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with pytest.raises(ChannelEndedError):
+                    await channel.call("ping")
+
+            tasks.start_soon(ask)
+            await peer.heard()
+            channel.close()
+            channel.close()
+        assert peer.is_closed
+        assert told == ["ended"]
+
+    run(main)
+
+
+def test_a_stream_that_takes_nothing_more_because_it_is_gone_ends_the_channel() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+        peer.is_closed = True
+        with pytest.raises(ChannelEndedError):
+            await channel.call("ping")
+        assert channel.is_ended
+
+    run(main)

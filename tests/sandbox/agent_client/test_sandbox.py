@@ -1,0 +1,367 @@
+"""A box over a scripted agent: how it starts, what it makes of answers, and that its hold is let go of once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from envkit import clock
+from envkit.errors import (
+    MissingFileError,
+    RefusedFileError,
+    SandboxEndedError,
+    SandboxError,
+    SandboxLostError,
+    SandboxStartError,
+    TooLargeError,
+    UnreachableError,
+    UnsupportedError,
+)
+from envkit.protocols import Sandbox
+from envkit.sandbox.host.instances import refuse
+from envkit.types import SandboxSpec
+from tests.sandbox.agent_client.peer import HELLO, run
+from tests.sandbox.box_case import COMMAND, RESULT, Case, answered
+
+
+def test_a_box_is_a_sandbox() -> None:
+    async def main() -> None:
+        case = await Case(gives_up=("network",)).started()
+        sandbox: Sandbox = case.box
+        assert (sandbox.id, case.box.work, case.box.gives_up) == ("case-1", "/workspace", ("network",))
+        await sandbox.stop()
+
+    run(main)
+
+
+def test_a_box_without_a_command_has_started_with_the_agents_first_word() -> None:
+    async def main() -> None:
+        case = Case()
+        case.peer.say(HELLO)
+        await case.box.started({"command": None}, 5)
+        assert (await case.peer.heard(), case.peer.unheard) == (({"config": {"command": None}}, b""), 0)
+        await case.box.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("when", ["before hello", "before the first answer"])
+def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) -> None:
+    async def main() -> None:
+        case = Case()
+        case.cause = "exited with code 127: no-such-program: not found"
+
+        async def end() -> None:
+            if when == "before the first answer":
+                case.peer.say(HELLO)
+                await case.peer.heard()
+            case.peer.say_bytes(b"")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end)
+            with pytest.raises(SandboxStartError) as caught:
+                await case.box.started(COMMAND, 5)
+        assert isinstance(caught.value, SandboxEndedError) is (when == "before the first answer")
+        assert (caught.value.sandbox_id, caught.value.cause) == ("case-1", case.cause)
+        assert case.done == ["asked", "killed", "forgotten"]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "cause", ["its streams ended", "the Docker daemon does not answer: Connection refused", "removed"]
+)
+def test_a_box_whose_end_nobody_knows_while_it_starts_has_not_ended_by_what_was_asked_for(cause: str) -> None:
+    async def main() -> None:
+        case = Case()
+        case.cause = cause
+
+        async def end() -> None:
+            case.peer.say(HELLO)
+            await case.peer.heard()
+            case.peer.say_bytes(b"")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end)
+            with pytest.raises(SandboxStartError, match=cause) as caught:
+                await case.box.started(COMMAND, 5)
+        assert not isinstance(caught.value, SandboxEndedError)
+
+    run(main)
+
+
+@pytest.mark.parametrize("says_hello", [False, True])
+def test_a_box_that_is_not_ready_in_time_is_ended(says_hello: bool) -> None:
+    async def main() -> None:
+        case = Case()
+        if says_hello:
+            case.peer.say(HELLO)
+        with pytest.raises(SandboxStartError, match="did not start: not ready after 5 s") as caught:
+            await case.box.started(COMMAND, 5)
+        assert not isinstance(caught.value, SandboxEndedError)
+        assert (clock.now(), case.done) == (5, ["killed", "forgotten"])
+        assert case.peer.is_closed
+
+    run(main)
+
+
+def test_a_box_that_says_something_else_first_is_ended() -> None:
+    async def main() -> None:
+        case = Case()
+        case.peer.say_bytes(b"bash: python3: not found\n")
+        with pytest.raises(SandboxStartError, match="broken frame: lengths of 1650553704 and 975204473"):
+            await case.box.started(COMMAND, 5)
+        assert case.done == ["killed", "forgotten"]
+
+    run(main)
+
+
+def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    async def main() -> None:
+        case = Case()
+        case.kill_s = 1
+        with anyio.move_on_after(2):
+            await case.box.started(COMMAND, 5)
+        assert (clock.now(), case.done) == (3, ["killed", "forgotten"])
+
+    run(main)
+
+
+def test_what_a_program_did_is_what_the_agent_says() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        async with anyio.create_task_group() as tasks:
+
+            async def agent() -> None:
+                header, _ = await case.peer.heard()
+                assert header == {
+                    "id": 2,
+                    "do": "exec",
+                    "argv": ["ls", "-l"],
+                    "env": {"A": "b"},
+                    "cwd": "/tmp",
+                    "timeout_s": 7,
+                    "keep_bytes": 10,
+                    "user": "grader",
+                    "stdin": True,
+                    "pty": None,
+                }
+                assert await case.peer.heard() == ({"id": 2, "more": True}, b"in")
+                assert await case.peer.heard() == ({"id": 2, "eof": True}, b"")
+                case.peer.say({"id": 2, "of": "out"}, b"\xff")
+                case.peer.say({"id": 2, "of": "err"}, b"e")
+                case.peer.say(
+                    {"id": 2, "end": True, "code": None, "timed_out": True, "cut": 3, "duration_s": 7.1, "oom": True}
+                )
+
+            tasks.start_soon(agent)
+            result = await case.box.exec(
+                ["ls", "-l"],
+                timeout_s=7,
+                env={"A": "b"},
+                cwd="/tmp",
+                stdin=b"in",
+                user="grader",
+                max_output_bytes=10,
+            )
+        assert (result.exit_code, result.timed_out, result.stdout_bytes, result.stderr) == (None, True, b"\xff", "e")
+        assert (result.truncated_bytes, result.duration_s, result.is_out_of_memory) == (3, 7.1, True)
+        await case.box.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"code": "0"}, "an exit code that is none"),
+        ({"code": True}, "an exit code that is none"),
+        ({"code": None}, "an exit code that is none"),
+        ({"code": 1 << 40}, "an exit code that is none"),
+        ({"code": 0.5}, "an exit code that is none"),
+        ({"timed_out": 1}, "timed_out that is neither true nor false"),
+        ({"oom": "no"}, "oom that is neither true nor false"),
+        ({"cut": -1}, "a number of dropped bytes that is none"),
+        ({"cut": None}, "a number of dropped bytes that is none"),
+        ({"duration_s": -1}, "a duration that is none"),
+        ({"duration_s": "1"}, "a duration that is none"),
+        ({"duration_s": True}, "a duration that is none"),
+        ({"state": "gone"}, "a state of a shell that is none"),
+        ({"state": ["kept"]}, "a state of a shell that is none"),
+    ],
+)
+def test_a_result_that_is_none_ends_the_box(wrong: dict[str, Any], said: str) -> None:
+    async def main() -> None:
+        case = await Case().started()
+        with pytest.raises(ExceptionGroup) as caught:
+            await answered(case, case.box.exec(["true"], timeout_s=5), end=True, **{**RESULT, **wrong})
+        (lost,) = caught.value.exceptions
+        assert isinstance(lost, SandboxLostError)
+        assert lost.cause == f"broken frame: {said}"
+        await case.box.stop()
+        assert case.done == ["killed", "forgotten"]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("missing", MissingFileError),
+        ("refused", RefusedFileError),
+        ("too_large", TooLargeError),
+        ("unreachable", UnreachableError),
+        ("unsupported", UnsupportedError),
+        ("bad", SandboxError),
+        ("something new", SandboxError),
+    ],
+)
+def test_what_the_agent_refuses_is_an_error_of_its_own_kind(code: str, kind: type[Exception]) -> None:
+    async def main() -> None:
+        case = await Case().started()
+        with pytest.raises(ExceptionGroup) as caught:
+            await answered(case, case.box.read("x"), error=code, text="x: no\nway")
+        (error,) = caught.value.exceptions
+        assert type(error) is kind
+        assert str(error) == "case-1: x: no way"
+        assert case.done == []
+        await case.box.stop()
+
+    run(main)
+
+
+def test_snapshots_are_the_holds() -> None:
+    async def main() -> None:
+        async def snapshot() -> str:
+            return "snapshot-7"
+
+        case = await Case(snapshot=snapshot).started()
+        assert await case.box.snapshot() == "snapshot-7"
+        await case.box.stop()
+        other = await Case().started()
+        with pytest.raises(UnsupportedError, match="case-1: boxes of this kind cannot be kept"):
+            await other.box.snapshot()
+        await other.box.stop()
+
+    run(main)
+
+
+def test_commands_that_wait_for_their_turn_in_a_shell_are_not_given_up() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        shell = case.box.shell()
+        assert case.box.shell() is shell
+        ended = []
+
+        async def one(number: int) -> None:
+            result = await shell.run(f"{number}", timeout_s=30)
+            ended.append((number, result.timed_out, clock.now()))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(one, number)
+                await anyio.lowlevel.checkpoint()
+            for number in range(3):
+                header, _ = await case.peer.heard()
+                assert (header["command"], header["name"]) == (f"{number}", "agent:main")
+                await anyio.sleep(32)
+                case.peer.say(
+                    {"id": header["id"], "end": True, **RESULT, "timed_out": True, "code": None, "state": "kept"}
+                )
+        assert ended == [(0, True, 32), (1, True, 64), (2, True, 96)]
+        began = clock.now()
+        with pytest.raises(SandboxLostError):  # and who comes when nobody waits is not given more than its due
+            await shell.run("3", timeout_s=30)
+        assert clock.now() - began == 40.5
+
+    run(main)
+
+
+def test_sockets_are_those_of_the_folder_or_reached_through_the_agent(tmp_path: Path) -> None:
+    async def main() -> None:
+        case = await Case(sockets=tmp_path).started()
+        with pytest.raises(UnreachableError, match=r"env.sock: No such file"):
+            await case.box.connect("env.sock")
+        assert case.peer.unheard == 0
+        await case.box.stop()
+        other = await Case().started()
+        with pytest.raises(UnreachableError, match="is not the name of a socket"):
+            await other.box.connect("../x")
+        loop = asyncio.get_running_loop()
+        streams: list[socket.socket] = []
+
+        async def connect() -> None:
+            streams.append(await other.box.connect("env.sock"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connect)
+            assert (await other.peer.heard())[0] == {"id": 2, "do": "forward", "socket": "/run/envkit/env.sock"}
+            other.peer.say({"id": 2, "of": "open"})
+        (stream,) = streams
+        await loop.sock_sendall(stream, b"hello")
+        assert await other.peer.heard() == ({"id": 2, "more": True}, b"hello")
+        other.peer.say({"id": 2, "ack": 5})
+        other.peer.say({"id": 2, "of": "data"}, b"x" * 65536)
+        other.peer.say({"id": 2, "eof": True})
+        taken = b""
+        while data := await loop.sock_recv(stream, 1 << 16):
+            taken += data
+        assert taken == b"x" * 65536
+        assert await other.peer.heard() == ({"id": 2, "ack": 65536}, b"")
+        stream.close()
+        assert await other.peer.heard() == ({"id": 2, "eof": True}, b"")
+        other.peer.say({"id": 2, "end": True})
+        await answered(other, other.box.probe(1), end=True)
+        await other.box.stop()
+
+    run(main, virtual=False)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_connection_that_opens_as_its_box_ends_leaves_no_socket_open(turns: int) -> None:
+    async def main() -> None:
+        case = await Case().started()
+
+        async def connect() -> None:
+            with suppress(SandboxLostError):
+                (await case.box.connect("env.sock")).close()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connect)
+            await case.peer.heard()
+            case.peer.say({"id": 2, "of": "open"})
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            await case.box.stop()
+        gc.collect()  # what is still open, and nobody's, warns now
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (SandboxSpec(untrusted=True), "untrusted programs are refused: not enforced here: memory, disk"),
+        (SandboxSpec(memory_mib=64), "memory_mib=64 is refused: memory is not bounded here"),
+        (SandboxSpec(disk_mib=8), "disk_mib=8 is refused: disk is not bounded here"),
+        (SandboxSpec(pids=5, cpus=0.5, network=("example.org",)), ""),
+        (SandboxSpec(), ""),
+    ],
+)
+def test_what_is_not_enforced_is_refused_when_it_is_asked_for(spec: SandboxSpec, said: str) -> None:
+    names = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
+    capabilities = {name: name not in ("memory", "disk") for name in names}
+    if not said:
+        refuse("case-1", spec, capabilities)
+        return
+    with pytest.raises(SandboxStartError) as caught:
+        refuse("case-1", spec, capabilities)
+    assert caught.value.cause == said

@@ -1,0 +1,370 @@
+"""What a bubblewrap box cannot see, reach or change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
+from envkit.sandbox.bubblewrap import detached
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.host import run_dirs
+from envkit.types import SandboxSpec, SandboxUser
+
+pytestmark = pytest.mark.bwrap
+
+SLEEP = SandboxSpec(("sleep", "1000"))
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(60):
+            await main()
+
+    clock.run(bounded)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def inside(*commands: str, python: bool = False) -> list[str]:
+    """Run each command in one box and return what it wrote, followed by its exit code."""
+    written = []
+
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SLEEP)
+            for command in commands:
+                argv = [sys.executable, "-c", command] if python else ["sh", "-c", command]
+                result = await box.exec(argv, timeout_s=20)
+                written.append(f"{result.stdout}{result.stderr}{result.exit_code}")
+
+    run(main)
+    return written
+
+
+def test_there_is_no_network_but_a_loopback() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        dial = f"import socket\ntry: socket.create_connection(('127.0.0.1', {port}), 2)\nexcept OSError as e: print(e)"
+        (answer,) = inside(dial, python=True)
+        assert "Connection refused" in answer
+    (devices,) = inside("tail -n +3 /proc/net/dev | cut -d: -f1")
+    assert devices.split() == ["lo", "0"]
+
+
+def test_abstract_sockets_of_the_host_are_out_of_reach() -> None:
+    name = f"envkit-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        (answer,) = inside(f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')", python=True)
+        assert "Connection refused" in answer
+
+
+def test_files_of_the_host_are_not_there(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the host's")
+    answers = inside(f"cat {secret}", "ls /home /var /srv /mnt /opt /boot /sys", "cat /etc/shadow /etc/hostname")
+    assert all("No such file" in answer for answer in answers)
+    assert not any("the host's" in answer for answer in answers)
+
+
+def test_of_the_home_nothing_is_visible_but_the_way_to_our_python() -> None:
+    home = Path.home()
+    (found,) = inside(f"ls -A {home} 2>/dev/null")
+    names = set(found.split()[:-1])
+    needed = {Path(sys.base_prefix), Path(sys.prefix), Path(__file__).parents[3]}
+    assert names <= {path.relative_to(home).parts[0] for path in needed if path.is_relative_to(home)}
+
+
+def test_the_sockets_of_other_boxes_are_not_there() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            one, other = [await backend.start(SLEEP) for _ in range(2)]
+            await one.exec(["sh", "-c", "echo > $ENVKIT_SOCKETS/mine"], timeout_s=20)
+            seen = await other.exec(["sh", "-c", "ls -A $ENVKIT_SOCKETS /run; find /tmp -name mine"], timeout_s=20)
+            assert seen.stdout.split() == ["/run:", "envkit", "envkit-grader", "/run/envkit:"]
+
+    run(main)
+
+
+def test_processes_of_the_host_are_not_there() -> None:
+    (found, _) = inside("cat /proc/[0-9]*/comm", "true")
+    assert set(found.split()) <= {"bwrap", "sleep", "python3.11", "python", "python3", "sh", "cat", "0"}
+
+
+def test_the_environment_of_ours_is_in_no_process_of_the_box() -> None:
+    found: list[str] = []
+
+    async def main() -> None:
+        users: tuple[SandboxUser, ...] = ("agent", "root") if os.geteuid() == 0 else ("agent",)
+        async with LocalBackend() as backend:
+            box = await backend.start(SLEEP)
+            for user in users:
+                look = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | cut -d= -f1 | sort -u"
+                found.extend((await box.exec(["sh", "-c", look], timeout_s=20, user=user)).stdout.split())
+
+    run(main)
+    assert "PATH" in found
+    assert set(found) <= {"ENVKIT_SOCKETS", "HOME", "LANG", "PATH", "PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
+
+
+@pytest.mark.parametrize(
+    "place", ["/usr", "/etc", "/", sys.base_prefix, str(Path(__file__).parents[3] / "envkit"), "/proc/sys/kernel"]
+)
+def test_what_is_shared_with_the_host_cannot_be_written(place: str) -> None:
+    (answer,) = inside(f"echo x > {place}/envkit-test")
+    assert any(refusal in answer for refusal in ("Read-only file system", "Permission denied", "nonexistent"))
+    assert not Path(place, "envkit-test").exists()
+
+
+@pytest.mark.parametrize("setting", ["sys/kernel/core_pattern", "sys/vm/swappiness", "self/oom_score_adj"])
+def test_settings_of_the_kernel_cannot_be_changed(setting: str) -> None:
+    (answer,) = inside(f"cat /proc/{setting} > /proc/{setting}")
+    assert "Read-only file system" in answer or "Permission denied" in answer
+
+
+def test_a_box_has_places_of_its_own_that_programs_can_use() -> None:
+    assert inside(
+        "pwd; echo $HOME; mktemp -p /tmp abc.XXX >/dev/null && touch ~/file && echo made; stat -f -c %T . /tmp"
+    ) == ["/workspace\n/workspace\nmade\ntmpfs\ntmpfs\n0"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root there is one user")
+def test_the_work_folder_is_the_agents_so_that_git_trusts_it() -> None:
+    assert inside("stat -c '%U %a' /workspace /run/envkit; id -un") == ["agent 755\nagent 755\nagent\n0"]
+
+
+def test_our_python_runs_with_what_is_importable_here() -> None:
+    answer = inside("import anyio, gymnasium, envkit.types; print(envkit.types.Task('A-v0', 1).seed)", python=True)
+    assert answer == ["1\n0"]
+
+
+def test_a_socket_that_is_exchanged_for_a_link_does_not_lead_to_the_hosts(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SLEEP)
+            (run_folder,) = [place for root in run_dirs.roots() for place in root.glob(f"envkit-*-{os.getpid()}-*")]
+            # Seen from inside, the link leads nowhere; seen from outside, it would lead to the host's socket.
+            await box.exec(["ln", "-s", f"{run_folder}/host.sock", "/run/envkit/env.sock"], timeout_s=20)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(f"{run_folder}/host.sock")
+                listener.listen()
+                with pytest.raises(Exception, match=r"env.sock is not a socket"):
+                    await box.connect("env.sock")
+                listener.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    listener.accept()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (SandboxSpec(profile="system"), "use docker"),
+        (SandboxSpec(image="debian:bookworm"), "not a folder with a root file system"),
+        (SandboxSpec(runtime="runsc"), "runtime 'runsc' is for docker"),
+        (SandboxSpec(network="open", untrusted=True), "the host's own"),
+        (SandboxSpec(network="closed"), "'none', 'open' or a tuple of hosts"),
+        (SandboxSpec(network=("not a host",)), "'not a host' is no name of a host"),
+    ],
+)
+def test_what_bubblewrap_cannot_do_is_refused(spec: SandboxSpec, reason: str) -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            with pytest.raises(SandboxRefusedError, match=reason):
+                await backend.start(spec)
+
+    run(main)
+
+
+@pytest.mark.skipif(not LocalBackend().capabilities()["pids"], reason="there are no control groups")
+def test_bounds_are_what_the_spec_says_and_otherwise_our_own() -> None:
+    async def main() -> None:
+        look = "cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null"
+        look += " || cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/memory.max; df -m --output=size /tmp /workspace"
+        async with LocalBackend() as backend:
+            own = await backend.start(SandboxSpec())
+            asked = await backend.start(SandboxSpec(memory_mib=100, pids=50, disk_mib=7))
+            seen = [(await box.exec(["sh", "-c", look], timeout_s=20)).stdout.split() for box in (own, asked)]
+        assert seen[0] == ["256", str(1024 << 20), "1M-blocks", "256", "256"]
+        assert seen[1] == ["50", str(100 << 20), "1M-blocks", "7", "7"]
+
+    run(main)
+
+
+def test_with_an_open_network_the_hosts_is_seen_and_the_box_says_so() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            dial = (
+                f"import socket; socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}), 2); print('in')"
+            )
+            async with LocalBackend() as backend:
+                box = await backend.start(SandboxSpec(network="open"))
+                assert box.gives_up == ("network",)
+                assert (await box.exec([sys.executable, "-c", dial], timeout_s=20)).stdout == "in\n"
+
+    run(main)
+
+
+def test_an_image_is_a_folder_whose_files_the_box_sees_read_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(image=str(image(tmp_path))))
+            look = "cat /etc/motd; ls /; id -un; echo x > /etc/motd"
+            result = await box.exec(["sh", "-c", look], timeout_s=20)
+            assert "Read-only file system" in result.stderr
+            first, *places, user = result.stdout.splitlines()
+            assert (first, user) == ("from the image", "agent" if os.geteuid() == 0 else user)
+            own = {"dev", "proc", "run", "sys", "tmp", "workspace"}
+            assert set(places) - own == {"bin", "etc", "lib", "lib64", "opt", "usr"}
+            assert (await box.exec(["cat", "/opt/tool"], timeout_s=20)).stdout == "1\n"
+
+    run(main)
+
+
+def test_an_image_without_python_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "etc").mkdir()
+        async with LocalBackend() as backend:
+            with pytest.raises(SandboxStartError, match="no Python 3"):
+                await backend.start(SandboxSpec(image=str(tmp_path)))
+
+    run(main)
+
+
+def test_a_box_is_restored_with_the_files_of_another_before_its_command_runs() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            first = await backend.start(SandboxSpec())
+            await first.write("/workspace/sub/tool", b"#!/bin/sh\necho ran > /tmp/seen; sleep 1000", mode=0o755)
+            await first.write("/tmp/note", b"also")
+            name = await first.snapshot()
+            await first.write("/tmp/note", b"later")
+            await first.stop()
+            second = await backend.restore(name, SandboxSpec(("/workspace/sub/tool",)))
+            assert await second.read("/tmp/note") == b"also"
+            look = "until [ -s /tmp/seen ]; do sleep 0.01; done; cat /tmp/seen; ls -A /run/envkit"
+            assert (await second.exec(["sh", "-c", look], timeout_s=20)).stdout == "ran\n"
+            with pytest.raises(SandboxStartError, match=r"there is no snapshot '\.\./x'"):
+                await backend.restore("../x", SandboxSpec())
+
+    run(main)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
+def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(stay=True, ttl_s=60))
+            await box.write("/workspace/note", b"still here")
+            await box.shell().run("cd /tmp; kept=1", timeout_s=20)
+        assert await box.wait() == "stopped"  # that is, for us
+        async with LocalBackend() as other:
+            found = await other.attach(box.id)
+            assert await found.read("/workspace/note") == b"still here"
+            assert (await found.shell().run("echo $PWD $kept", timeout_s=20)).stdout == "/tmp 1\n"
+            closed = await found.exec(["sh", "-c", "ls /run/envkit-door"], timeout_s=20)
+            assert "Permission denied" in closed.stderr
+            held = open_files()
+            await (await other.attach(box.id)).release()
+            assert open_files() == held
+            await found.stop()
+            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+                await other.attach(box.id)
+
+    run(main)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
+def test_a_box_that_stays_and_lets_nobody_in_is_left_until_it_is_removed() -> None:
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            box = await backend.start(SandboxSpec(stay=True, ttl_s=60))
+        stay = detached.find(box.id)
+        assert stay is not None
+        os.kill(stay.first_pid, signal.SIGSTOP)
+        async with LocalBackend() as other:
+            with anyio.move_on_after(0.2) as limit:
+                await other.attach(box.id)
+            assert limit.cancelled_caught
+            assert detached.ids().count(box.id) == 1
+            os.kill(stay.first_pid, signal.SIGCONT)
+            assert (await (await other.attach(box.id)).exec(["true"], timeout_s=20)).exit_code == 0
+            os.kill(stay.first_pid, signal.SIGSTOP)
+            await other.remove(box.id)
+        assert detached.ids().count(box.id) == 0
+
+    run(main)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
+def test_a_box_that_stays_is_left_and_found_by_processes_with_other_folders_for_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = (
+        "from envkit import clock; from envkit.sandbox.bubblewrap.backend import *; from envkit.types import *\n"
+        "async def main():\n"
+        " async with LocalBackend() as backend: print((await backend.start(SandboxSpec(stay=True, ttl_s=60))).id)\n"
+        "clock.run(main)"
+    )
+
+    async def main(runtime_folder: str) -> None:
+        own = {**os.environ, "XDG_RUNTIME_DIR": runtime_folder}
+        done = await anyio.run_process([sys.executable, "-c", starts], env=own)
+        box_id = done.stdout.decode().strip()
+        async with LocalBackend() as backend:
+            box = await backend.attach(box_id)
+            assert (await box.exec(["true"], timeout_s=20)).exit_code == 0
+            await box.stop()
+
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        run(partial(main, folder))
+
+
+def test_of_the_host_only_what_is_named_readable_is_shown(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with LocalBackend(readable=[str(tmp_path)]) as backend:
+            box = await backend.start(SandboxSpec())
+            assert (await box.exec(["ls", str(tmp_path.parent)], timeout_s=20)).stdout.split() == [tmp_path.name]
+
+    run(main)
+
+
+def image(folder: Path) -> Path:
+    """Make a root file system of a few programs of this machine."""
+    if not Path("/usr/bin/python3").exists() or not Path("/bin").is_symlink():
+        pytest.skip("this machine's own Python, or a merged /usr, is missing")
+    for name in ("bin", "lib", "lib64"):
+        if Path("/", name).is_symlink():
+            (folder / name).symlink_to(Path("/", name).readlink())
+    programs = [f"/usr/bin/{name}" for name in ("python3", "sh", "cat", "ls", "id")]
+    linked = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+    named = {*programs, *(word for word in linked.replace(":", " ").split() if word.startswith("/"))}
+    for file in map(Path, named):
+        target = folder / str(file.parent.resolve()).lstrip("/") / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target)
+    library = Path("usr/lib", Path("/usr/bin/python3").resolve().name)
+    shutil.copytree(Path("/", library), folder / library, ignore=shutil.ignore_patterns("test", "*-packages", "*.pyc"))
+    files = {"etc/motd": "from the image\n", "opt/tool": "1\n", "etc/passwd": "root:x:0:0::/:/bin/sh\n"}
+    for place, content in files.items():
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_text(content)
+    return folder

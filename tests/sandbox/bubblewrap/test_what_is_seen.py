@@ -1,0 +1,123 @@
+"""What a default sandbox sees of the machine of the script that opens it, in real processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.bwrap
+
+CHECKOUT = Path(__file__).parents[3]
+OPEN = """
+import sys
+import envkit
+
+with envkit.open_sandbox(backend="local", command=()) as box:
+    for word in sys.argv[1:]:
+        done = box.exec([sys.executable, "-c", word], timeout_s=30)
+        print(done.stdout.strip() or done.stderr.strip().splitlines()[-1])
+"""
+SECRETS = (".env", "answers.json", "train.py", "tests/test_hidden.py")
+
+
+def lay_out(project: Path) -> None:
+    """A project with what nobody in a sandbox may see."""
+    for name in SECRETS:
+        file = project / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("SECRET_KEY=hunter2\n")
+    (project / "tests" / "__init__.py").touch()
+    (project / "train.py").write_text(OPEN)
+
+
+def lines(project: Path, *argv: str, python: Path | str = sys.executable, path: str = "") -> list[str]:
+    """What a program prints that is started in `project`."""
+    done = subprocess.run(
+        [str(python), *argv],
+        cwd=project,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(project.parent / "home"), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def count_seen(project: Path) -> str:
+    """A program that says how many of a project's secrets there are where it runs."""
+    names = [str(project / name) for name in SECRETS]
+    return f"import os; print(sum(os.path.lexists(name) for name in {names}))"
+
+
+@pytest.mark.parametrize(
+    "argv", [["train.py"], ["-c", "exec(open('train.py').read())"], ["-m", "train"]], ids=["script", "-c", "-m"]
+)
+def test_nothing_of_the_scripts_folder_is_seen(tmp_path: Path, argv: list[str]) -> None:
+    project = tmp_path / "project"
+    lay_out(project)
+    assert lines(project, *argv, count_seen(project)) == ["0"]
+
+
+def test_nothing_of_a_folder_in_the_path_variable_is_seen(tmp_path: Path) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    lay_out(project)
+    elsewhere.mkdir()
+    assert lines(elsewhere, "-c", OPEN, count_seen(project), path=str(project)) == ["0"]
+
+
+@pytest.fixture(
+    params=[
+        ("hatchling", "hatchling.build", ""),
+        ("setuptools", "setuptools.build_meta", ""),
+        ("setuptools", "setuptools.build_meta", "src"),
+    ],
+    ids=["hatchling", "setuptools", "setuptools-src"],
+)
+def editable(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    """The root of a project, installed as editable into a virtual environment in it, and the Python of that."""
+    backend, build, source = request.param
+    pytest.importorskip(backend)
+    project = tmp_path / "project"
+    lay_out(project)
+    package = project / source / "lifts"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("floors = 9\n")
+    (project / source / "stairs.py").write_text("steps = 3\n")
+    sections = {
+        "hatchling": '[tool.hatch.build]\nonly-include = ["lifts", "stairs.py"]\ndev-mode-dirs = ["."]\n',
+        "setuptools": '[tool.setuptools]\npackages = ["lifts"]\npy-modules = ["stairs"]\n'
+        f'package-dir = {{"" = "{source}"}}\n',
+    }
+    (project / "pyproject.toml").write_text(
+        f'[build-system]\nrequires = ["{backend}"]\nbuild-backend = "{build}"\n'
+        '[project]\nname = "Lifts"\nversion = "1.0"\n'
+        '[project.entry-points."envkit.envs"]\nstairs = "stairs:register"\n' + sections[backend]
+    )
+    folder = project / ".venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "tools.pth").write_text(f"{sysconfig.get_path('purelib')}\n{CHECKOUT}\n")
+    python = folder / "bin" / "python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), *install, "--editable", str(project)], check=True
+    )
+    return project, python
+
+
+def test_of_an_editable_package_the_modules_are_seen_and_can_be_imported_and_nothing_beside_them(
+    editable: tuple[Path, Path],
+) -> None:
+    project, python = editable
+    use = "import lifts, stairs; print(lifts.floors, stairs.steps)"
+    beside = f"import os; print(sorted(os.listdir({str(project)!r})))"
+    used, seen, there = lines(project, "train.py", use, count_seen(project), beside, python=python)
+    assert (used, seen) == ("9 3", "0")
+    assert there in ("['.venv', 'lifts', 'stairs.py']", "['.venv', 'src']")

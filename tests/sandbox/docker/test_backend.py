@@ -1,0 +1,356 @@
+"""Boxes of Docker: their life, their end and its cause, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import (
+    DeadlineError,
+    SandboxError,
+    SandboxLostError,
+    SandboxRefusedError,
+    SandboxStartError,
+    UnreachableError,
+)
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.docker import orphans
+from envkit.sandbox.docker.api import Daemon
+from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
+from envkit.types import SandboxSpec
+from tests.sandbox.docker.containers import containers_of, docker, image, run
+
+pytestmark = pytest.mark.docker
+
+# Starts a box, says so, and waits for ever.
+OWNER = """
+import sys, anyio
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.types import SandboxSpec
+
+async def main():
+    async with DockerBackend() as backend:
+        await backend.start(SandboxSpec(image=sys.argv[1]))
+        print("ready", flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+SERVER = """
+import os, socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.environ["ENVKIT_SOCKETS"] + "/echo.sock")
+listener.listen()
+while True:
+    stream, _ = listener.accept()
+    stream.sendall(stream.recv(100).upper())
+    stream.close()
+"""
+
+
+async def started(backend: DockerBackend, spec: SandboxSpec) -> Box:
+    box = await backend.start(spec)
+    assert isinstance(box, Box)
+    return box
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def talk(box: Box, text: bytes) -> bytes:
+    while True:
+        try:
+            stream = await box.connect("echo.sock")
+            break
+        except UnreachableError:  # its server does not listen yet
+            await anyio.sleep(0.01)
+    with stream:
+        stream.sendall(text)
+        await anyio.wait_readable(stream)
+        return stream.recv(100)
+
+
+def test_a_box_runs_commands_as_a_user_without_rights_and_leaves_nothing() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image(), env={"COLOUR": "blue"}))
+            result = await box.exec(["sh", "-c", "id -u; pwd; echo $HOME $COLOUR $0", "end"], timeout_s=20)
+            assert result.stdout == "1000\n/workspace\n/workspace blue end\n"
+            assert len(containers_of(box.id)) == 1
+            await box.stop()
+            await box.stop()
+            assert await box.wait() == "stopped"
+            assert containers_of(box.id) == []
+            with pytest.raises(SandboxLostError, match="stopped"):
+                await box.exec(["true"], timeout_s=5)
+
+    run(main)
+
+
+def test_leaving_the_backend_removes_containers_and_their_volumes() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image()))
+            (container,) = containers_of(box.id)
+            volume = docker("inspect", "--format", "{{range .Mounts}}{{.Name}}{{end}}", container)
+        assert containers_of(box.id) == []
+        assert volume not in docker("volume", "ls", "--quiet").splitlines()
+
+    run(main)
+
+
+def test_a_socket_of_the_box_is_reached() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(("python3", "-c", SERVER), image=image()))
+            assert await talk(box, b"hello") == b"HELLO"
+            with pytest.raises(UnreachableError, match="other"):
+                await box.connect("other")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        ("exit 0", "exited with code 0"),
+        ("echo no luck today >&2; exit 3", "exited with code 3: no luck today"),
+        ("kill -9 $$", "killed by signal 9 (SIGKILL)"),
+        ("exec tail /dev/zero", "out of memory"),
+    ],
+)
+def test_a_command_that_ends_takes_its_box_with_it_and_leaves_the_cause(command: str, cause: str) -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(
+                backend, SandboxSpec(("sh", "-c", f"sleep 0.5; {command}"), image=image(), memory_mib=64)
+            )
+            assert await box.wait() == cause
+            await box.stop()
+            assert containers_of(box.id) == []
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("deed", "cause"), [(("kill",), "killed by signal 9 (SIGKILL)"), (("rm", "--force", "--volumes"), "removed")]
+)
+def test_a_container_that_somebody_ends_is_seen_within_two_seconds(deed: tuple[str, ...], cause: str) -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image()))
+            await clock.to_thread(docker, *deed, *containers_of(box.id))
+            with anyio.fail_after(2):
+                assert await box.wait() == cause
+            with pytest.raises(SandboxLostError, match=f"{box.id} lost: {cause[:6]}"):
+                await box.exec(["true"], timeout_s=5)
+
+    run(main)
+
+
+def test_a_paused_container_does_not_answer_a_probe_and_can_be_stopped() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image()))
+            assert await box.probe(5) < 5
+            await clock.to_thread(docker, "pause", *containers_of(box.id))
+            with pytest.raises(DeadlineError):
+                await box.probe(0.5)
+            await box.stop()
+            assert containers_of(box.id) == []
+
+    run(main)
+
+
+def test_a_command_killed_for_want_of_memory_says_so_and_the_box_goes_on() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image(), memory_mib=64))
+            result = await box.exec(["tail", "/dev/zero"], timeout_s=30)
+            assert (result.exit_code, result.is_out_of_memory) == (-9, True)
+            result = await box.exec(["echo", "alive"], timeout_s=20)
+            assert (result.stdout, result.is_out_of_memory) == ("alive\n", False)
+
+    run(main)
+
+
+def test_a_cancelled_start_leaves_nothing() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            for moment_s in (0.001, 0.01, 0.05, 0.15, 0.2):
+                with anyio.move_on_after(moment_s):
+                    await (await backend.start(SandboxSpec(image=image()))).stop()
+            for number in range(1, 6):
+                assert containers_of(f"docker-{number}") == []
+
+    run(main)
+
+
+def test_a_start_that_takes_too_long_fails_and_leaves_nothing() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            with pytest.raises(SandboxStartError, match=r"not ready after 0\.05 s"):
+                await backend.start(SandboxSpec(image=image(), start_timeout_s=0.05))
+            assert containers_of("docker-1") == []
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (SandboxSpec(image="no/such:1"), r"there is no image 'no/such:1' here \(docker pull no/such:1\)"),
+        (SandboxSpec(image="No Such"), "invalid reference format"),
+        (SandboxSpec(runtime="no-such"), "Docker has no runtime 'no-such', only .*runc"),
+        (SandboxSpec(profile="system", untrusted=True), "profile 'system' does not hold disk, uid"),
+        (SandboxSpec(network="open", untrusted=True), "an open network does not hold network"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_the_reason(spec: SandboxSpec, why: str) -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            with pytest.raises(SandboxRefusedError, match=why):
+                await backend.start(spec)
+
+    run(main)
+
+
+def test_more_processors_than_the_machine_has_are_refused() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            with pytest.raises(SandboxRefusedError, match="CPUs"):
+                await backend.start(SandboxSpec(cpus=100_000, image=image()))
+
+    run(main)
+
+
+def test_all_is_enforced_for_the_hostile() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            assert all(backend.capabilities().values())
+
+    run(main)
+
+
+def test_a_snapshot_holds_the_files_and_the_command_waits_for_them() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image()))
+            await box.write("/workspace/folder/one", b"1", mode=0o755)
+            await box.write("/tmp/two", b"2")
+            name = await box.snapshot()
+            await box.stop()
+            again = await backend.restore(name, SandboxSpec(("sh", "-c", "cp /tmp/two three; sleep 99"), image=image()))
+            shown = "cat folder/one /tmp/two; stat -c %a folder/one; until [ -s three ]; do sleep 0.01; done; cat three"
+            assert (await again.exec(["sh", "-c", shown], timeout_s=20)).stdout == "12755\n2"
+            with pytest.raises(SandboxRefusedError, match="there is no snapshot 'other'"):
+                await backend.restore("other", SandboxSpec(image=image()))
+
+    run(main)
+
+
+def test_the_system_profile_has_a_root_that_can_write_and_names_what_it_gives_up() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image(), profile="system"))
+            assert "uid" in box.gives_up
+            result = await box.exec(["sh", "-c", "id -u; echo new > /usr/local/file; mknod /tmp/d b 8 0"], timeout_s=20)
+            assert result.stdout == "0\n"
+            assert "Operation not permitted" in result.stderr
+            await box.write(f"{box.grader_home}/key", b"42", user="grader")
+            assert await box.read(f"{box.grader_home}/key") == b"42"  # one user is all that there is
+            name = await box.snapshot()
+            again = await backend.restore(name, SandboxSpec(profile="system"))
+            assert await again.read("/usr/local/file") == b"new\n"
+        assert name not in docker("images", "--all", "--quiet", "--no-trunc").splitlines()
+
+    run(main)
+
+
+def test_a_box_that_stays_is_reached_by_a_later_backend() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image(), stay=True, ttl_s=60))
+            await box.write("/tmp/note", b"kept")
+        async with DockerBackend() as backend:
+            again = await backend.attach(box.id)
+            assert await again.read("/tmp/note") == b"kept"
+            held = open_files()
+            await (await backend.attach(box.id)).release()
+            assert open_files() == held
+            await again.stop()
+            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+                await backend.attach(box.id)
+        assert containers_of(box.id) == []
+
+    if os.geteuid() != 0:
+        pytest.skip("only root can come back to a box that stays")
+    run(main)
+
+
+def test_a_box_ends_itself_when_its_time_to_live_is_over() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image(), ttl_s=0.5))
+            assert "its time to live is over" in await box.wait()
+
+    run(main)
+
+
+def test_of_a_killed_owner_the_box_ends_and_the_next_backend_removes_it() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, image()], stdout=subprocess.PIPE, text=True)
+    with owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        (container,) = containers_of("docker-1", owner.pid)
+        owner.kill()
+
+    async def main() -> None:
+        with anyio.fail_after(5):
+            while docker("inspect", "--format", "{{.State.Running}}", container) == "true":  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        async with DockerBackend():
+            assert containers_of("docker-1", owner.pid) == []
+
+    run(main)
+
+
+def test_what_belongs_to_a_living_process_is_not_reaped() -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await started(backend, SandboxSpec(image=image()))
+            daemon = await Daemon.connect()
+            assert not set(containers_of(box.id)) & set(await orphans.reap(daemon))
+            await daemon.close()
+            assert await box.probe(5) < 5
+
+    run(main)
+
+
+def test_a_daemon_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def main() -> None:
+        assert await why_unavailable() == "no Docker daemon answers: No such file or directory"
+        with pytest.raises(SandboxError, match="no Docker daemon answers"):
+            await DockerBackend().__aenter__()
+
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    run(main)
+
+
+def test_a_daemon_behind_tls_is_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        why = await why_unavailable()
+        assert why is not None
+        assert "is reached by ssh" in why
+        assert "ssh -L" in why
+
+    monkeypatch.setenv("DOCKER_HOST", "ssh://somebody@nowhere.invalid")
+    run(main)

@@ -1,0 +1,86 @@
+"""Images: what is built, from what, and why not."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envkit.errors import UsageError
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.docker import image_build
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.types import SandboxSpec
+from tests.sandbox.docker.containers import docker, image, run
+
+TAG = "envkit-test/python:1"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A package of one module."""
+    path = tmp_path / "speaker-1.0-py3-none-any.whl"
+    info = "speaker-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("speaker.py", "print('spoken')\n")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: speaker\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def tag() -> Iterator[str]:
+    yield TAG
+    if docker("images", "--quiet", TAG):
+        docker("rmi", TAG)
+
+
+async def build(name: str, base: str | None = None, packages: tuple[str, ...] = ()) -> list[str]:
+    said: list[str] = []
+    assert await image_build.build(name, base=base, offline=True, packages=packages, tag=TAG, say=said.append) == TAG
+    return said
+
+
+def test_every_image_has_a_file_that_takes_a_base() -> None:
+    assert image_build.names() == ["games", "python"]
+    for name in image_build.names():
+        content = Path(image_build.__file__).parents[2].joinpath("docker", f"{name}.Dockerfile").read_text()
+        assert "ARG BASE\n" in content
+        assert content.count("FROM ${BASE}") == 2
+
+
+def test_an_unknown_image_is_refused_with_the_nearest() -> None:
+    async def main() -> None:
+        with pytest.raises(UsageError, match="no image is called 'gamse'; did you mean 'games'"):
+            await build("gamse")
+
+    run(main)
+
+
+@pytest.mark.docker
+def test_a_missing_base_is_refused_offline() -> None:
+    async def main() -> None:
+        with pytest.raises(UsageError, match="there is no image 'no/such:1' here"):
+            await build("python", base="no/such:1")
+
+    run(main)
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(wheel: Path, tag: str) -> None:
+    async def main() -> None:
+        before = docker("images", "--all", "--quiet", "--filter", "label=envkit.stage")
+        said = await build("python", base=image(), packages=(str(wheel),))
+        assert any("FROM" in line for line in said)
+        assert docker("images", "--all", "--quiet", "--filter", "label=envkit.stage") == before
+        async with DockerBackend() as backend:
+            box = await backend.start(SandboxSpec(image=tag, untrusted=True))
+            assert isinstance(box, Box)
+            result = await box.exec(["python3", "-c", "import speaker"], timeout_s=20)
+            assert (result.stdout, result.stderr) == ("spoken\n", "")
+
+    run(main)

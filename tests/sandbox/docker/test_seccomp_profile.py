@@ -1,0 +1,232 @@
+"""What the filter of a container says to each call: as it is written, and as the kernel has it, beside Docker's own."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import platform
+import random
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import pytest
+
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.docker import seccomp_profile
+from envkit.sandbox.docker.agentless import FallbackBox
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.host import seccomp
+from envkit.types import SandboxSpec
+from tests.sandbox.docker.containers import containers_of, docker, image, run
+
+MACHINES = ("x86_64", "aarch64")
+ALLOWED = 0x7FFF0000
+KILLED = (0, 0x80000000)  # the thread or the process
+OTHER_ARCHITECTURES = (0x40000003, 0x40000028)  # i386, arm
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# Of clone, socket, socketpair, ioctl.
+NUMBERS = {"x86_64": (56, 41, 53, 16), "aarch64": (220, 198, 199, 29)}
+_ATTACH, _DETACH, _GET_FILTER = 16, 17, 0x420C
+_WAIT_FOR_ALL = 0x40000000
+
+PERL = "print syscall($_, 0, 0, 0) == -1 ? $!+0 : 0, qq( ) for @ARGV"
+
+
+@cache
+def rules(machine: str = "x86_64") -> list[dict[str, object]]:
+    written = seccomp_profile.profile(machine)
+    assert written is not None
+    found = json.loads(written)
+    assert found["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert found["architectures"] == [f"SCMP_ARCH_{machine.upper()}"]
+    return list(found["syscalls"])
+
+
+def allows(name: str, *arguments: int) -> bool:
+    """Whether one of the written rules allows a call."""
+    for rule in rules():
+        conditions = rule.get("args", [])
+        assert isinstance(conditions, list)
+        assert isinstance(rule["names"], list)
+        if rule["action"] == "SCMP_ACT_ALLOW" and name in rule["names"]:
+            assert len({condition["index"] for condition in conditions}) == len(conditions)
+            if all(arguments[one["index"]] & one["value"] == one["valueTwo"] for one in conditions):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_bubblewrap_boxes_refuse_is_never_allowed(machine: str) -> None:
+    named = {name for rule in rules(machine) if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]}  # type: ignore[attr-defined]
+    assert named & set(seccomp.denied(machine)) == set()
+    assert named & {"clone3", "io_setup", "memfd_secret", "modify_ldt", "name_to_handle_at"} == set()
+    assert {"execve", "futex", "openat", "mmap", "getrandom", "statx", "sendmsg"} <= named
+
+
+def test_every_request_to_a_device_is_allowed_but_typing_into_terminals() -> None:
+    tiocsti, tioclinux = 0x5412, 0x541C
+    numbers = [*range(0x5400, 0x5480), *(random.Random(7).randrange(1 << 32) for _ in range(300)), 0, 0xFFFFFFFF]
+    for number in numbers:
+        for upper_half in (0, 1 << 32, 0xFFFFFFFF << 32):
+            assert allows("ioctl", 0, upper_half | number) == (number not in (tiocsti, tioclinux)), hex(number)
+
+
+def test_sockets_are_of_families_that_know_namespaces() -> None:
+    for name in ("socket", "socketpair"):
+        families = {family for family in range(64) if allows(name, family)}
+        assert families == {1, 2, 10, 16}
+        assert not allows(name, 1 << 32 | 40)
+
+
+def test_for_an_unknown_machine_there_is_no_filter() -> None:
+    assert seccomp_profile.profile("vax") is None
+
+
+@contextmanager
+def plain_container() -> Iterator[int]:
+    """A container as Docker makes it without being asked for more; gives its process."""
+    container = docker("run", "--detach", "--network", "none", "--cap-drop", "ALL", image(), "sleep", "60")
+    try:
+        yield process_of(container)
+    finally:
+        docker("rm", "--force", "--volumes", container)
+
+
+def process_of(container: str) -> int:
+    return int(docker("inspect", "--format", "{{.State.Pid}}", container))
+
+
+def filters_of(pid: int) -> list[bytes]:
+    """Return the programs that the kernel runs before each call of a process."""
+    trace = ctypes.CDLL(None, use_errno=True).ptrace
+    trace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    trace.restype = ctypes.c_long
+    if trace(_ATTACH, pid, None, None) == -1:
+        pytest.skip("other processes cannot be traced here")
+    try:
+        os.waitpid(pid, _WAIT_FOR_ALL)
+        found: list[bytes] = []
+        while (length := trace(_GET_FILTER, pid, len(found), None)) > 0:
+            content = ctypes.create_string_buffer(8 * length)
+            trace(_GET_FILTER, pid, len(found), content)
+            found.append(content.raw)
+        if not found and ctypes.get_errno() in (errno.EINVAL, errno.EIO, errno.EACCES):
+            pytest.skip("this kernel does not show filters")
+        return found
+    finally:
+        trace(_DETACH, pid, None, None)
+
+
+def verdict(program: bytes, number: int, *arguments: int, audit: int | None = None) -> int:
+    """Run a filter as the kernel would."""
+    full = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("=IIQ6Q", number, audit or AUDIT[platform.machine()], 0, *full)
+    instructions = list(struct.iter_unpack("=HBBI", program))
+    accumulator = position = 0
+    memory: dict[int, int] = {}
+    while True:
+        code, if_true, if_false, operand = instructions[position]
+        position += 1
+        if code == 0x06:
+            return int(operand)
+        if code == 0x20:
+            (accumulator,) = struct.unpack_from("=I", data, operand)
+        elif code == 0x54:
+            accumulator &= operand
+        elif code == 0x05:
+            position += operand
+        elif code == 0x02:
+            memory[operand] = accumulator
+        elif code == 0x60:
+            accumulator = memory[operand]
+        else:
+            holds = {
+                0x15: accumulator == operand,
+                0x25: accumulator > operand,
+                0x35: accumulator >= operand,
+                0x45: bool(accumulator & operand),
+            }[code]
+            position += if_true if holds else if_false
+
+
+def cases() -> Iterator[tuple[int, ...]]:
+    """Every call, and those whose arguments matter with many of these."""
+    clone, socket, socketpair, ioctl = NUMBERS[platform.machine()]
+    for number in range(600):
+        yield (number,)
+        yield (number | 0x40000000,)
+    for upper_half in (0, 1 << 32):
+        for family in range(64):
+            yield socket, upper_half | family
+            yield socketpair, upper_half | family
+        for request in range(0x5400, 0x5480):
+            yield ioctl, 0, upper_half | request
+        for bit in range(32):
+            for kind in (0x11, 0x1200011, 0x3D0F00):
+                yield clone, upper_half | kind | 1 << bit
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(platform.machine() not in MACHINES or os.geteuid() != 0, reason="filters are shown to root")
+@pytest.mark.parametrize("profile", ["strict", "system"])
+def test_what_the_kernel_lets_a_box_do_it_lets_plain_containers_and_bubblewrap_boxes_do(profile: str) -> None:
+    ours = seccomp.program()
+    assert ours is not None
+    found = []
+
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await backend.start(SandboxSpec(image=image(), profile=profile))  # type: ignore[arg-type]
+            found.extend(filters_of(process_of(*containers_of(box.id))))
+
+    run(main)
+    (of_the_box,) = found
+    with plain_container() as pid:
+        (of_docker,) = filters_of(pid)
+    allowed = [case for case in cases() if verdict(of_the_box, *case) == ALLOWED]
+    assert len(allowed) > 300
+    for other in OTHER_ARCHITECTURES:
+        assert {verdict(of_the_box, number, audit=other) for number in range(500)} <= set(KILLED)
+    assert [case for case in allowed if verdict(of_docker, *case) != ALLOWED] == []
+    assert [case for case in allowed if verdict(ours, *case) != ALLOWED] == []
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86_64")
+def test_the_filter_needs_no_python_in_the_image(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("image")
+    remove = "test -x /usr/bin/perl && rm -f /usr/bin/python3* /usr/local/bin/python*"
+    folder.joinpath("Dockerfile").write_text(f"FROM {image()}\nRUN {remove}\n")
+    name = docker("build", "--quiet", "--network", "none", str(folder))
+    io_uring_setup, keyctl, modify_ldt, ptrace, clone3, getppid = 425, 250, 154, 101, 435, 110
+
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await backend.start(SandboxSpec(image=name, untrusted=True))
+            assert isinstance(box, FallbackBox)
+            numbers = [str(one) for one in (io_uring_setup, keyctl, modify_ldt, ptrace, clone3, getppid)]
+            done = await box.exec(["perl", "-e", PERL, *numbers], timeout_s=20)
+            assert done.stdout.split() == ["1", "1", "1", "1", "38", "0"]
+
+    try:
+        run(main)
+    finally:
+        docker("rmi", name)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("profile", ["strict", "system"])
+def test_a_program_of_another_family_of_sockets_is_refused_also_to_the_root_of_a_box(profile: str) -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await backend.start(SandboxSpec(image=image(), profile=profile))  # type: ignore[arg-type]
+            assert isinstance(box, Box)
+            source = "import _socket; _socket.socket(40, 1, 0)"
+            done = await box.exec(["python3", "-c", source], timeout_s=20, user="root")
+            assert "PermissionError: [Errno 1] Operation not permitted" in done.stderr
+
+    run(main)

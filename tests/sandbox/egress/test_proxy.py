@@ -1,0 +1,252 @@
+"""The proxy of boxes that may reach some hosts: who is let through, and that nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.sandbox.egress import proxy
+from envkit.sandbox.egress.allowlist import Address, Allowlist, RefusedError, Resolve, is_public, why_refused
+from envkit.sandbox.egress.proxy import Proxy, Request
+from envkit.types import SandboxSpec
+from tests.sandbox.egress.internet import PATIENCE_S, web_server
+from tests.sandbox.fake.backend import FakeBackend, Fate
+
+HOSTS = ("ok.example", "*.below.example")
+
+
+@asynccontextmanager
+async def bounded(seconds: float) -> AsyncIterator[None]:
+    with anyio.fail_after(seconds):
+        yield
+
+
+async def asked(request: bytes, *, resolve: Resolve | None = None, patience_s: float = PATIENCE_S) -> bytes:
+    """Return what a client of a box is answered by its proxy, whose internet is one server, or where `resolve` says."""
+    waiting: list[socket.socket] = []
+    came = anyio.Event()
+
+    def take(theirs: socket.socket) -> None:
+        waiting.append(theirs)
+        came.set()
+
+    fate = Fate(listens={proxy.SOCKET: take})
+    async with (
+        bounded(patience_s),
+        web_server() as everywhere,
+        FakeBackend(lambda number, rng: fate) as backend,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(Proxy(Allowlist(HOSTS, resolve or everywhere)).serve, await backend.start(SandboxSpec()))
+        await came.wait()
+        loop = asyncio.get_running_loop()
+        client, answer = waiting.pop(), b""
+        with client:
+            await loop.sock_sendall(client, request)
+            while piece := await loop.sock_recv(client, 1 << 16):
+                answer += piece
+        tasks.cancel_scope.cancel()
+    for one in waiting:
+        one.close()
+    return answer
+
+
+@pytest.mark.parametrize("host", ["ok.example", "OK.Example", "ok.example.", "a.below.example", "a.b.below.example"])
+def test_a_request_for_a_host_on_the_list_is_let_through(host: str) -> None:
+    answer = clock.run(asked, b"GET http://%s/a?b=c HTTP/1.1\r\nAccept: x\r\n\r\n" % host.encode())
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n\r\nGET /a?b=c HTTP/1.1\r\n")
+    assert b"\r\nAccept: x\r\n" in answer
+
+
+@pytest.mark.parametrize(
+    ("request_line", "refusal"),
+    [
+        (b"GET http://no.example/", b"403 no.example is not among the hosts"),
+        (b"GET http://below.example/", b"403 below.example is not among the hosts"),
+        (b"GET http://evilbelow.example/", b"403 evilbelow.example is not among the hosts"),
+        (b"GET http://ok.example.no.example/", b"403 ok.example.no.example is not among the hosts"),
+        (b"GET http://127.0.0.1/", b"403 127.0.0.1 is not among the hosts"),
+        (b"GET http://ok.example:8080/", b"403 port 8080 is refused"),
+        (b"CONNECT ok.example:22", b"403 port 22 is refused"),
+        (b"CONNECT ok.example:0", b"403 port 0 is refused"),
+        (b"CONNECT no.example:443", b"403 no.example is not among the hosts"),
+        (b"GET http://ok.example@no.example/", b"400 not a request to a proxy"),
+        (b"GET ftp://ok.example/", b"400 ftp://ok.example/ is refused"),
+        (b"GET /etc/passwd", b"400 not a request to a proxy"),
+        (b"GET http://ok.example:x/", b"400 not a request"),
+        (b"GET http://no.example\0.below.example/", b"400 not a request"),
+        (b"GET\nHost:no.example http://ok.example/", b"400 not a request"),
+        (b"nonsense", b"400 not a request"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_with_a_line_why(request_line: bytes, refusal: bytes) -> None:
+    answer = clock.run(asked, request_line + b" HTTP/1.1\r\n\r\n")
+    status, _, body = answer.partition(b"\r\n")
+    assert status.startswith(b"HTTP/1.1 " + refusal)
+    assert body.endswith(b"\r\n\r\n" + status.split(b" ", 2)[2] + b"\n")
+
+
+def test_a_tunnel_carries_what_it_is_given() -> None:
+    answer = clock.run(asked, b"CONNECT ok.example:443 HTTP/1.1\r\n\r\nanything\r\n\r\n")
+    assert answer == b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK\r\n\r\nanything\r\n\r\n"
+
+
+def test_all_of_a_large_answer_arrives() -> None:
+    answer = clock.run(asked, b"GET http://ok.example/large HTTP/1.1\r\n\r\n")
+    assert len(answer) == len(b"HTTP/1.1 200 OK\r\n\r\n") + (1 << 22)
+
+
+def test_a_head_without_end_is_refused() -> None:
+    answer = clock.run(asked, b"GET http://ok.example/ HTTP/1.1\r\nX: " + b"x" * (65 << 10))
+    assert answer.startswith(b"HTTP/1.1 400 not a request\r\n")
+
+
+def test_the_host_that_is_asked_is_the_host_that_was_allowed() -> None:
+    head = b"GET http://ok.example/ HTTP/1.1\r\nHost: no.example\r\nhost : no.example\r\nConnection: keep-alive\r\n\r\n"
+    request = Request.parse(head)
+    assert (request.host, request.port) == ("ok.example", 80)
+    assert request.head == b"GET / HTTP/1.1\r\nHost: ok.example\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "trick", [b"X: a\nHost: no.example", b"X: a\rHost: no.example", b"X: a\0b", b" goes on", b"X: a\r\n\tgoes on"]
+)
+def test_headers_that_a_server_may_read_otherwise_are_refused(trick: bytes) -> None:
+    with pytest.raises(RefusedError, match="not a request"):
+        Request.parse(b"GET http://ok.example/ HTTP/1.1\r\n" + trick + b"\r\n\r\n")
+
+
+def test_credentials_for_the_proxy_stay_here() -> None:
+    request = Request.parse(b"GET http://ok.example/ HTTP/1.1\r\nProxy-Authorization: Basic eA==\r\n\r\n")
+    assert b"eA==" not in request.head
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.0.0.1",
+        "172.17.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fd00:ec2::254",
+        "::ffff:10.0.0.1",
+        "64:ff9b::a9fe:a9fe",
+        "2002:7f00:1::",
+        "2001:0:a9fe:a9fe::1",
+        "ff02::1",
+        "168.63.129.16",
+        "192.0.0.8",
+        "192.0.0.9",
+        "192.31.196.1",
+        "192.52.193.1",
+        "192.88.99.1",
+        "192.175.48.1",
+        "::1.1.1.1",
+        "::ffff:1.1.1.1",
+        "64:ff9b::1.1.1.1",
+        "64:ff9b:1::1",
+        "100::1",
+        "2001:1::1",
+        "2001:20::1",
+        "2001:db8::1",
+        "2620:4f:8000::1",
+        "3fff::1",
+        "5f00::1",
+        "no address",
+    ],
+)
+def test_addresses_of_this_host_and_its_networks_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "93.184.216.34", "168.63.129.17", "2606:4700:4700::1111", "2001:4860:4860::8888"]
+)
+def test_addresses_of_the_internet_are_public(address: str) -> None:
+    assert is_public(address)
+
+
+def test_a_name_of_this_host_has_no_public_address() -> None:
+    async def main() -> None:
+        with pytest.raises(RefusedError, match="localhost has no public address"):
+            await Allowlist(["localhost"]).connect("localhost", 80)
+
+    clock.run(main)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost\0.below.example", "*.below.example", "a b.below.example", "\u0430.below.example"]
+)
+def test_what_is_no_name_of_a_host_is_never_looked_up(host: str) -> None:
+    async def resolve(host: str, port: int) -> Sequence[Address]:
+        raise AssertionError(host)
+
+    async def main() -> int:
+        with pytest.raises(RefusedError, match="is not among the hosts") as refusal:
+            await Allowlist(HOSTS, resolve).connect(host, 80)
+        return refusal.value.status
+
+    assert clock.run(main) == 403
+
+
+def test_a_connection_on_which_nothing_comes_is_ended_after_five_minutes() -> None:
+    async def main() -> tuple[bytes, float]:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port: int = silent.getsockname()[1]
+
+            async def resolve(host: str, asked_port: int) -> Sequence[Address]:
+                return [("127.0.0.1", port)]
+
+            answer = await asked(b"GET http://ok.example/ HTTP/1.1\r\n\r\n", resolve=resolve, patience_s=1000)
+        return answer, clock.now()
+
+    answer, ended = clock.run(main, virtual=True)
+    assert answer == b""
+    assert 300 <= ended < 301
+
+
+def test_a_host_that_does_not_answer_is_an_error_of_the_gateway() -> None:
+    async def resolve(host: str, port: int) -> Sequence[Address]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            free: int = server.getsockname()[1]
+        return [("127.0.0.1", free)]
+
+    async def main() -> int:
+        with pytest.raises(RefusedError, match="does not answer on port 443") as refusal:
+            await Allowlist(["ok.example"], resolve).connect("ok.example", 443)
+        return refusal.value.status
+
+    assert clock.run(main) == 502
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (SandboxSpec(network="none"), None),
+        (SandboxSpec(network="open"), None),
+        (SandboxSpec(network=("example.org", "*.example.org", "10.0.0.1")), None),
+        (SandboxSpec(network="example.org"), "network='example.org' is refused"),
+        (SandboxSpec(network=("http://example.org",)), "'http://example.org' is no name of a host"),
+        (SandboxSpec(network=("*",)), "'*' is no name of a host"),
+        (SandboxSpec(network=("a*.example.org",)), "is no name of a host"),
+        (SandboxSpec(network=("example.org",), stay=True), "a box that stays has no proxy"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused_with_a_reason(spec: SandboxSpec, why: str | None) -> None:
+    found = why_refused(spec)
+    assert found == why if why is None or found is None else why in found

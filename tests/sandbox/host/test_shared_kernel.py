@@ -1,0 +1,352 @@
+"""What the kernel counts for all sandboxes together: one that takes everything leaves the others what they need."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxError
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.host import uid_ranges
+from envkit.types import SandboxSpec, SandboxUser
+from tests.sandbox.docker.containers import image
+
+as_root = pytest.mark.skipif(
+    sys.platform != "linux" or uid_ranges.why_unavailable() is not None,
+    reason="sandboxes have no uids of their own here",
+)
+PYTHON = str(Path(sys.executable).resolve())
+local = [pytest.mark.bwrap, as_root]
+
+TAKE = """
+import ctypes, fcntl, os, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+held = []
+
+def checked(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+def terminal():
+    held.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+
+def inotify_instance():
+    held.append(checked(libc.inotify_init()))
+
+def queued_signal():
+    checked(libc.sigqueue(os.getpid(), signal.SIGRTMIN, ctypes.c_void_p(1)))
+
+def timer():
+    checked(libc.timer_create(0, None, ctypes.byref(ctypes.c_void_p())))
+
+def pipe():
+    held.extend(os.pipe())
+    fcntl.fcntl(held[-1], 1031, 1 << 20)  # F_SETPIPE_SZ
+
+def message_queue():
+    checked(libc.mq_open(b"/q%d-%d" % (os.getpid(), len(held)), os.O_CREAT | os.O_RDWR, 0o600, None))
+    held.append(None)
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+take, most = globals()[sys.argv[1]], int(sys.argv[2])
+count = 0
+try:
+    while count < most:
+        take()
+        count += 1
+except OSError as error:
+    print(count, error.strerror, flush=True)
+else:
+    print(count, "no bound", flush=True)
+sys.stdin.read()
+"""
+
+PIPE_BYTES = "import fcntl, os; print(fcntl.fcntl(os.pipe()[0], 1032))"  # F_GETPIPE_SZ
+
+MOST = {
+    "terminal": 4_000,
+    "inotify_instance": 200,
+    "queued_signal": 200_000,
+    "timer": 200_000,
+    "pipe": 100,
+    "message_queue": 300,
+}
+"""How many one sandbox tries to take: more than the kernel has for a user, or for all sandboxes."""
+
+OWNER = """
+import os, anyio
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.types import SandboxSpec
+
+async def main():
+    async with LocalBackend() as backend:
+        box = await backend.start(SandboxSpec(stay=bool({stays}), ttl_s=60))
+        said = (await box.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout
+        print(box.id, said.split()[4], *box.gives_up, flush=True)
+        if {dies}:
+            os.kill(os.getpid(), 9)
+
+anyio.run(main)
+"""
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(60):
+            await main()
+
+    clock.run(bounded)
+
+
+@asynccontextmanager
+async def taking(box: Box, what: str, python: str = PYTHON) -> AsyncIterator[str]:
+    """Have the agent of `box` hold all that it gets, for the length of the block; gives how many, and why no more."""
+    async with box.program([python, "-c", TAKE, what, str(MOST[what])], timeout_s=40) as program:
+        said = b""
+        while not said.endswith(b"\n") and (piece := await program.receive()) is not None:
+            said += piece[1]
+        yield said.decode().strip()
+
+
+async def gets_one(box: Box, what: str, user: SandboxUser, python: str = PYTHON) -> str:
+    done = await box.exec([python, "-c", TAKE, what, "1"], timeout_s=20, user=user)
+    return done.stdout + done.stderr
+
+
+async def uid_base(box: Box) -> int:
+    """The first uid of the range that a sandbox has."""
+    return int((await box.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout.split()[4]) - 1
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def is_free(base: int) -> bool:
+    """Whether no process has the range."""
+    return f"@envkit-uids-{base}\n" not in Path("/proc/net/unix").read_text()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not condition():  # noqa: ASYNC110 - the kernel tells nobody
+            await anyio.sleep(0.01)
+
+
+class TestTwoLocalSandboxes:
+    """One takes all that it gets; the other one is of another tenant."""
+
+    pytestmark = local
+
+    @pytest.mark.parametrize("what", ["terminal", "inotify_instance", "queued_signal", "timer", "message_queue"])
+    def test_one_that_takes_all_leaves_the_other_and_its_grader_enough(self, what: str) -> None:
+        async def main() -> None:
+            async with LocalBackend() as backend:
+                greedy, other = [await backend.start(SandboxSpec(untrusted=True)) for _ in range(2)]
+                async with taking(greedy, what) as said:
+                    assert not said.endswith("no bound")
+                    assert await gets_one(other, what, "agent") == "1 no bound\n"
+                    assert await gets_one(other, what, "grader") == "1 no bound\n"
+
+        run(main)
+
+    def test_pipes_of_the_other_are_as_large_as_ever(self) -> None:
+        async def main() -> None:
+            async with LocalBackend() as backend:
+                greedy, other = [await backend.start(SandboxSpec(untrusted=True)) for _ in range(2)]
+                async with taking(greedy, "pipe") as said:
+                    assert said.endswith("Operation not permitted")
+                    found = await other.exec([PYTHON, "-c", PIPE_BYTES], timeout_s=20)
+                    assert found.stdout == "65536\n"
+
+        run(main)
+
+    @pytest.mark.parametrize("what", ["queued_signal", "timer", "message_queue"])
+    def test_one_that_takes_all_leaves_its_own_grader_enough(self, what: str) -> None:
+        async def main() -> None:
+            async with LocalBackend() as backend:
+                box = await backend.start(SandboxSpec(untrusted=True))
+                async with taking(box, what):
+                    assert await gets_one(box, what, "grader") == "1 no bound\n"
+
+        run(main)
+
+    def test_each_has_64_terminals(self) -> None:
+        async def main() -> None:
+            async with LocalBackend() as backend, taking(await backend.start(SandboxSpec()), "terminal") as said:
+                assert said == "64 No space left on device"
+
+        run(main)
+
+    def test_each_has_host_uids_of_its_own_and_inside_they_are_1000_and_1001(self) -> None:
+        async def main() -> None:
+            async with LocalBackend() as backend:
+                boxes = [await backend.start(SandboxSpec()) for _ in range(2)]
+                bases = [await uid_base(box) for box in boxes]
+                assert bases[0] != bases[1]
+                for box in boxes:
+                    for user, uid in (("agent", "1000\n"), ("grader", "1001\n")):
+                        assert (await box.exec(["id", "-u"], timeout_s=20, user=user)).stdout == uid  # type: ignore[arg-type]
+                    assert box.gives_up == ()
+            last = uid_ranges.FIRST + (uid_ranges.COUNT - 1) * uid_ranges.SIZE
+            assert all(uid_ranges.FIRST <= base <= last for base in bases)
+            assert all(is_free(base) for base in bases)
+
+        run(main)
+
+    def test_the_first_process_has_no_capability_outside_its_user_namespace(self) -> None:
+        async def main() -> None:
+            async with LocalBackend() as backend:
+                box = await backend.start(SandboxSpec())
+                inside = (await box.exec(["readlink", "/proc/self/ns/user"], timeout_s=20, user="root")).stdout
+                ours = Path("/proc/self/ns/user").readlink()  # noqa: ASYNC240
+                assert inside.strip() != str(ours)
+
+        run(main)
+
+
+@pytest.mark.bwrap
+@as_root
+class TestARange:
+    """What becomes of a sandbox's uids."""
+
+    def test_it_is_used_again_once_its_sandbox_has_ended(self) -> None:
+        async def main() -> None:
+            async with LocalBackend() as backend:
+                bases = []
+                for _ in range(2):
+                    box = await backend.start(SandboxSpec())
+                    bases.append(await uid_base(box))
+                    await box.stop()
+                assert bases[0] == bases[1]
+
+        run(main)
+
+    def test_it_is_free_after_its_owner_was_killed(self) -> None:
+        said = subprocess.run(
+            [sys.executable, "-c", OWNER.format(stays=0, dies=1)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        ).stdout.split()
+        base = int(said[1]) - 1
+        run(lambda: until(lambda: is_free(base)))
+
+    def test_it_belongs_to_a_sandbox_that_stays_until_that_ends(self) -> None:
+        async def main() -> None:
+            async with LocalBackend() as backend:
+                owner = [sys.executable, "-c", OWNER.format(stays=1, dies=0)]
+                done = await clock.to_thread(
+                    lambda: subprocess.run(owner, capture_output=True, text=True, timeout=60, check=True)
+                )
+                box_id, first = done.stdout.split()
+                base = int(first) - 1
+                try:
+                    assert not is_free(base)
+                    box = await backend.attach(box_id)
+                    await box.write("left", b"by the agent")
+                    assert (await box.exec(["stat", "-c", "%u", "left", "."], timeout_s=20)).stdout == "1000\n1000\n"
+                finally:
+                    await backend.remove(box_id)
+                await until(lambda: is_free(base))
+
+        run(main)
+
+    def test_a_start_that_fails_for_want_of_files_leaves_none_open(self) -> None:
+        async def main() -> None:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            async with LocalBackend() as backend:
+                await (await backend.start(SandboxSpec())).stop()
+                before = open_files()
+                for more in range(3, 14):
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
+                    try:
+                        with suppress(SandboxError, OSError):  # where the last ones suffice
+                            await (await backend.start(SandboxSpec())).stop()
+                    finally:
+                        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                    assert open_files() <= before
+
+        run(main)
+
+    def test_where_none_can_be_made_a_sandbox_says_that_it_shares_the_uids(self, tmp_path: Path) -> None:
+        bubblewrap = shutil.which("bwrap")
+        assert bubblewrap is not None
+        (tmp_path / "bwrap").symlink_to(bubblewrap)  # and neither setpriv nor unshare
+        done = subprocess.run(
+            [sys.executable, "-c", OWNER.format(stays=0, dies=0).replace("said.split()[4]", "said.split()")],
+            env={"PATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stdout.split()[1:] == ["['0',", "'0',", "'4294967295']", "uid_range"]
+
+
+SCORES = "cat /proc/self/oom_score_adj; for score in 0 999; do echo $score > /proc/self/oom_score_adj; done"
+SCORES += "; echo 1000 > /proc/1/oom_score_adj; cat /proc/self/oom_score_adj /proc/1/oom_score_adj"
+
+
+class TestTheOrderOfEnds:
+    """Whom the kernel ends first when memory runs out."""
+
+    @pytest.mark.bwrap
+    @as_root
+    def test_in_a_local_sandbox_it_is_the_agents_programs_and_they_cannot_change_it(self) -> None:
+        async def main() -> None:
+            async with LocalBackend() as backend:
+                box = await backend.start(SandboxSpec())
+                assert await scores(box) == (["1000", "1000", "500"], ["500"])
+
+        run(main)
+
+    @pytest.mark.docker
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root on the daemon's machine")
+    def test_in_a_container_it_is_the_agents_programs_and_they_cannot_change_it(self) -> None:
+        async def main() -> None:
+            async with DockerBackend() as backend:
+                box = await backend.start(SandboxSpec(image=image()))
+                assert isinstance(box, Box)
+                assert await scores(box) == (["1000", "1000", "0"], ["0"])
+
+        run(main)
+
+
+async def scores(box: Box) -> tuple[list[str], list[str]]:
+    """Return the agent's own at first, after it tried to change it, and that of process 1; then the grader's."""
+    tried = await box.exec(["sh", "-c", SCORES], timeout_s=20)
+    grader = await box.exec(["cat", "/proc/self/oom_score_adj"], timeout_s=20, user="grader")
+    return tried.stdout.split(), grader.stdout.split()
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root on the daemon's machine")
+def test_a_container_that_takes_all_terminals_has_64_and_leaves_others_theirs() -> None:
+    python = "/usr/bin/python3"
+
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            greedy, other = [await backend.start(SandboxSpec(image=image())) for _ in range(2)]
+            assert isinstance(greedy, Box)
+            assert isinstance(other, Box)
+            async with taking(greedy, "terminal", python) as said:
+                assert said == "64 No space left on device"
+                assert await gets_one(other, "terminal", "agent", python) == "1 no bound\n"
+                assert await gets_one(other, "terminal", "grader", python) == "1 no bound\n"
+
+    run(main)

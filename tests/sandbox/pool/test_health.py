@@ -1,0 +1,280 @@
+"""Who is alive: silences, our own lateness, and what is told of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envkit import clock
+from envkit.errors import SandboxLostError
+from envkit.liveness import forgiven
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.health import Verdict, Watch, verdict
+from envkit.sandbox.pool.metrics import cause_class
+from envkit.sandbox.pool.node import Node
+from envkit.sandbox.pool.warm_stock import Stock
+from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
+from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
+from tests.sandbox.pool.pools import SPEC, opened, run, states, told
+
+STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
+WATCH = Watch()
+
+
+def test_one_that_hangs_is_suspect_first_and_lost_within_five_seconds() -> None:
+    def answer(command: object) -> ExecResult:
+        return ExecResult(0, duration_s=100)
+
+    async def main() -> None:
+        async with opened(Fate(hangs_after_s=10.1, answer=answer)) as (pool, _):
+            await pool.create("a", SPEC)
+            with pytest.raises(SandboxLostError, match="a lost: silent for 4 s"):
+                await pool.get("a").exec(["sleep", "100"], timeout_s=200)
+            assert 14 <= clock.now() <= 15.1
+            assert states(pool.view("a")) == [STARTING, LEASED, SUSPECT, LOST]
+            assert pool.counts().losses == {"silent": 1}
+
+    run(main)
+
+
+def test_one_that_is_paused_is_lost_and_that_is_the_cause() -> None:
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            await pool.create("a", SPEC)
+            await anyio.sleep(7.9)
+            backend.boxes[0].pause()
+            await anyio.sleep(4.6)
+            assert pool.view("a").phases[-1].reason == "paused, silent for 4 s"
+            assert pool.counts().losses == {"paused": 1}
+            assert backend.boxes[0].is_gone
+
+    run(main)
+
+
+def test_among_very_many_each_is_asked_less_often_and_has_as_long_to_answer() -> None:
+    assert WATCH.among(500) == WATCH
+    assert WATCH.among(625) == WATCH.among(10_000) == Watch(1.25, 1.75, 4.25)
+
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            for number in range(625):
+                await pool.create(f"box-{number}", SPEC)
+            await anyio.sleep(10)
+            backend.boxes[0].pause()
+            await anyio.sleep(4.9)
+            lost = pool.view("box-0").phases[-1]
+            assert lost.reason == "paused, silent for 4.25 s"
+            assert pool.counts().losses == {"paused": 1}
+            assert {states(view)[-1] for view in pool.views()} == {LEASED, LOST}
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_spare", [True, False])
+def test_one_that_answers_again_is_what_it_was(is_spare: bool) -> None:
+    async def main() -> None:
+        async with opened(stocks=[Stock(SPEC, 1)] if is_spare else []) as (pool, backend):
+            if not is_spare:
+                await pool.create("pool", SPEC)
+            await anyio.sleep(5)
+            backend.boxes[0].pause()
+            await anyio.sleep(2.5)
+            view = pool.views()[0]
+            assert view.state is SUSPECT
+            assert view.phases[-1].reason == "silent for 1.5 s"
+            backend.boxes[0].resume()
+            await anyio.sleep(0.5)
+            before = READY if is_spare else LEASED
+            assert states(pool.views()[0]) == [STARTING, before, SUSPECT, before]
+            alerts = [event for event in await told(pool) if event.kind == "probe"]
+            assert len(alerts) == 1
+            assert alerts[0].text.startswith("an answer took 1.") or alerts[0].text.startswith("an answer took 2.")
+
+    run(main)
+
+
+def test_a_spare_that_is_suspect_is_not_lent() -> None:
+    async def main() -> None:
+        async with opened(stocks=[Stock(SPEC, 1)]) as (pool, backend):
+            await anyio.sleep(5)
+            backend.boxes[0].pause()
+            await anyio.sleep(2.5)
+            async with pool.lease(SPEC) as box:
+                assert pool.view(box.id).box_id == "fake-1"
+
+    run(main)
+
+
+def test_a_call_that_is_answered_is_a_sign_of_life() -> None:
+    class Deaf(FakeBox):
+        """Answers calls, and no probe."""
+
+        async def probe(self, timeout_s: float) -> float:
+            await anyio.sleep_forever()
+            return 0.0
+
+    async def main() -> None:
+        async with FakeBackend(kind=Deaf) as backend, Pool([Node("here", backend)]) as pool:
+            await pool.create("a", SPEC)
+            box = pool.get("a")
+            for _ in range(30):
+                await anyio.sleep(0.9)
+                await box.exec(["true"], timeout_s=1)
+            assert states(pool.view("a")) == [STARTING, LEASED]
+            await anyio.sleep(4.6)
+            assert pool.view("a").state is LOST
+
+    run(main)
+
+
+def test_that_our_own_loop_was_held_up_is_nobodys_silence() -> None:
+    watch = Watch(interval_s=0.04, suspect_s=0.1, lost_s=0.2)
+
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("here", backend)], watch=watch) as pool:
+            for number in range(20):
+                await pool.create(f"box {number}", SPEC)
+            for _ in range(3):
+                await anyio.sleep(0.1)
+                threading.Event().wait(0.5)  # everything in this process stands still
+            await anyio.sleep(0.3)
+            assert {view.state for view in pool.views()} == {LEASED}
+
+    clock.run(main)
+
+
+def test_what_waits_for_us_to_take_its_output_is_not_silent() -> None:
+    class Unread(FakeBox):
+        is_unread = True
+
+    async def main() -> None:
+        async with FakeBackend(kind=Unread) as backend, Pool([Node("here", backend)]) as pool:
+            await pool.create("a", SPEC)
+            backend.boxes[0].pause()
+            await anyio.sleep(30)
+            assert pool.view("a").state is LEASED
+            Unread.is_unread = False
+            await anyio.sleep(5)
+            assert pool.view("a").state is LOST
+
+    run(main)
+
+
+def test_memory_that_is_nearly_used_up_is_told_once_a_minute() -> None:
+    class Greedy(FakeBox):
+        async def stats(self) -> Mapping[str, JSON]:
+            return {"memory_bytes": 58 << 20}
+
+    async def main() -> None:
+        async with FakeBackend(kind=Greedy) as backend, Pool([Node("here", backend)]) as pool:
+            await pool.create("a", SandboxSpec(memory_mib=64), tenant="ann")
+            await pool.create("b", SandboxSpec(memory_mib=128))
+            await anyio.sleep(150)
+            alerts = [event for event in await told(pool) if event.kind == "memory"]
+            assert [(event.sandbox_id, event.tenant) for event in alerts] == [("a", "ann")] * 3
+            assert alerts[0].text == "58 of 64 MiB of memory are in use"
+
+    run(main)
+
+
+def test_a_disk_that_is_nearly_full_is_told_and_counted() -> None:
+    class Full(FakeBox):
+        async def stats(self) -> Mapping[str, JSON]:
+            return {"disk_place": "/tmp", "disk_percent": 89 if self.id.endswith("0") else 90}
+
+    async def main() -> None:
+        async with FakeBackend(kind=Full) as backend, Pool([Node("here", backend)]) as pool:
+            await pool.create("a", SPEC)
+            await pool.create("b", SPEC, tenant="ann")
+            pool.alert("disk", "the disk of /tmp has 3 MiB free")
+            await anyio.sleep(65)
+            alerts = [event for event in await told(pool) if event.kind == "disk"]
+            assert [(event.sandbox_id, event.tenant, event.text) for event in alerts] == [
+                ("", "", "the disk of /tmp has 3 MiB free"),
+                ("b", "ann", "90 % of what it may write to /tmp are used"),
+            ]
+            assert pool.counts().alerts == {"disk": 2}
+
+    run(main)
+
+
+def test_what_nobody_foresaw_of_one_box_is_no_business_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(FakeBox):
+        async def stop(self) -> None:
+            await super().stop()
+            raise RuntimeError("a daemon's answer that is none")
+
+        async def look(self) -> str:
+            raise KeyError("State")
+
+    async def main() -> None:
+        async with FakeBackend(kind=Odd) as backend, Pool([Node("here", backend)]) as pool:
+            for name in ("a", "b", "c"):
+                await pool.create(name, SPEC)
+            backend.boxes[0].pause()
+            await pool.stop("b")
+            await anyio.sleep(6)
+            assert pool.view("a").phases[-1].reason == "KeyError: 'State', silent for 4 s"
+            assert await pool.get("c").probe(5) < 5
+            alerts = [(event.sandbox_id, event.text) for event in await told(pool) if event.kind == "stop"]
+            why = "it may be left behind: RuntimeError: a daemon's answer that is none"
+            assert alerts == [("b", why), ("a", why)]
+
+    run(main)
+    assert caplog.text.count("nobody foresaw") == 4
+
+
+def test_the_last_probe_of_each_is_counted() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC)
+            assert pool.counts().probe_s == {}
+            await anyio.sleep(3)
+            assert pool.counts().probe_s == {"a": 0.0}
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "found"),
+    [(0, Verdict.WELL), (1.49, Verdict.WELL), (1.5, Verdict.SUSPECT), (3.99, Verdict.SUSPECT), (4.0, Verdict.LOST)],
+)
+def test_a_silence_means_what_its_length_says(silent_s: float, found: Verdict) -> None:
+    assert verdict(silent_s, WATCH) is found
+
+
+def test_lateness_moves_the_beginning_of_a_silence_but_not_into_the_future() -> None:
+    assert forgiven(10.0, 3.0, now=15.0) == 13.0
+    assert forgiven(14.0, 3.0, now=15.0) == 15.0
+    assert forgiven(10.0, 0.25, now=15.0) == 10.0
+
+
+@given(late_s=st.floats(0, 1000), heard_ago_s=st.floats(0, 1000))
+def test_no_lateness_makes_a_silence_longer(late_s: float, heard_ago_s: float) -> None:
+    assert 2000.0 - heard_ago_s <= forgiven(2000.0 - heard_ago_s, late_s, now=2000.0) <= 2000.0
+
+
+def test_the_seconds_of_a_watch_must_be_in_order() -> None:
+    with pytest.raises(ValueError, match="0 < interval_s < suspect_s < lost_s"):
+        Watch(interval_s=2, suspect_s=1.5)
+
+
+@pytest.mark.parametrize(
+    ("cause", "found"),
+    [
+        ("killed by signal 9 (SIGKILL)", "killed"),
+        ("exited with code 1: ImportError", "exited"),
+        ("out of memory", "out of memory"),
+        ("paused, silent for 4 s", "paused"),
+        ("silent for 4 s", "silent"),
+        ("it does not answer", "silent"),
+        ("node one was shut down", "other"),
+    ],
+)
+def test_causes_are_counted_by_class(cause: str, found: str) -> None:
+    assert cause_class(cause) == found

@@ -1,0 +1,194 @@
+"""The nodes of a pool, of scripted boxes, on virtual time: which one is taken, how they fail, come and go."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxLostError, SandboxStartError
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.types import SandboxSpec, SandboxState
+from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
+from tests.sandbox.pool.pools import SPEC, borrow, opened, run
+
+
+def test_the_least_loaded_node_gets_the_next_sandbox() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            nodes = [Node("small", backend, Holds(memory_mib=2048)), Node("large", backend, Holds(memory_mib=8192))]
+            async with Pool(nodes) as pool:
+                for number in range(10):
+                    await pool.create(f"box {number}", SPEC)
+                placed = [pool.view(f"box {number}").node for number in range(10)]
+                assert placed == [*["large"] * 3, "small", *["large"] * 4, "small", "large"]
+                with pytest.raises(CapacityError):
+                    await pool.create("one more", SPEC)
+
+    run(main)
+
+
+def test_who_waits_for_what_went_with_its_node_is_told_and_holds_nobody_up() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            pool = Pool([Node("big", backend, Holds(cpus=8)), Node("small", backend, Holds(cpus=1))])
+            async with pool, anyio.create_task_group() as tasks:
+                await pool.create("a", SandboxSpec(cpus=7))
+                snapshot = await pool.get("a").snapshot()
+                tasks.start_soon(remove_later, pool, "big")
+                with pytest.raises(
+                    ImpossibleSandboxError, match="cpus=8 is more than any node holds: the largest hold"
+                ):
+                    await borrow(pool, SandboxSpec(cpus=8))
+                assert clock.now() == 5
+                with pytest.raises(SandboxStartError, match="there is no snapshot 'big/snapshot-0'"):
+                    await pool.create("b", SandboxSpec(cpus=1), snapshot=snapshot)
+                assert pool.counts().waiting == {}
+
+    run(main)
+
+
+class Dead(FakeBackend):
+    """Starts nothing, and says so quickly or not at all."""
+
+    is_hung = False
+    tries = 0
+
+    async def start(self, spec: SandboxSpec) -> FakeBox:
+        self.tries += 1
+        if self.is_hung:
+            await anyio.sleep_forever()
+        raise SandboxStartError("dead", "its daemon does not answer")
+
+
+def test_a_node_on_which_nothing_starts_is_given_a_rest_and_what_was_to_be_there_starts_elsewhere() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Dead() as dead:
+            pool = Pool([Node("dead", dead, Holds(boxes=50)), Node("well", backend, Holds(boxes=50))])
+            async with pool:
+                for number in range(50):
+                    await pool.create(f"{number}", SPEC)
+                    await anyio.sleep(1)
+                assert pool.counts().failed_starts == 0
+                assert {view.node for view in pool.views()} == {"well"}
+                # Tries at 0, 1, 2, 3, 4, 6, 10, 17, 27, 37 and 47 s: after 0.1 s, twice that, ... and at most 10 s.
+                assert dead.tries == 11
+                with pytest.raises(CapacityError):
+                    await pool.create("full", SPEC)
+                await anyio.sleep(10)
+                with pytest.raises(SandboxStartError, match="its daemon does not answer"):
+                    await pool.create("full", SPEC)
+
+    run(main)
+
+
+def test_a_node_that_has_rested_is_tried_with_one_sandbox_and_used_again_when_that_starts() -> None:
+    class Mended(Dead):
+        async def start(self, spec: SandboxSpec) -> FakeBox:
+            if clock.now() < 5:
+                return await super().start(spec)
+            self.tries += 1
+            await anyio.sleep(2)
+            return await FakeBackend.start(self, spec)
+
+    async def main() -> None:
+        async with FakeBackend() as backend, Mended() as mended:
+            pool = Pool([Node("mended", mended, Holds(boxes=9)), Node("well", backend, Holds(boxes=1))])
+            async with pool, anyio.create_task_group() as tasks, pool.lease(SPEC):
+                await anyio.sleep(10)
+                assert mended.tries == 1
+                for _ in range(5):
+                    tasks.start_soon(borrow, pool, SPEC)
+                await anyio.sleep(1)
+                assert mended.tries == 2
+                await anyio.sleep(1.5)
+                assert mended.tries == 6
+
+    run(main)
+
+
+def test_the_only_node_is_used_whatever_became_of_the_start_before() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_failure="no such image"), Fate(), boxes=1) as (pool, _):
+            with pytest.raises(SandboxStartError):
+                await pool.create("a", SPEC)
+            await pool.create("b", SPEC)
+            assert clock.now() == 0
+
+    run(main)
+
+
+def test_a_start_that_a_backend_never_ends_is_given_up() -> None:
+    async def main() -> None:
+        async with Dead() as dead, Pool([Node("here", dead, Holds(boxes=1))]) as pool:
+            dead.is_hung = True
+            with pytest.raises(SandboxStartError, match="node here did not start it within 70 s"):
+                async with pool.lease(SandboxSpec(start_timeout_s=10), wait_s=5):
+                    pytest.fail("it did not start")
+            assert clock.now() == 70
+            assert pool.views()[0].state is SandboxState.STOPPED
+
+    run(main)
+
+
+def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool() as pool:
+            with pytest.raises(CapacityError, match="there are no nodes now"):
+                await pool.create("a", SPEC)
+            pool.add_node(Node("one", backend, Holds(boxes=1)))
+            with pytest.raises(ValueError, match="there is a node 'one' already"):
+                pool.add_node(Node("one", backend))
+            await pool.create("a", SPEC)
+            box = pool.get("a")
+            pool.add_node(Node("two", backend, Holds(boxes=1)))
+            await pool.create("b", SPEC)
+            pool.remove_node("one", "node one was shut down")
+            pool.remove_node("one", "again")
+            with pytest.raises(SandboxLostError, match="a lost: node one was shut down"):
+                await box.exec(["true"], timeout_s=1)
+            await anyio.sleep(1)
+            assert [pool.view(name).state for name in ("a", "b")] == [SandboxState.LOST, SandboxState.LEASED]
+            assert backend.boxes[0].is_gone
+            with pytest.raises(CapacityError):
+                await pool.create("c", SPEC)
+            pool.remove_node("two", "node two is on fire")
+            with pytest.raises(CapacityError, match="there are no nodes now; node two is on fire"):
+                await pool.create("c", SPEC)
+
+    run(main)
+
+
+def test_a_start_that_a_node_takes_with_it_has_failed() -> None:
+    async def main() -> None:
+        backend = FakeBackend(lambda number, rng: Fate(start_s=10))
+        async with backend, Pool([Node("one", backend)]) as pool, anyio.create_task_group() as tasks:
+            tasks.start_soon(remove_later, pool, "one")
+            with pytest.raises(SandboxStartError, match="a did not start: gone"):
+                await pool.create("a", SPEC)
+            assert clock.now() == 5
+
+    run(main)
+
+
+async def remove_later(pool: Pool, name: str) -> None:
+    await anyio.sleep(5)
+    pool.remove_node(name, "gone")
+
+
+def test_a_lease_waits_for_a_node_that_comes() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool() as pool, anyio.create_task_group() as tasks:
+
+            async def add() -> None:
+                await anyio.sleep(5)
+                assert pool.wanted() == 1
+                pool.add_node(Node("one", backend, Holds(boxes=3)))
+
+            tasks.start_soon(add)
+            async with pool.lease(SPEC):
+                assert clock.now() == 5
+                assert pool.wanted() == -2
+
+    run(main)

@@ -1,0 +1,347 @@
+"""A pool over scripted boxes, on virtual time: what is lent, to whom, for how long, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoundError, SandboxStartError
+from envkit.protocols import SandboxPool
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.types import ExecResult, SandboxSpec, SandboxState
+from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
+from tests.sandbox.pool.pools import SPEC, opened, run, states, told
+
+STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
+
+
+def test_a_pool_is_one_for_the_type_checker() -> None:
+    pool: SandboxPool = Pool()
+    assert pool.views() == []
+
+
+def test_a_lease_lends_a_sandbox_and_stops_it_before_the_block_is_left() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_s=2)) as (pool, backend):
+            async with pool.lease(SPEC, tenant="ann") as box:
+                assert clock.now() == 2
+                assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
+                view = pool.view(box.id)
+                assert (view.box_id, view.node, view.tenant) == ("fake-0", "here", "ann")
+            assert backend.boxes[0].is_gone
+            view = pool.view(box.id)
+            assert states(view) == [STARTING, LEASED, STOPPED]
+            assert view.phases[-1].reason == "given back"
+            with pytest.raises(SandboxLostError, match="lost: given back"):
+                await box.exec(["true"], timeout_s=5)
+
+    run(main)
+
+
+def test_a_start_that_fails_raises_why_and_frees_its_place() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_failure="no such image"), Fate(), boxes=1) as (pool, _):
+            with pytest.raises(SandboxStartError, match="pool-1 did not start: no such image"):
+                async with pool.lease(SPEC):
+                    pytest.fail("it did not start")
+            assert states(pool.view("pool-1")) == [STARTING, STOPPED]
+            async with pool.lease(SPEC):
+                assert pool.counts().failed_starts == 1
+
+    run(main)
+
+
+def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_no_business_of_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Odd(FakeBackend):
+        async def start(self, spec: SandboxSpec) -> FakeBox:
+            if spec.cpus:
+                raise OverflowError("cannot convert float infinity to integer")
+            return await super().start(spec)
+
+    async def main() -> None:
+        async with Odd() as backend, Pool([Node("here", backend, Holds(boxes=2))]) as pool, pool.lease(SPEC) as box:
+            with pytest.raises(SandboxStartError, match="OverflowError: cannot convert"):
+                await pool.create("odd", SandboxSpec(cpus=1e308))
+            assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
+            await pool.create("even", SPEC)
+
+    run(main)
+    assert "nobody foresaw" in caplog.text
+
+
+def test_calls_end_with_the_cause_in_the_moment_in_which_the_box_dies() -> None:
+    def answer(command: object) -> ExecResult:
+        return ExecResult(0, duration_s=100)
+
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=3, cause="out of memory", answer=answer)) as (pool, _):
+            async with pool.lease(SPEC) as box:
+                shell = box.shell()
+                with pytest.raises(SandboxLostError, match="pool-1 lost: out of memory"):
+                    await box.exec(["sleep", "100"], timeout_s=200)
+                assert clock.now() == 3
+                with pytest.raises(SandboxLostError, match="out of memory"):
+                    await shell.run("true", timeout_s=1)
+                assert await box.wait() == "out of memory"
+                assert pool.view(box.id).state is LOST
+            assert states(pool.view(box.id)) == [STARTING, LEASED, LOST]
+            assert pool.counts().losses == {"out of memory": 1}
+
+    run(main)
+
+
+def test_a_sandbox_whose_command_has_exited_is_finished_and_not_lost() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=3, cause="exited with code 0")) as (pool, _):
+            await pool.create("a", replace(SPEC, command=("sleep", "3")))
+            await pool.create("b", SPEC)
+            await pool.create(":envs-1", replace(SPEC, command=("serve",)))
+            await anyio.sleep(4)
+            assert pool.counts().finished == 1
+            assert pool.counts().losses == {"exited": 2}
+
+    run(main)
+
+
+def test_a_lost_sandbox_stays_lost_and_nobody_gets_another_in_its_place() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=1)) as (pool, backend):
+            await pool.create("a", SPEC)
+            await anyio.sleep(5)
+            with pytest.raises(SandboxLostError, match="sandbox a lost: killed by signal 9"):
+                pool.get("a")
+            assert states(await pool.create("a", SPEC)) == [STARTING, LEASED, LOST]
+            assert len(backend.boxes) == 1
+
+    run(main)
+
+
+def test_create_can_be_repeated_also_at_the_same_moment() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_s=3)) as (pool, backend):
+            ids: list[str] = []
+
+            async def make() -> None:
+                ids.append((await pool.create("a", SPEC)).box_id)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(make)
+            await make()
+            assert ids == ["fake-0"] * 6
+            assert len(backend.boxes) == 1
+
+    run(main)
+
+
+def test_a_name_is_one_sandbox_of_one_spec_and_tenant() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC, tenant="ann")
+            for spec, tenant in ((replace(SPEC, memory_mib=64), "ann"), (SPEC, "bob")):
+                with pytest.raises(SandboxConflictError, match="'a' is taken"):
+                    await pool.create("a", spec, tenant=tenant)
+            for name in ("pool-7", ""):
+                with pytest.raises(SandboxConflictError, match="is not a name that can be given"):
+                    await pool.create(name, SPEC)
+
+    run(main)
+
+
+def test_the_sandboxes_of_others_are_not_found() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC, tenant="ann")
+            with pytest.raises(SandboxNotFoundError):
+                pool.get("a", tenant="bob")
+            with pytest.raises(SandboxNotFoundError):
+                pool.view("a", tenant="bob")
+            await pool.stop("a", tenant="bob")
+            assert [view.id for view in pool.views(tenant="bob")] == []
+            assert [view.id for view in pool.views(tenant="ann")] == ["a"]
+            assert pool.get("a").id == pool.get("a", tenant="ann").id == "a"
+            with pytest.raises(SandboxNotFoundError):
+                pool.get("b")
+
+    run(main)
+
+
+def test_stop_ends_it_for_good_and_can_be_repeated() -> None:
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            await pool.create("a", SPEC)
+            box = pool.get("a")
+            await pool.stop("a")
+            assert backend.boxes[0].is_gone
+            await pool.stop("a")
+            await pool.stop("never made")
+            assert pool.view("a").phases[-1].reason == "stopped"
+            with pytest.raises(SandboxLostError, match="stopped"):
+                pool.get("a")
+            with pytest.raises(SandboxLostError, match="stopped"):
+                await box.read("x")
+            await box.stop()
+
+    run(main)
+
+
+def test_a_name_that_was_stopped_can_be_given_again() -> None:
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            for number, spec in enumerate((SPEC, SPEC, replace(SPEC, memory_mib=64))):
+                view = await pool.create("a", spec, tenant="ann")
+                assert (view.box_id, view.state) == (f"fake-{number}", LEASED)
+                await pool.stop("a", tenant="ann")
+                assert [(view.id, view.box_id) for view in pool.views()] == [("a", f"fake-{number}")]
+            assert len(backend.boxes) == 3
+
+    run(main)
+
+
+def test_a_name_whose_sandbox_was_lost_or_expired_is_free_once_its_owner_stops_it() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=1), Fate()) as (pool, _):
+            await pool.create("a", SPEC, tenant="ann")
+            await anyio.sleep(2)
+            await pool.stop("a", tenant="bob")
+            assert (await pool.create("a", SPEC, tenant="ann")).state is LOST
+            await pool.stop("a", tenant="ann")
+            assert pool.view("a").state is LOST  # it is to be seen what became of it
+            assert (await pool.create("a", SPEC, tenant="ann", ttl_s=60)).state is LEASED
+            await anyio.sleep(61)
+            assert (await pool.create("a", SPEC, tenant="ann")).state is STOPPED
+            await pool.stop("a", tenant="ann")
+            assert (await pool.create("a", SPEC, tenant="ann")).state is LEASED
+
+    run(main)
+
+
+def test_a_name_whose_sandbox_never_came_up_is_tried_again() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_failure="no image"), Fate()) as (pool, _):
+            with pytest.raises(SandboxStartError, match="no image"):
+                await pool.create("a", SPEC)
+            assert pool.view("a").state is STOPPED
+            assert (await pool.create("a", SPEC)).box_id == "fake-1"
+
+    run(main)
+
+
+def test_a_sandbox_that_nobody_uses_is_stopped_when_its_time_is_over() -> None:
+    async def main() -> None:
+        async with opened() as (pool, backend):
+            view = await pool.create("a", SPEC, ttl_s=60)
+            assert view.expires_at_s == pytest.approx(clock.wall() + 60, abs=5)
+            await anyio.sleep(60.5)
+            assert states(pool.view("a")) == [STARTING, LEASED, STOPPED]
+            assert pool.view("a").phases[-1].reason == "time-to-live passed"
+            assert pool.view("a").expires_at_s is None
+            assert backend.boxes[0].is_gone
+
+    run(main)
+
+
+def test_each_use_renews_the_time_and_a_long_call_is_one_use() -> None:
+    def answer(command: object) -> ExecResult:
+        return ExecResult(0, duration_s=200)
+
+    async def main() -> None:
+        async with opened(Fate(answer=answer)) as (pool, _):
+            await pool.create("a", SPEC, ttl_s=60)
+            await anyio.sleep(50)
+            box = pool.get("a")
+            await anyio.sleep(50)
+            await box.write("there", b"x")
+            await anyio.sleep(50)
+            assert (await box.exec(["make"], timeout_s=300)).exit_code == 0
+            assert clock.now() == 350
+            await anyio.sleep(59)
+            assert pool.view("a").state is LEASED
+            await anyio.sleep(2)
+            assert pool.view("a").state is STOPPED
+
+    run(main)
+
+
+def test_looking_at_a_sandbox_is_no_use_of_it() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC, ttl_s=60)
+            for _ in range(10):
+                await anyio.sleep(10)
+                pool.view("a")
+                await pool.create("a", SPEC, ttl_s=60)
+            assert pool.view("a").state is STOPPED
+
+    run(main)
+
+
+def test_those_that_are_over_are_seen_for_ten_minutes_and_no_more_than_a_thousand() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC)
+            await pool.stop("a")
+            await anyio.sleep(599)
+            assert pool.view("a").state is STOPPED
+            await anyio.sleep(2)
+            with pytest.raises(SandboxNotFoundError):
+                pool.view("a")
+            for _ in range(1001):
+                async with pool.lease(SPEC):
+                    pass
+            assert len(pool.views()) == 1000
+            assert pool.views()[0].id == "pool-2"
+
+    run(main)
+
+
+def test_a_name_belongs_to_the_files_that_its_sandbox_began_with() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            await pool.create("a", SPEC)
+            snapshot = await pool.get("a").snapshot()
+            began = await pool.create("b", SPEC, snapshot=snapshot)
+            assert (await pool.create("b", SPEC, snapshot=snapshot)).box_id == began.box_id
+            for name, files in (("a", snapshot), ("b", None), ("b", "here/snapshot-7")):
+                with pytest.raises(SandboxConflictError, match="taken by a sandbox that began with other files"):
+                    await pool.create(name, SPEC, snapshot=files)
+
+    run(main)
+
+
+def test_what_others_find_is_told_as_an_alert_once_a_minute() -> None:
+    async def main() -> None:
+        async with opened() as (pool, _):
+            for text in ("first", "second"):
+                pool.alert("restarts", text)
+            await anyio.sleep(61)
+            pool.alert("restarts", "third")
+            assert [event.text for event in await told(pool) if event.kind == "restarts"] == ["first", "third"]
+
+    run(main)
+
+
+def test_events_are_told_in_order_and_without_gaps() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=2), Fate()) as (pool, _):
+            await pool.create("a", SPEC, tenant="ann")
+            await anyio.sleep(3)
+            await pool.create("b", SPEC)
+            events = await told(pool)
+            assert [event.number for event in events] == [1, 2, 3, 4, 5]
+            assert [(event.sandbox_id, event.tenant, event.state) for event in events] == [
+                ("a", "ann", STARTING),
+                ("a", "ann", LEASED),
+                ("a", "ann", LOST),
+                ("b", "", STARTING),
+                ("b", "", LEASED),
+            ]
+            assert events[2].text == "killed by signal 9 (SIGKILL)"
+
+    run(main)

@@ -1,0 +1,282 @@
+"""A pool that is full, of scripted boxes, on virtual time: who waits, whose turn it is, and what nobody could have."""
+
+from __future__ import annotations
+
+import math
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import CapacityError, ImpossibleSandboxError
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.types import SandboxSpec
+from tests.sandbox.fake.backend import FakeBackend
+from tests.sandbox.pool.pools import SPEC, borrow, opened, run
+
+
+def test_a_lease_waits_for_room_and_says_when_there_was_none() -> None:
+    async def main() -> None:
+        async with opened(boxes=1) as (pool, _):
+            async with anyio.create_task_group() as tasks:
+                await pool.create("a", SPEC)
+                tasks.start_soon(stop_later, pool, "a", 10)
+                async with pool.lease(SPEC, wait_s=20):
+                    assert clock.now() == 10
+                    with pytest.raises(CapacityError, match="no node has room for a further sandbox within 5 s"):
+                        async with pool.lease(SPEC, wait_s=5):
+                            pytest.fail("there is no room")
+                    assert clock.now() == 15
+                    with pytest.raises(CapacityError, match="no node has room for a further sandbox now"):
+                        await pool.create("b", SPEC)
+                    assert clock.now() == 15
+            assert pool.counts().waiting == {}
+
+    run(main)
+
+
+async def stop_later(pool: Pool, id: str, seconds: float) -> None:
+    await anyio.sleep(seconds)
+    await pool.stop(id)
+
+
+def test_a_request_that_no_node_could_ever_hold_is_refused_at_once() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            pool = Pool([Node("small", backend, Holds(cpus=2, memory_mib=512)), Node("large", backend, Holds(cpus=4))])
+            async with pool:
+                for ask in (pool.lease(SandboxSpec(cpus=8)).__aenter__(), pool.create("a", SandboxSpec(cpus=8))):
+                    with pytest.raises(ImpossibleSandboxError, match=r"cpus=8 is more than any node holds: .* 4$"):
+                        await ask
+                assert pool.views() == []
+                assert clock.now() == 0
+
+    run(main)
+
+
+def test_bounds_that_no_node_holds_together_are_impossible_too() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            nodes = [Node("a", backend, Holds(cpus=8, memory_mib=256)), Node("b", backend, Holds(cpus=1))]
+            async with Pool(nodes) as pool:
+                with pytest.raises(ImpossibleSandboxError, match="no node holds cpus=4, memory_mib=1024, disk_mib=256"):
+                    await pool.create("a", SandboxSpec(cpus=4))
+
+    run(main)
+
+
+def test_a_node_holds_no_more_processes_than_it_can() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(pids=600))]) as pool:
+            await pool.create("a", SPEC)
+            await pool.create("b", SPEC)  # 256 each, as backends have it
+            with pytest.raises(CapacityError, match="no node has room for a further sandbox now"):
+                await pool.create("c", SPEC)
+            with pytest.raises(ImpossibleSandboxError, match=r"pids=601 is more than any node holds: .* holds 600"):
+                await pool.create("d", SandboxSpec(pids=601))
+            with pytest.raises(ImpossibleSandboxError, match="pids=1234567891 is more"):
+                await pool.create("d", SandboxSpec(pids=1_234_567_891))
+
+    run(main)
+
+
+def test_tenants_are_served_in_turn_and_each_in_the_order_of_arrival() -> None:
+    async def main() -> None:
+        served: list[str] = []
+        async with opened(boxes=1) as (pool, _):
+
+            async def play(tenant: str, number: int) -> None:
+                async with pool.lease(SPEC, tenant=tenant, wait_s=1000):
+                    served.append(f"{tenant}{number}")
+                    await anyio.sleep(1)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(4):
+                    tasks.start_soon(play, "a", number)
+                await anyio.sleep(0.1)
+                for number in range(2):
+                    tasks.start_soon(play, "b", number)
+                    tasks.start_soon(play, "c", number)
+                await anyio.sleep(0.1)
+                assert pool.counts().waiting == {"a": 3, "b": 2, "c": 2}
+        assert served == ["a0", "a1", "b0", "c0", "a2", "b1", "c1", "a3"]
+
+    run(main)
+
+
+def test_a_tenant_has_no_more_than_it_may_and_holds_nobody_else_up() -> None:
+    async def main() -> None:
+        async with opened(most=2) as (pool, _):
+            for name in ("a", "b"):
+                await pool.create(name, SPEC, tenant="ann")
+            with pytest.raises(CapacityError, match="tenant 'ann' has the 2 sandboxes that it may have at once"):
+                await pool.create("c", SPEC, tenant="ann")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stop_later, pool, "a", 7)
+                tasks.start_soon(borrow, pool, SPEC, "bob", 0)
+                async with pool.lease(SPEC, tenant="ann"):
+                    assert clock.now() == 7
+
+    run(main)
+
+
+def test_those_without_a_tenant_are_one_together_but_for_what_is_the_pools_own() -> None:
+    async def main() -> None:
+        async with opened(most=1, share=0.1, boxes=4) as (pool, _):
+            await pool.create(":envs-a", SPEC)
+            await pool.create("a", SPEC)
+            with pytest.raises(CapacityError, match="who has no token, which is one tenant, has the 1 sandboxes"):
+                await pool.create("b", SPEC)
+            assert pool.wanted() < 0
+            async with pool.lease(SPEC):
+                await pool.create(":envs-b", SPEC)
+            await pool.stop(":envs-a")
+            await pool.stop("a")
+            await pool.create("b", SPEC)
+
+    run(main)
+
+
+def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_sandbox() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            nodes = [Node(name, backend, Holds(boxes=10, memory_mib=1024, pids=4096)) for name in ("a", "b")]
+            async with Pool(nodes, share=0.25) as pool:
+                await pool.create("large", SandboxSpec(memory_mib=500), tenant="ann")
+                why = (
+                    "^tenant 'ann' has as much as one tenant may have at once: with this one, memory_mib=700 together"
+                    " is more than 25% of what all nodes hold, which is 512; stop one of its sandboxes first$"
+                )
+                with pytest.raises(CapacityError, match=why):
+                    await pool.create("small", SandboxSpec(memory_mib=200), tenant="ann")
+                with pytest.raises(CapacityError, match=r"pids=4352 together is more than 25%.*which is 2048"):
+                    await pool.create("many", SandboxSpec(memory_mib=1, pids=4096), tenant="ann")
+                await pool.create("fits", SandboxSpec(memory_mib=12), tenant="ann")
+                await pool.create("first", SandboxSpec(memory_mib=900), tenant="bob")
+                await pool.stop("large", tenant="ann")
+                await pool.create("small", SandboxSpec(memory_mib=200), tenant="ann")
+
+    run(main)
+
+
+def test_who_needs_much_is_not_passed_by_for_ever() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(cpus=2))]) as pool:
+            served: list[float] = []
+
+            async def small(tenant: str) -> None:
+                while not served:
+                    async with pool.lease(SandboxSpec(cpus=1), tenant=tenant, wait_s=1000):
+                        await anyio.sleep(1)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(4):
+                    tasks.start_soon(small, f"small {number}")
+                await anyio.sleep(0.5)
+                async with pool.lease(SandboxSpec(cpus=2), tenant="large", wait_s=1000):
+                    served.append(clock.now())
+            assert 15 <= served[0] <= 40
+
+    run(main)
+
+
+def test_what_is_of_no_use_to_who_has_waited_for_long_is_given_to_others() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            pool = Pool([Node("big", backend, Holds(cpus=8)), Node("small", backend, Holds(cpus=1))])
+            async with pool, anyio.create_task_group() as tasks:
+                await pool.create("a", SandboxSpec(cpus=7))
+                tasks.start_soon(borrow, pool, SandboxSpec(cpus=8))
+                await anyio.sleep(1)
+                for _ in range(60):
+                    async with pool.lease(SandboxSpec(cpus=1), tenant="small", wait_s=0) as box:
+                        assert pool.view(box.id).node == "small" or clock.now() < 33
+                        await anyio.sleep(1)
+                # What the large one could use is kept for it by now.
+                async with pool.lease(SandboxSpec(cpus=1), tenant="small", wait_s=0):
+                    with pytest.raises(CapacityError):
+                        await pool.create("b", SandboxSpec(cpus=1), tenant="other")
+                tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_two_who_have_waited_for_long_do_not_wait_for_each_other() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(cpus=3))]) as pool:
+            served: list[str] = []
+
+            async def lend(tenant: str, cpus: float, wait_s: float = 1000) -> None:
+                async with pool.lease(SandboxSpec(cpus=cpus), tenant=tenant, wait_s=wait_s):
+                    served.append(tenant)
+                    await anyio.sleep(1)
+
+            async def small(number: int) -> None:
+                while len(served) < 200:
+                    await lend(f"small {number}", 1)
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(4):
+                    tasks.start_soon(small, number)
+                await anyio.sleep(0.5)
+                for tenant in ("one", "two"):
+                    tasks.start_soon(lend, tenant, 2.5)
+            assert 32 <= served.index("one") < served.index("two") < 60
+
+    run(main)
+
+
+def test_no_more_is_wanted_than_tenants_may_have_and_further_nodes_could_give() -> None:
+    async def main() -> None:
+        async with opened(boxes=3, most=2) as (pool, _), anyio.create_task_group() as tasks:
+            await pool.create("a", SPEC, tenant="ann")
+            for number in range(2):
+                await pool.create(f"b{number}", SPEC, tenant="bob")
+            assert pool.wanted() == 0
+            for _ in range(50):
+                tasks.start_soon(borrow, pool, SPEC, "ann")
+                tasks.start_soon(borrow, pool, SPEC, "bob")
+            await anyio.sleep(1)
+            assert pool.counts().waiting == {"ann": 50, "bob": 50}
+            assert pool.wanted() == 1
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_who_gives_up_waiting_leaves_no_trace_and_its_turn_to_the_next() -> None:
+    async def main() -> None:
+        async with opened(boxes=1) as (pool, _):
+            await pool.create("a", SPEC)
+            with anyio.move_on_after(5):
+                async with pool.lease(SPEC, tenant="ann"):
+                    pytest.fail("there is no room")
+            assert pool.counts().waiting == {}
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stop_later, pool, "a", 1)
+                async with pool.lease(SPEC, tenant="ann"):
+                    assert len(pool.views()) == 2
+
+    run(main)
+
+
+def test_a_create_with_a_wait_gets_its_turn_among_leases() -> None:
+    async def main() -> None:
+        async with opened(boxes=1) as (pool, _):
+
+            async def use() -> None:
+                async with pool.lease(SPEC, tenant="ann", wait_s=1000):
+                    await anyio.sleep(60)
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(4):
+                    tasks.start_soon(use)
+                await anyio.sleep(1)
+                with pytest.raises(CapacityError):
+                    await pool.create("a", SPEC)
+                await pool.create("a", SPEC, wait_s=math.inf)
+                assert clock.now() < 2 * 60 + 10
+                await pool.stop("a")
+
+    run(main)

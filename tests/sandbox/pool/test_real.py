@@ -1,0 +1,282 @@
+"""Pools of real boxes: what is done to them is seen in time, and its cause; what was lent is given back."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import statistics
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import EnvkitError, SandboxLostError
+from envkit.protocols import Sandbox, SandboxBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.history import Ledger
+from envkit.sandbox.pool.lease import Handle
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.reattach import Attaches
+from envkit.sandbox.pool.warm_stock import Stock
+from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+from tests.contract.boxes import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
+from tests.sandbox.docker.containers import containers_of, docker
+from tests.sandbox.pool.pools import Book
+
+PARAMS = [
+    pytest.param("local", marks=pytest.mark.bwrap),
+    pytest.param("docker", marks=pytest.mark.docker),
+]
+
+
+@pytest.fixture(params=PARAMS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@asynccontextmanager
+async def opened(kind: Kind, stocks: Sequence[Stock] = (), ledger: Ledger | None = None) -> AsyncIterator[Pool]:
+    async with (
+        kind.backend() as backend,
+        Pool([Node("here", backend, Holds(boxes=8))], stocks=stocks, ledger=ledger) as pool,
+    ):
+        yield pool
+
+
+@dataclass
+class Victim:
+    """A box in which a program sleeps, as seen from outside."""
+
+    kind: Kind
+    box_id: str
+    first_pid: int
+
+    async def kill(self) -> None:
+        os.kill(self.first_pid, signal.SIGKILL)
+
+    async def kill_by_name(self) -> None:
+        if self.kind.has_images:
+            await clock.to_thread(docker, "kill", containers_of(self.box_id)[0])
+        else:
+            os.kill(self.first_pid, signal.SIGTERM)
+
+    async def pause(self) -> None:
+        if self.kind.has_images:
+            await clock.to_thread(docker, "pause", containers_of(self.box_id)[0])
+        else:
+            os.kill(self.first_pid, signal.SIGSTOP)
+
+    async def stop(self) -> None:
+        os.kill(self.first_pid, signal.SIGSTOP)
+
+
+async def end(kind: Kind, harm: Callable[[Victim], Awaitable[None]]) -> tuple[float, str]:
+    """Do harm to a box in use; return after how many seconds its user was told, and the cause."""
+    done_at = 0.0
+
+    async with opened(kind) as pool:
+        await pool.create("a", kind.spec(memory_mib=128))
+        box = pool.get("a")
+        marker = new_marker()
+
+        async def hurt() -> None:
+            nonlocal done_at
+            await until(lambda: bool(sleepers(marker)))
+            await anyio.sleep(0.5)
+            victim = Victim(kind, pool.view("a").box_id, agent_above(sleepers(marker)[0]))
+            done_at = clock.now()
+            await harm(victim)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hurt)
+            with pytest.raises(SandboxLostError) as error:
+                await box.exec(["sleep", marker], timeout_s=60)
+            seconds = clock.now() - done_at
+        assert pool.view("a").state is SandboxState.LOST
+        await until(lambda: not sleepers(marker))
+    return seconds, error.value.cause
+
+
+def test_a_box_that_is_killed_is_lost_at_once(kind: Kind) -> None:
+    async def main() -> None:
+        seconds, cause = await end(kind, Victim.kill)
+        assert cause == "killed by signal 9 (SIGKILL)"
+        assert seconds < 2
+
+    run(main)
+
+
+def test_a_box_that_is_ended_from_outside_is_lost_at_once(kind: Kind) -> None:
+    async def main() -> None:
+        seconds, cause = await end(kind, Victim.kill_by_name)
+        assert cause == f"killed by signal {'9 (SIGKILL)' if kind.has_images else '15 (SIGTERM)'}"
+        assert seconds < 2
+
+    run(main)
+
+
+def test_a_box_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> None:
+    async def main() -> None:
+        seconds, cause = await end(kind, Victim.pause)
+        assert cause == "paused, silent for 4 s"
+        assert seconds < 5
+
+    run(main)
+
+
+def test_a_box_whose_agent_hangs_is_lost_within_five_seconds(kind: Kind) -> None:
+    async def main() -> None:
+        seconds, cause = await end(kind, Victim.stop)
+        assert cause == ("silent for 4 s" if kind.has_images else "paused, silent for 4 s")
+        assert seconds < 5
+
+    run(main)
+
+
+def test_a_box_whose_command_has_used_up_its_memory_is_lost_and_says_so(kind: Kind) -> None:
+    eat = "import time; time.sleep(1); hoard = []\nwhile True: hoard.append(bytearray(1 << 24))"
+
+    async def main() -> None:
+        async with opened(kind) as pool:
+            await pool.create("a", kind.spec(kind.python, "-c", eat, memory_mib=96))
+            with anyio.fail_after(10):
+                assert await pool.get("a").wait() == "out of memory"
+            assert pool.counts().losses == {"out of memory": 1}
+
+    run(main)
+
+
+def test_warm_boxes_are_lent_within_twenty_milliseconds_and_nothing_is_left_afterwards(kind: Kind) -> None:
+    before = traces()
+
+    async def main() -> None:
+        booted: list[str] = []
+
+        async def boot(box: Sandbox) -> None:
+            await box.write("booted", b"yes")
+            booted.append(box.id)
+
+        spec = kind.spec(memory_mib=64)
+        seconds: list[float] = []
+        async with opened(kind, [Stock(spec, 2, boot)]) as pool:
+            for _ in range(10):
+                await until(lambda: pool.counts().spares == 2)
+                began = clock.now()
+                async with pool.lease(spec) as box:
+                    seconds.append(clock.now() - began)
+                    assert await box.read("booted") == b"yes"
+            assert len(booted) >= 11
+        assert statistics.median(seconds) < 0.02
+
+    run(main)
+    assert traces() == before
+
+
+def test_a_spare_that_is_killed_is_replaced_within_three_seconds(kind: Kind) -> None:
+    async def main() -> None:
+        spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
+        async with opened(kind, [Stock(spec, 1)]) as pool:
+            await until(lambda: pool.counts().spares == 1 and bool(sleepers(marker)))
+            began = clock.now()
+            os.kill(agent_above(sleepers(marker)[0]), signal.SIGKILL)
+            await until(lambda: pool.counts().losses == {"killed": 1} and pool.counts().spares == 1)
+            assert clock.now() - began < 3
+
+    run(main)
+
+
+async def leave(backend: SandboxBackend, book: Book, id: str, spec: SandboxSpec, state: SandboxState) -> Sandbox:
+    """Start a box that is left running, as by a server that is killed, and write it down."""
+    box = await backend.start(replace(spec, stay=True, lonely_s=60, ledger=book.id))
+    phases = (Phase(SandboxState.STARTING, 1.0, ""), Phase(state, 2.0, ""))
+    book.pages[id] = SandboxView(id, box.id, "here", "", spec, phases)
+    return box
+
+
+def test_what_an_earlier_server_had_not_written_down_yet_is_ended_and_that_of_others_is_not(kind: Kind) -> None:
+    before = traces()
+    book, other = Book(), Book()
+    book.id, other.id = secrets.token_hex(8), secrets.token_hex(8)
+
+    async def main() -> None:
+        spec = kind.spec(memory_mib=32)
+        async with kind.backend() as backend:
+            known = await leave(backend, book, "a", spec, SandboxState.LEASED)
+            started = await leave(backend, book, "b", spec, SandboxState.LEASED)
+            book.pages["b"] = SandboxView("b", "", "here", "", spec, (Phase(SandboxState.STARTING, 1.0, ""),))
+            others = await leave(backend, other, "a", spec, SandboxState.LEASED)
+            nobodys = await backend.start(replace(spec, stay=True, lonely_s=60))
+        async with kind.backend() as backend, Pool([Node("here", backend)], ledger=book) as pool:
+            assert isinstance(backend, Attaches)
+            assert await backend.staying(book.id) == [known.id]
+            assert await pool.get("a").probe(5) < 5
+            assert pool.view("b").state is SandboxState.STOPPED
+            with pytest.raises(EnvkitError):
+                await backend.attach(started.id)
+            for box in (others, nobodys):
+                assert await (await backend.attach(box.id)).probe(5) < 5
+                await backend.remove(box.id)
+
+    run(main)
+    assert traces() == before
+
+
+def test_boxes_that_were_left_running_are_taken_back_with_what_is_in_them(kind: Kind) -> None:
+    before = traces()
+    book = Book()
+
+    async def main() -> None:
+        spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
+        stocks = [Stock(kind.spec(memory_mib=32), 1)]
+        async with kind.backend() as backend:
+            await (await leave(backend, book, "a", spec, SandboxState.LEASED)).write("there", b"x")
+            await leave(backend, book, "pool-1", stocks[0].spec, SandboxState.READY)
+        assert len(sleepers(marker)) == 1
+        async with opened(kind, stocks, book) as pool:
+            assert pool.view("a").phases[-1].reason == "taken back after a restart"
+            assert await pool.get("a").read("there") == b"x"
+            assert pool.counts().spares == 1
+            async with pool.lease(stocks[0].spec) as spare:
+                assert (await spare.exec(["echo", "hello"], timeout_s=5)).stdout == "hello\n"
+        await until(lambda: not sleepers(marker))
+
+    run(main)
+    assert {view.state for view in book.pages.values()} == {SandboxState.STOPPED}
+    assert traces() == before
+
+
+async def talk_to_the_end(pool: Pool, box: Handle) -> None:
+    async with box.program(["cat"], timeout_s=10) as program:
+        await pool.stop("a")
+        await program.receive()
+
+
+def test_a_watched_program_is_talked_to_and_ends_with_its_box(kind: Kind) -> None:
+    async def main() -> None:
+        async with opened(kind) as pool:
+            await pool.create("a", kind.spec())
+            box = pool.get("a")
+            assert isinstance(box, Handle)
+            async with box.program(["cat"], timeout_s=10) as program:
+                await program.send(b"hello")
+                assert await program.receive() == ("out", b"hello")
+            assert (await box.stats())["memory_bytes"] != 0
+            with pytest.raises(SandboxLostError, match="a lost: stopped"):
+                await talk_to_the_end(pool, box)
+
+    run(main)
+
+
+def test_a_box_says_which_of_its_places_is_how_full(kind: Kind) -> None:
+    async def main() -> None:
+        async with opened(kind) as pool, pool.lease(replace(kind.spec(), disk_mib=16)) as box:
+            assert isinstance(box, Handle)
+            await box.exec(["sh", "-c", "head -c 15000000 /dev/zero > /tmp/large"], timeout_s=20)
+            found = await box.stats()
+            assert (found["disk_place"], found["disk_percent"]) in [("/tmp", percent) for percent in range(85, 96)]
+
+    run(main)

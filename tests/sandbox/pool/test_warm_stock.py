@@ -1,0 +1,241 @@
+"""Spares: lent at once, replaced at once, and not for ever."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import CapacityError, SandboxError
+from envkit.protocols import Sandbox
+from envkit.restarts import RestartBudget
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.warm_stock import Stock
+from envkit.types import SandboxSpec, SandboxState
+from tests.sandbox.fake.backend import FakeBackend, Fate
+from tests.sandbox.pool.pools import SPEC, opened, run, states, told
+
+STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
+OTHER = SandboxSpec(command=("serve",))
+
+
+def test_a_spare_is_lent_at_once_and_replaced_in_the_background() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_s=3), stocks=[Stock(SPEC, 2)]) as (pool, backend):
+            await anyio.sleep(5)
+            assert pool.counts().spares == 2
+            began = clock.now()
+            async with pool.lease(SPEC, tenant="ann") as box:
+                assert clock.now() == began
+                assert pool.view(box.id).tenant == "ann"
+                assert states(pool.view(box.id)) == [STARTING, READY, LEASED]
+                await anyio.sleep(3.1)
+                assert pool.counts().spares == 2
+                assert len(backend.boxes) == 3
+            view = await pool.create("a", SPEC, ttl_s=9)
+            assert clock.now() == began + 3.1
+            assert view.phases[-1].reason == "lent; it was the spare pool-2"
+            assert pool.get("a").id == "a"
+
+    run(main)
+
+
+def test_one_that_asks_for_anything_else_gets_no_spare() -> None:
+    async def main() -> None:
+        async with opened(stocks=[Stock(SPEC, 1)]) as (pool, _):
+            await anyio.sleep(1)
+            async with pool.lease(SandboxSpec(memory_mib=77)) as box:
+                assert pool.view(box.id).box_id == "fake-1"
+            assert pool.counts().spares == 1
+
+    run(main)
+
+
+def test_a_spare_is_lent_only_once_it_is_booted() -> None:
+    booted: list[str] = []
+
+    async def boot(box: Sandbox) -> None:
+        await anyio.sleep(4)
+        booted.append(box.id)
+
+    async def main() -> None:
+        async with opened(boxes=1, stocks=[Stock(SPEC, 1, boot)]) as (pool, _), pool.lease(SPEC) as box:
+            assert clock.now() == 4
+            assert booted == [pool.view(box.id).box_id] == ["fake-0"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_spare_that_cannot_be_booted_is_stopped(is_slow: bool) -> None:
+    async def boot(box: Sandbox) -> None:
+        if is_slow:
+            await anyio.sleep_forever()
+        raise SandboxError("its server says no")
+
+    async def main() -> None:
+        budget = RestartBudget(restarts=1, window_s=100)
+        async with opened(stocks=[Stock(SPEC, 1, boot)], restarts=budget) as (pool, backend):
+            await anyio.sleep(70)
+            assert [box.is_gone for box in backend.boxes] == [True, True]
+            reason = "it was not booted within 30 s" if is_slow else "its server says no"
+            assert pool.views()[0].phases[-1].reason == reason
+
+    run(main)
+
+
+def test_spares_that_die_or_fail_are_replaced_until_the_budget_is_spent_and_again_when_its_window_has_passed() -> None:
+    async def main() -> None:
+        budget = RestartBudget(restarts=3, window_s=100, first_delay_s=1, longest_delay_s=3)
+        async with opened(Fate(start_failure="no image"), stocks=[Stock(SPEC, 1)], restarts=budget) as (pool, _):
+            await anyio.sleep(50)
+            # Tries at 0, 1, 3 and 6 s.
+            assert (pool.counts().starts, pool.counts().failed_starts, pool.counts().restarts) == (4, 4, 3)
+            (event,) = (event for event in await told(pool) if event.kind == "restarts")
+            spent = "stock of bare sandboxes: 3 replacements within 100 s are used up"
+            assert event.text == f"{spent}; there is no other for 94 s; last: no image"
+            await anyio.sleep(51)
+            assert pool.counts().starts == 5
+
+    run(main)
+
+
+def test_each_stock_whose_spares_are_not_replaced_any_more_is_told() -> None:
+    async def main() -> None:
+        stocks = [Stock(SandboxSpec(memory_mib=size), 1) for size in (1, 2)]
+        fate = Fate(start_failure="no image")
+        async with opened(fate, stocks=stocks, restarts=RestartBudget(restarts=1)) as (pool, _):
+            await anyio.sleep(10)
+            assert [event.kind for event in await told(pool)].count("restarts") == 2
+
+    run(main)
+
+
+def test_with_a_budget_of_none_no_spare_is_replaced() -> None:
+    async def main() -> None:
+        async with opened(stocks=[Stock(SPEC, 1)], restarts=RestartBudget(restarts=0)) as (pool, backend):
+            await anyio.sleep(1)
+            backend.boxes[0].die("killed")
+            await anyio.sleep(10_000)
+            (event,) = (event for event in await told(pool) if event.kind == "restarts")
+            assert event.text.endswith("are used up; there is no other any more; last: killed")
+            await pool.create("a", SPEC)
+            assert len(backend.boxes) == 2
+
+    run(main)
+
+
+def test_a_spare_may_not_have_a_time_to_live_that_begins_before_it_is_lent() -> None:
+    with pytest.raises(ValueError, match="ttl_s=60 is refused: it would begin long before somebody has the spare"):
+        Stock(SandboxSpec(ttl_s=60), 1)
+
+
+def test_a_spare_that_dies_is_lost_and_another_one_is_ready_soon() -> None:
+    async def main() -> None:
+        async with opened(Fate(dies_after_s=5), Fate(start_s=1), stocks=[Stock(SPEC, 1)]) as (pool, _):
+            await anyio.sleep(6.2)
+            assert [states(view) for view in pool.views()] == [[STARTING, READY, LOST], [STARTING, READY]]
+            assert pool.counts().restarts == 1
+
+    run(main)
+
+
+def test_spares_make_room_for_who_asks_for_something_else() -> None:
+    async def main() -> None:
+        async with opened(boxes=3, stocks=[Stock(SPEC, 2)]) as (pool, backend):
+            await anyio.sleep(1)
+            await pool.create("a", OTHER)
+            await pool.create("b", OTHER)
+            assert [view.id for view in pool.views() if view.state in (READY, LEASED)] == ["pool-2", "a", "b"]
+            reasons = [view.phases[-1].reason for view in pool.views() if view.state is STOPPED]
+            assert reasons == ["its room is needed"]
+            await pool.create("c", OTHER)
+            with pytest.raises(CapacityError):
+                await pool.create("d", OTHER)
+            assert pool.counts().spares == 0
+            assert pool.wanted() == 2
+            await pool.stop("a")
+            await pool.stop("b")
+            await anyio.sleep(1)
+            assert pool.counts().spares == 2
+            assert sum(not box.is_gone for box in backend.boxes) == 3
+
+    run(main)
+
+
+def test_as_few_spares_as_possible_are_given_up() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            small, large = SandboxSpec(memory_mib=1), SandboxSpec(memory_mib=1000)
+            pool = Pool([Node("a", backend, Holds(memory_mib=1100))], stocks=[Stock(small, 100), Stock(large, 1)])
+            async with pool:
+                await anyio.sleep(1)
+                await pool.create("a", SandboxSpec(memory_mib=900))
+                await anyio.sleep(1)
+                assert pool.counts().spares == 100
+
+    run(main)
+
+
+def test_what_is_being_started_for_a_stock_is_given_to_who_waits_for_it() -> None:
+    async def main() -> None:
+        async with opened(Fate(start_s=5), boxes=1, stocks=[Stock(SPEC, 1)]) as (pool, backend):
+            await anyio.sleep(1)
+            await pool.create("a", SPEC)
+            assert clock.now() == 5
+            assert len(backend.boxes) == 1
+
+    run(main)
+
+
+def test_a_stock_that_no_node_could_hold_is_told() -> None:
+    async def main() -> None:
+        async with opened(boxes=1, stocks=[Stock(SPEC, 1)]) as (pool, _):
+            assert [event.kind for event in await told(pool)] == ["state", "state"]
+        async with FakeBackend() as backend:
+            node = Node("a", backend, Holds(memory_mib=64))
+            async with Pool([node], stocks=[Stock(OTHER, 1)]) as pool:
+                (event,) = await told(pool)
+                assert event.kind == "stock"
+                assert event.text.startswith("stock of serve cannot be kept: memory_mib=1024 is more than any node")
+                assert pool.wanted() == 0
+
+    run(main)
+
+
+def test_stocks_are_filled_where_nobody_waits_for_room() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend:
+            big, small = Node("big", backend, Holds(cpus=8)), Node("small", backend, Holds(cpus=2))
+            async with Pool([big], stocks=[Stock(SandboxSpec(cpus=1), 4)]) as pool, anyio.create_task_group() as tasks:
+                await pool.create("a", SandboxSpec(cpus=6))
+                await pool.create("b", SandboxSpec(cpus=2))
+                tasks.start_soon(lease_large, pool)
+                await anyio.sleep(1)
+                pool.add_node(small)
+                await pool.stop("b")
+                await anyio.sleep(1)
+                assert [view.node for view in pool.views() if view.state is READY] == ["small"] * 2
+                tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+async def lease_large(pool: Pool) -> None:
+    async with pool.lease(SandboxSpec(cpus=8), wait_s=1000):
+        pass
+
+
+def test_spares_that_went_with_their_node_are_replaced_elsewhere_on_nobodys_account() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("a", backend)], stocks=[Stock(SPEC, 3)]) as pool:
+            await anyio.sleep(1)
+            pool.add_node(Node("b", backend))
+            pool.remove_node("a", "gone")
+            await anyio.sleep(1)
+            assert [view.node for view in pool.views() if view.state is READY] == ["b"] * 3
+            assert pool.counts().restarts == 0
+            assert pool.counts().losses == {"other": 3}
+
+    run(main)

@@ -1,0 +1,452 @@
+"""A real Ray cluster as a place for sandboxes: they come and go with its nodes, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from envkit import clock
+from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxRefusedError, UsageError
+from envkit.protocols import Sandbox
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Node
+from envkit.sandbox.ray.backend import RayNodeBackend
+from envkit.sandbox.ray.cluster import Cluster as Connection
+from envkit.sandbox.ray.node_watcher import RayNodes
+from envkit.types import SandboxSpec
+from tests.contract.boxes import agent_above, new_marker, parent, run, sleepers, until
+from tests.sandbox.pool.pools import Book
+from tests.sandbox.ray.clusters import Cluster, running
+
+pytestmark = [pytest.mark.ray, pytest.mark.bwrap]
+
+LONELY_S = 2.0
+
+SERVER = """
+import os, socket, threading
+def serve(listener):
+    while True:
+        stream, _ = listener.accept()
+        stream.sendall(stream.recv(100).upper())
+        stream.close()
+inner = socket.socket(socket.AF_UNIX)
+inner.bind(os.environ["ENVKIT_SOCKETS"] + "/door")
+inner.listen()
+threading.Thread(target=serve, args=(inner,)).start()
+serve(socket.create_server(("127.0.0.1", 8000)))
+"""
+
+# Starts a box in which the marker sleeps, says so, and waits.
+DRIVER = """
+import sys, anyio
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.ray.node_watcher import RayNodes
+from envkit.types import SandboxSpec
+
+async def main():
+    address, marker = sys.argv[1:]
+    pool = Pool()
+    async with RayNodes(pool.add_node, pool.remove_node, address=address, lonely_s=2), pool:
+        async with pool.lease(SandboxSpec(("sleep", marker))):
+            print("ready", flush=True)
+            await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running(2) as cluster:
+        cluster.wait()
+        yield cluster
+
+
+@asynccontextmanager
+async def opened(cluster: Cluster) -> AsyncIterator[tuple[Pool, RayNodes]]:
+    """A pool over the cluster, as of a server; afterwards no actor is left, and Ray was never in our own process."""
+    book = Book()
+    book.id = secrets.token_hex(8)
+    pool = Pool(ledger=book)
+    async with RayNodes(pool.add_node, pool.remove_node, address=cluster.address, lonely_s=LONELY_S) as nodes, pool:
+        assert len(cluster.actors()) >= 2
+        yield pool, nodes
+    await until(lambda: cluster.actors() == [])
+    assert "ray" not in sys.modules
+
+
+class Fleet(NamedTuple):
+    """A pool that several tests use, in a loop of its own."""
+
+    pool: Pool
+    nodes: RayNodes
+    portal: BlockingPortal
+
+    def run(self, main: Callable[[], Awaitable[object]]) -> None:
+        async def bounded() -> None:
+            with anyio.fail_after(90):
+                await main()
+
+        self.portal.call(bounded)
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: Cluster) -> Iterator[Fleet]:
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(opened(cluster)) as (pool, nodes):
+        yield Fleet(pool, nodes, portal)
+
+
+@asynccontextmanager
+async def found(cluster: Cluster) -> AsyncIterator[dict[str, RayNodeBackend]]:
+    """The backends of all nodes, by name."""
+    backends: dict[str, RayNodeBackend] = {}
+
+    def add(node: Node) -> None:
+        assert isinstance(node.backend, RayNodeBackend)
+        backends[node.name] = node.backend
+
+    def remove(name: str, cause: str) -> None:
+        backends.pop(name, None)
+
+    async with RayNodes(add, remove, address=cluster.address, lonely_s=LONELY_S):
+        yield backends
+
+
+def test_boxes_on_several_nodes_do_what_boxes_here_do(fleet: Fleet, tmp_path: Path) -> None:
+    marker = new_marker()
+
+    async def use(box: Sandbox) -> None:
+        result = await box.exec(["sh", "-c", "cat; id -u; nice; exit 3"], stdin=b"in ", timeout_s=20)
+        assert (result.stdout, result.exit_code) == ("in 1000\n0\n", 3)
+        shell = box.shell()
+        await shell.run("x=1; cd /tmp", timeout_s=20)
+        assert (await shell.run("echo $x $PWD", timeout_s=20)).stdout == "1 /tmp\n"
+        content = os.urandom(8 << 20)
+        (tmp_path / box.id).write_bytes(content)
+        await box.upload(tmp_path / box.id, "/workspace/there")
+        await box.download("/workspace/there", tmp_path / f"{box.id} again")
+        assert (tmp_path / f"{box.id} again").read_bytes() == content
+        assert await box.probe(5) < 5
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            lend = [stack.enter_async_context(fleet.pool.lease(SandboxSpec(("sleep", marker)))) for _ in range(4)]
+            boxes = [await one for one in lend]
+            assert len({fleet.pool.view(box.id).node for box in boxes}) == 2
+            async with anyio.create_task_group() as tasks:
+                for box in boxes:
+                    tasks.start_soon(use, box)
+            assert len(sleepers(marker)) == 4
+        assert sleepers(marker) == []
+
+    fleet.run(main)
+
+
+def test_what_listens_in_a_box_on_another_node_is_reached(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with fleet.pool.lease(SandboxSpec((sys.executable, "-c", SERVER))) as box:
+            await box.exec(["sh", "-c", "until [ -e $ENVKIT_SOCKETS/door ]; do sleep 0.02; done"], timeout_s=20)
+            for place in ("door", 8000):
+                with anyio.fail_after(10):
+                    async with await anyio.abc.SocketStream.from_socket(await box.connect(place)) as stream:
+                        await stream.send(b"hello")
+                        assert await stream.receive() == b"HELLO"
+
+    fleet.run(main)
+
+
+def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_new_ones_and_loses_old_ones(
+    cluster: Cluster, fleet: Fleet
+) -> None:
+    doomed, spared, others = new_marker(), new_marker(), new_marker()
+    pool = fleet.pool
+
+    async def main(local: LocalBackend) -> None:
+        await pool.create("doomed", SandboxSpec(("sleep", doomed), lonely_s=60))
+        await pool.create("spared", SandboxSpec(("sleep", spared)))
+        node = pool.view("doomed").node
+        assert pool.view("spared").node != node
+        other = await local.start(SandboxSpec(("sleep", others), stay=True, lonely_s=60, ledger="of-another-server"))
+
+        async def kill() -> None:
+            await clock.to_thread(cluster.kill, node[-8:])
+
+        began = clock.now()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill)
+            with pytest.raises(SandboxLostError) as lost:
+                await pool.get("doomed").exec(["sleep", "1000"], timeout_s=1000)
+        assert clock.now() - began < 5
+        assert lost.value.cause == f"node {node} of the Ray cluster is lost"
+        assert (await pool.get("spared").exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+        assert len(sleepers(doomed)) == 1  # it would wait for another server, and all nodes are on this machine
+        added = await clock.to_thread(cluster.add)
+        new = ""
+        with anyio.fail_after(30):
+            while not new.endswith(added):
+                with suppress(CapacityError):
+                    async with pool.lease(SandboxSpec()) as box:
+                        new = pool.view(box.id).node
+                await anyio.sleep(0.2)
+        await until(lambda: sleepers(doomed) == [])
+        assert len(sleepers(spared)) == len(sleepers(others)) == 1
+        await other.stop()
+        await pool.stop("spared")
+        assert sleepers(spared) == []
+
+    async def beside() -> None:
+        async with LocalBackend() as local:
+            await main(local)
+
+    fleet.run(beside)
+
+
+def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: Cluster) -> None:
+    marker = new_marker()
+
+    async def main() -> None:
+        async with found(cluster) as backends:
+            name, backend = min(backends.items())
+            box = await backend.start(SandboxSpec(("sleep", marker)))
+            await until(lambda: sleepers(marker) != [])
+            actor = parent(parent(agent_above(sleepers(marker)[0])))
+            assert actor in cluster.actors()
+            os.kill(actor, signal.SIGSTOP)
+            began = clock.now()
+            with pytest.raises(SandboxLostError, match=f"node {name} of the Ray cluster is lost"):
+                await box.exec(["true"], timeout_s=60)
+            assert clock.now() - began < 5
+            assert backends.get(name) is not backend
+            await until(lambda: sleepers(marker) == [], 40)  # once Ray has ended the actor, which holds a channel
+
+    run(main)
+
+
+def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
+    marker = new_marker()
+
+    async def main() -> None:
+        async with found(cluster) as backends:
+            name, backend = sorted(backends.items())[0]
+            assert backend.capabilities()["isolation"] is True
+            box = await backend.start(SandboxSpec(("sleep", marker), stay=True, lonely_s=30))
+            await box.write("kept", b"x")
+            assert await box.look() == ""
+            with pytest.raises(SandboxRefusedError, match="'/nowhere' is not a folder"):
+                await backend.start(SandboxSpec(image="/nowhere"))
+        assert len(sleepers(marker)) == 1
+        async with found(cluster) as backends:
+            other = await backends[name].start(SandboxSpec(stay=True, lonely_s=30, ledger="a-ledger"))
+            assert await backends[name].staying("a-ledger") == [other.id]
+            await backends[name].remove(other.id)
+            assert await backends[name].staying("a-ledger") == []
+            again = await backends[name].attach(box.id)
+            assert await again.read("kept") == b"x"
+            await again.stop()
+            assert sleepers(marker) == []
+            with pytest.raises(SandboxError, match=f"there is no box '{box.id}' that stays"):
+                await backends[name].attach(box.id)
+
+    run(main)
+
+
+def test_of_a_server_that_is_killed_nothing_is_left(cluster: Cluster) -> None:
+    marker = new_marker()
+    argv = [sys.executable, "-c", DRIVER, cluster.address, marker]
+
+    async def main() -> None:
+        await until(lambda: sleepers(marker) == [], 20)
+        await until(lambda: set(cluster.actors()) <= others, 20)
+
+    others = set(cluster.actors())
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+        assert len(sleepers(marker)) == 1
+        driver.kill()
+    run(main)
+
+
+def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_nodes_are_left_to_it(
+    cluster: Cluster, fleet: Fleet
+) -> None:
+    async def asked() -> object:
+        return await clock.to_thread(cluster.asked)
+
+    async def main() -> None:
+        a_box = {"CPU": 1, "memory": 1 << 30}
+        await fleet.nodes.request(3)
+        assert await asked() == [a_box] * (2 + 3)  # two nodes have one processor each
+        await fleet.nodes.request(0)
+        assert await asked() == [a_box] * 2
+        async with fleet.pool.lease(SandboxSpec()) as box:
+            await fleet.nodes.request(-1)
+            assert await asked() == [a_box]
+            await until(lambda: len(cluster.actors()) == 1)
+            assert await box.probe(5) < 5
+            await fleet.nodes.request(1)
+            await until(lambda: len(cluster.actors()) == 2, 30)
+            while await asked() != [a_box] * (2 + 1):  # it counts the one that is back
+                await fleet.nodes.request(1)
+        pool = Pool()
+        async with (
+            RayNodes(pool.add_node, pool.remove_node, address=cluster.address, lonely_s=LONELY_S) as others,
+            pool,
+        ):
+            await others.request(1)
+            assert await asked() == [a_box] * (2 + 1)
+        assert await asked() == []  # who leaves wants nothing any more
+
+    fleet.run(main)
+
+
+def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(old: Cluster) -> None:
+        pool = Pool()
+        async with RayNodes(pool.add_node, pool.remove_node, address=old.address, lonely_s=LONELY_S), pool:
+            await pool.create("old", SandboxSpec())
+            with running(1, int(old.address.rpartition(":")[2])) as new:
+                await clock.to_thread(old.behead)
+                await until(lambda: "the head of the Ray cluster does not answer" in caplog.text)
+                assert (await pool.get("old").exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+                await pool.create("late", SandboxSpec())
+                await clock.to_thread(new.wait)
+                with pytest.raises(SandboxLostError, match="another head has taken the place of the cluster's"):
+                    await pool.get("old").exec(["sleep", "60"], timeout_s=60)
+                made = None
+                with anyio.fail_after(30):
+                    while made is None:
+                        with suppress(CapacityError):
+                            made = await pool.create("new", SandboxSpec())
+                        await anyio.sleep(0.2)
+                assert (await pool.get("new").exec(["echo", "again"], timeout_s=20)).stdout == "again\n"
+                await pool.stop("new")
+
+    with running(1) as old:
+        old.wait()
+        run(partial(main, old), 170)
+
+
+def test_a_server_on_a_machine_where_ray_never_ran_joins_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    home, ray_folder = tmp_path / "home", tmp_path / "ray"
+    home.mkdir()
+    words = ["--backend", "ray", "--port", "0", "--set", f"ray.address={cluster.address}", "--set", "access_log=null"]
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "envkit", "serve", *words, "--state", str(tmp_path / "state")],
+            env={**os.environ, "HOME": str(home), "RAY_TMPDIR": str(ray_folder)},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as server,
+    ):
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        server.terminate()
+    assert said.startswith("ready http://127.0.0.1:"), (tmp_path / "log").read_text()
+    assert not ray_folder.exists()
+
+
+def test_a_cluster_that_does_not_start_gives_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "ray").write_text("no folder")
+    broken = Cluster(str(tmp_path), 1)
+    with broken.process, pytest.raises(AssertionError, match=r"the Ray cluster has ended: (?s:.*)FileExistsError"):
+        broken.wait()
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("127.0.0.1:1", "there is no Ray cluster at '127.0.0.1:1' .as given by ray.address.: .*refused; start one"),
+        ("ray://127.0.0.1:1", "'ray://127.0.0.1:1' .as given by ray.address.: Ray's client is not enough; run this on"),
+        ("here", "'here' .as given by ray.address. is not the address of a Ray cluster, such as"),
+    ],
+)
+def test_where_there_is_no_cluster_it_is_said_what_to_do(address: str, hint: str) -> None:
+    async def main() -> None:
+        with pytest.raises(UsageError, match=hint):
+            async with Connection(address):
+                pass
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("says", "what"), [(b"HTTP/1.1 400 Bad Request\r\n", "it says b'HTTP/1.1 '"), (b"", "it closes the connection")]
+)
+def test_where_something_else_listens_it_is_said_what_that_says(
+    monkeypatch: pytest.MonkeyPatch, says: bytes, what: str
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        writer.close()
+        await writer.wait_closed()
+
+    async def main() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1") as server:
+            place = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+            monkeypatch.setenv("RAY_ADDRESS", place)
+            with pytest.raises(UsageError) as error:
+                async with Connection("auto"):
+                    pass
+        found = f"what listens at {place!r} (as given by $RAY_ADDRESS) does not answer as the head of a Ray cluster"
+        assert str(error.value).startswith(f"{found}: {what}; start one")
+
+    run(main)
+
+
+def test_who_waits_for_a_head_is_told_and_gives_up_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def connect(place: str) -> None:
+        async with Connection(place):
+            pass
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            place = "127.0.0.1:{1}".format(*silent.getsockname())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(connect, place)
+                said = f"waiting for the Ray cluster at {place!r} (as given by ray.address)"
+                await until(lambda: said in caplog.text, 30)
+                began = clock.now()
+                tasks.cancel_scope.cancel()
+            assert clock.now() - began < 4
+
+    run(main)
+
+
+def test_a_server_says_at_once_that_the_cluster_is_gone_which_the_machine_used_last(tmp_path: Path) -> None:
+    left = tmp_path / "ray" / "ray_current_cluster"
+    left.parent.mkdir()
+    left.write_text("127.0.0.1:1\n")
+    alone = ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc"]  # among no other heads
+    words = ["-m", "envkit", "serve", "--backend", "ray", "--port", "0", "--state", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    found = subprocess.run(
+        [*alone, sys.executable, *words],
+        env={**environment, "RAY_TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert f"there is no Ray cluster at '127.0.0.1:1' (as given by {left}, for the last cluster" in found.stderr
+    assert "Connection refused; start one (ray start --head), or name another one" in found.stderr

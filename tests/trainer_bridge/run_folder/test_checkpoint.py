@@ -1,0 +1,182 @@
+"""Checkpoints: one that can be seen is whole, the newest few are kept, and a full disk costs none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envkit.errors import UsageError
+from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.run_folder.checkpoint import RunState
+from tests.trainer_bridge.fakes import ScriptedTrainer
+from tests.trainer_bridge.models import write_tiny
+from tests.trainer_bridge.run_folder.disk import FULL, full_disk
+from tests.trainer_bridge.trainees import Trainee, draw_samples
+
+
+def taught(version: int) -> ScriptedTrainer:
+    trainer = ScriptedTrainer()
+    trainer.version, trainer.weights = version, 10 * version
+    return trainer
+
+
+def keep(folder: Path, *steps: int, number: int = 100) -> None:
+    for step in steps:
+        checkpoint.save(folder, taught(step), RunState(step=step), keep=number)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- What is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_the_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    state = RunState(5, 640, 3, 12.25, {"before": {"eval_success": 0.5}, "evaluated": 4, "warmup": None})
+    place = checkpoint.save(tmp_path, taught(5), state, keep=2)
+    assert place == tmp_path / "step-5"
+    assert checkpoint.load_state(place) == state
+    trainer = ScriptedTrainer()
+    trainer.restore(str(place))
+    assert (trainer.version, trainer.weights) == (5, 50)
+
+
+def test_the_newest_are_kept_by_number_and_not_by_name(tmp_path: Path) -> None:
+    keep(tmp_path, 0, 9, 10, 100, 11, number=3)
+    assert names(tmp_path) == ["step-10", "step-100", "step-11"]
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-100"
+
+
+def test_a_step_that_is_saved_again_replaces_the_one_before(tmp_path: Path) -> None:
+    keep(tmp_path, 3)
+    checkpoint.save(tmp_path, taught(3), RunState(step=3, episodes=7), keep=2)
+    assert names(tmp_path) == ["step-3"]
+    assert checkpoint.load_state(tmp_path / "step-3").episodes == 7
+
+
+def test_where_there_is_none_that_is_said(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match=f"^{folder}: no checkpoint to continue from; start without --resume$"):
+            checkpoint.latest(folder)
+
+
+def test_only_folders_of_steps_are_checkpoints(tmp_path: Path) -> None:
+    keep(tmp_path, 2)
+    for name in ("step-", "step-x", "step-7.bak", ".step-9", "other", "step--1"):
+        (tmp_path / name).mkdir()
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-2"
+    keep(tmp_path, 3, number=1)
+    assert names(tmp_path) == [".step-9", "other", "step-", "step--1", "step-3", "step-7.bak", "step-x"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 1, "what": 2}', "3"])
+def test_a_state_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(content)
+    with pytest.raises(UsageError, match=f"^{tmp_path}: not a checkpoint: "):
+        checkpoint.load_state(tmp_path)
+
+
+def test_a_folder_without_a_state_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"^{tmp_path}: not a checkpoint: "):
+        checkpoint.load_state(tmp_path)
+
+
+# --- What is cut off -------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_that_a_killed_run_left_is_not_seen_and_does_not_disturb(tmp_path: Path) -> None:
+    keep(tmp_path, 2)
+    draft = tmp_path / ".step-3"
+    draft.mkdir()
+    (draft / "weights.json").write_text("[3, ")
+    (draft / "left-over").write_text("?")
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-2"
+    keep(tmp_path, 3)
+    assert names(tmp_path) == ["step-2", "step-3"]
+    assert names(tmp_path / "step-3") == ["state.json", "weights.json"]
+
+
+def test_a_checkpoint_is_not_lost_when_its_replacement_is_killed_halfway(tmp_path: Path) -> None:
+    keep(tmp_path, 3)
+    (tmp_path / "step-3").rename(tmp_path / ".step-3.old")  # the moment between the two renames
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-3"
+    assert checkpoint.load_state(tmp_path / "step-3").step == 3
+    assert names(tmp_path) == ["step-3"]
+
+
+def test_what_a_kill_left_aside_goes_with_the_next_save_and_does_not_come_back(tmp_path: Path) -> None:
+    keep(tmp_path, 3)
+    (tmp_path / ".step-3.old").mkdir()
+    (tmp_path / ".step-3.old" / "left-over").write_text("?")
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-3"
+    keep(tmp_path, 3)
+    assert names(tmp_path) == ["step-3"]
+    assert names(tmp_path / "step-3") == ["state.json", "weights.json"]
+
+
+class Failing(ScriptedTrainer):
+    """Writes half of what it should."""
+
+    def save(self, folder: str) -> None:
+        (Path(folder) / "weights.json").write_text("[3, ")
+        raise KeyboardInterrupt
+
+
+def test_a_save_that_breaks_off_leaves_the_older_ones_and_nothing_else(tmp_path: Path) -> None:
+    keep(tmp_path, 1, 2)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, Failing(), RunState(step=3), keep=1)
+    assert names(tmp_path) == ["step-1", "step-2"]
+
+
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=f"^{tmp_path}/file/step-1: Not a directory; "):
+        keep(tmp_path / "file", 1)
+
+
+# --- A full disk -----------------------------------------------------------------------------------------------------
+
+
+class Heavy(ScriptedTrainer):
+    """Writes a megabyte."""
+
+    def save(self, folder: str) -> None:
+        super().save(folder)
+        (Path(folder) / "ballast").write_bytes(bytes(1 << 20))
+
+
+def test_a_full_disk_is_said_in_one_line_and_costs_no_older_checkpoint(tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    with full_disk(place, 256 << 10):
+        keep(place, 1, 2)
+        with pytest.raises(UsageError, match=f"^{place}/step-3: {FULL}; .*--resume$"):
+            checkpoint.save(place, Heavy(), RunState(step=3), keep=1)
+        assert names(place) == ["step-1", "step-2"]
+        assert checkpoint.load_state(checkpoint.latest(place)) == RunState(step=2)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])  # the disk fills in one file after another
+def test_a_full_disk_is_said_the_same_way_by_the_libraries_that_write_weights(share: float, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "policy", seed=1, hidden_size=32)
+    trainee = Trainee(folder, tmp_path, preset="grpo", kl_coefficient=0.1)
+    trainee.trainer.accumulate(draw_samples(0, 4, folder))
+    trainee.trainer.update()
+    whole = checkpoint.save(tmp_path / "roomy", trainee.trainer, RunState(step=3), keep=1)
+    needed = sum(path.stat().st_size for path in whole.rglob("*"))
+
+    place = tmp_path / "disk"
+    with full_disk(place, int(share * needed)):
+        with pytest.raises(UsageError, match=f"^{place}/step-3: {FULL}; .*--resume$") as caught:
+            checkpoint.save(place, trainee.trainer, RunState(step=3), keep=1)
+        assert "\n" not in str(caught.value)
+        assert names(place) == []
+
+
+def test_a_full_disk_is_said_when_weights_are_published(tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    trainee = Trainee(write_tiny(tmp_path / "policy", seed=1, hidden_size=32), place / "weights", preset="grpo")
+    with full_disk(place, 32 << 10), pytest.raises(UsageError, match=f"^{place}/weights/version-0.*: {FULL}; "):
+        trainee.trainer.publish()

@@ -1,0 +1,271 @@
+"""The policy of a run: made on the spot or read from a folder, once to learn and once to play."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from envkit import clock, config
+from envkit.config import RunConfig
+from envkit.errors import UsageError
+from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
+from envkit.types import Observation, SamplingParams
+from envkit.wiring import environments
+from envkit.wiring.training import resolve
+from envkit.wiring.training.policy import Policy, device_of, load_policy, open_policy
+from tests.trainer_bridge.models import sample, write_tiny
+from tests.trainer_bridge.run_folder.disk import FULL, full_disk
+from tests.trainer_bridge.trainees import draw_samples
+
+TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+
+
+def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> RunConfig:
+    content = {
+        "seed": seed,
+        "env": {"id": env_id, "num_envs": 4},
+        "engine": TINY,
+        "trainer": {"threads": 1},
+        **sections,
+    }
+    return resolve.resolve(config.parse(content))
+
+
+def weights(policy: Policy) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in policy.model.parameters()])
+
+
+# --- Made on the spot ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
+def test_a_tiny_policy_knows_every_word_of_its_world_and_says_a_move_in_one_token(env_id: str, tmp_path: Path) -> None:
+    run = run_of(env_id)
+    policy = open_policy(run)
+    assert isinstance(policy.renderer, PlainRenderer)
+    with environments.make(env_id, **run.env.options) as world:
+        for seed in range(500, 530):
+            text, info = world.reset(seed=seed)
+            ended = False
+            while not ended:
+                assert policy.tokenizer.unk_token_id not in policy.renderer.open(Observation(text))
+                text, _, terminated, truncated, _ = world.step(f"<answer>{info['legal_moves'][seed % 4]}</answer>")
+                ended = terminated or truncated
+    for move in info["legal_moves"]:
+        (token,) = policy.renderer.demonstrate(f"<answer>{move}</answer>")
+        assert token != policy.tokenizer.unk_token_id
+
+
+def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: Path) -> None:
+    one, same, other = (open_policy(run_of(seed=seed)) for seed in (5, 5, 6))
+    assert torch.equal(weights(one), weights(same))
+    assert one.tokenizer.get_vocab() == same.tokenizer.get_vocab()
+    assert not torch.equal(weights(one), weights(other))
+
+
+def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path: Path) -> None:
+    run = run_of(seed=2**63 - 1, algorithm={"preset": "ppo"})
+    policy = open_policy(run)
+    policy.begin_training(resolve.algorithm_of(run), run, tmp_path / "weights")
+    before = weights(policy).clone()
+    policy.trainer.accumulate([sample([1, 3], ([4 + number], ()), rewards=[float(number)]) for number in range(2)])
+    policy.trainer.update()
+    assert not torch.equal(weights(policy), before)
+
+
+TURNING = """
+import gymnasium
+import envkit
+from envkit import config
+from envkit.wiring import meanings
+from envkit.wiring.training.policy import open_policy
+
+class Turning(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        return "go", {"legal_moves": ["turn left", "A1"]}
+
+    def step(self, action):
+        return "on", 0.0, action == "<answer>A1</answer>", False, {"legal_moves": ["move_up", "A1"]}
+
+envkit.register("Turning-v0", Turning, expert=Turning)
+engine = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+run = meanings.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": engine, "trainer": {"threads": 1}}))
+renderer = open_policy(run).renderer
+for move in ("turn left", "A1", "move_up"):
+    said = renderer.demonstrate(move)
+    print(len(said) <= run.rollout.turn_tokens, renderer.action(said))
+"""
+
+
+def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy() -> None:
+    done = subprocess.run([sys.executable, "-c", TURNING], capture_output=True, text=True, check=True)
+    moves = ("turn left", "A1", "move_up")
+    assert done.stdout.splitlines() == [f"True <answer>{move}</answer>" for move in moves]
+
+
+def test_an_episode_too_short_for_a_single_turn_is_refused() -> None:
+    # A lake of 4x4: the beginning, 16 cells, 4 ends of lines, <answer>, and the move.
+    needed = 1 + 16 + 4 + 1 + 1
+    with pytest.raises(UsageError) as caught:
+        open_policy(run_of(rollout={"max_tokens": 8}))
+    assert str(caught.value) == (
+        "rollout.max_tokens: 8 is too small; what FrozenLake-v0 says first and the answer to it "
+        f"take up to {needed} tokens"
+    )
+    open_policy(run_of(rollout={"max_tokens": needed}))
+
+
+def test_learning_leaves_the_engines_copy_alone_until_it_is_loaded(tmp_path: Path) -> None:
+    policy = open_policy(run_of())
+    before = weights(policy).clone()
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(1.0)
+    playing = torch.cat([weight.flatten() for weight in policy.engine._model.parameters()])
+    assert torch.equal(playing, before)
+
+
+def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_path: Path) -> None:
+    for preset, changes, kinds in (
+        ("grpo", {}, (False, False)),
+        ("ppo", {}, (True, False)),
+        ("reinforce", {"kl_coefficient": 0.1}, (False, True)),
+    ):
+        run = run_of(algorithm={"preset": preset, **changes})
+        policy = open_policy(run)
+        with pytest.raises(AssertionError, match="begin_training comes first"):
+            _ = policy.trainer
+        policy.begin_training(resolve.algorithm_of(run), run, tmp_path / preset / "weights")
+        assert (policy.trainer._critic is not None, policy.trainer._reference is not None) == kinds
+
+
+def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: Path) -> None:
+    run = run_of(rollout={"temperature": 0.6})
+    policy = open_policy(run)
+    policy.begin_training(resolve.algorithm_of(run), run, tmp_path / "weights")
+    assert policy.trainer._settings.temperature == 0.6
+
+
+def test_a_full_disk_is_said_when_weights_are_written(tmp_path: Path) -> None:
+    policy = open_policy(run_of())
+    disk = tmp_path / "disk"
+    with full_disk(disk, 8 << 10), pytest.raises(UsageError, match=f"^{disk}/weights/warmup.safetensors: {FULL}; "):
+        policy.write_weights(disk / "weights" / "warmup.safetensors")
+
+
+# --- Read from a folder ----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_read_twice_and_its_template_decides_how_words_are_framed(
+    tiny_folder: Path, chat_folder: Path
+) -> None:
+    plain, chat = load_policy(str(tiny_folder), device="cpu"), load_policy(str(chat_folder), device="cpu")
+    assert isinstance(plain.renderer, PlainRenderer)
+    assert isinstance(chat.renderer, ChatRenderer)
+    assert "LlamaForCausalLM with 5,504 parameters on cpu" in plain.description
+    assert plain.model is not plain.engine._model
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_policy(str(folder), device="cpu")
+    text = str(caught.value)
+    assert text.startswith(f"engine.model: cannot load {folder}: ")
+    assert "\n" not in text
+    return text
+
+
+def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
+    refusal(tmp_path / "nowhere")
+
+
+def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds() -> None:
+    script = (
+        "from time import perf_counter\nfrom envkit.errors import UsageError\n"
+        "from envkit.wiring.training.policy import load_policy\n"
+        "for _ in range(2):  # at first all is imported, which takes as long as it takes\n"
+        "    began = perf_counter()\n"
+        "    try:\n        load_policy('nobody/none', device='cpu')\n"
+        "    except UsageError as error:\n        last = error\n"
+        "print(perf_counter() - began < 8, last)"
+    )
+    environ = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ)
+    assert done.stdout == (
+        "True engine.model: cannot load nobody/none: no such folder or cached model, "
+        "and the hub cannot be reached or has none; name a model folder\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbled"])
+def test_a_damaged_model_folder_is_refused_in_one_line(name: str, damage: str, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "policy", seed=1)
+    if damage == "missing":
+        (folder / name).unlink()
+        if name == "tokenizer.json":
+            (folder / "tokenizer_config.json").unlink()
+    else:
+        (folder / name).write_bytes(b"" if damage == "empty" else b"\xff\x00 nonsense " * 20)
+    refusal(folder)
+
+
+def test_a_model_of_an_unknown_kind_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "policy", seed=1)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "model_type": "lama"}))
+    refusal(folder)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    if torch.cuda.is_available():
+        assert device_of("cuda") == device_of("auto") == "cuda"
+    else:
+        with pytest.raises(UsageError, match=r"^engine\.device: torch finds no GPU here; take auto or cpu$"):
+            device_of("cuda")
+        assert device_of("auto") == "cpu"
+    assert device_of("cpu") == "cpu"
+
+
+# --- Numbers of two formats ------------------------------------------------------------------------------------------
+
+
+def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_are_rounded(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = run_of(trainer={"threads": 1, "learning_rate": 1e-6}, engine={**TINY, "dtype": "bfloat16"})
+    policy = load_policy(str(tiny_folder), device="cpu", dtype="bfloat16")
+    playing = policy.engine._model
+    assert {weight.dtype for weight in policy.model.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in playing.buffers()} == {buffer.dtype for buffer in policy.model.buffers()}
+    before = weights(policy).clone()
+    policy.begin_training(resolve.algorithm_of(run), run, tmp_path / "weights")
+    policy.trainer.accumulate(draw_samples(0, 8, tiny_folder))
+    policy.trainer.update()
+    changed = (weights(policy) != before).float().mean()
+    assert changed > 0.5
+
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(0.1)
+    published = policy.trainer.publish()
+    assert {weight.dtype for weight in load_file(published.location).values()} == {torch.float32}
+
+    async def play() -> None:
+        await policy.engine.load(published)
+        completion = await policy.engine.generate([1, 5, 6], SamplingParams(max_tokens=3, seed=4))
+        assert len(completion.token_ids) == 3
+
+    clock.run(play, virtual=True)
+    assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}
+    for learned, played in zip(policy.model.parameters(), playing.parameters(), strict=True):
+        assert torch.equal(learned.bfloat16(), played)
