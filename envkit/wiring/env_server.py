@@ -1,9 +1,10 @@
-"""The server that runs in a sandbox: ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``.
+"""A server of environments from slots in this process, also in a sandbox.
 
-The same application as everywhere, on a Unix socket. It ends on SIGTERM, and when its standard input does, which is a
-pipe or a socket that its parent holds. On a second socket beside the first one (``env.pulse`` beside ``env.sock``) a
-thread answers whoever connects with one byte, also while a world computes in the event loop: by that its process is
-known to run. How long a step may take is the business of who asks for it, outside.
+There it is ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``: the same application on a Unix socket.
+It ends on SIGTERM, and when its standard input does, which is a pipe or a socket that its parent holds. On a second
+socket beside the first one (``env.pulse`` beside ``env.sock``) a thread answers whoever connects with one byte, also
+while a world computes in the event loop: by that its process is known to run. How long a step may take is the business
+of who asks for it, outside.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +24,51 @@ import anyio
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.wiring.env_serving import serve_envs
+from envkit.http.api.app import create_app
+from envkit.http.server.middleware import Guard
+from envkit.http.server.server import serve
+from envkit.http.sessions.table import STEP_TIMEOUT_S, TTL_S
+from envkit.wiring.environments import registered, slots
+
+
+async def serve_envs(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    uds: str | None = None,
+    capacity: int = 64,
+    ttl_s: float = TTL_S,
+    step_timeout_s: float = STEP_TIMEOUT_S,
+    on_ready: Callable[[str], None] | None = None,
+    lazy: bool = False,
+    sends_traces: bool = False,
+) -> None:
+    """Serve until SIGTERM, SIGINT or cancellation.
+
+    Args:
+        host: Name or address to listen on.
+        port: TCP port; 0 takes a free one.
+        uds: Path of a Unix socket to listen on instead.
+        capacity: Number of episodes at once.
+        ttl_s: Seconds without a call after which a session expires.
+        step_timeout_s: Seconds after which a step is cancelled and its session is broken.
+        on_ready: Called once with the address, as soon as requests are answered.
+        lazy: Start fast: prepare what only a person asks for when one does.
+        sends_traces: Send callers the tracebacks of environments.
+
+    Raises:
+        UsageError: The port or the path cannot be used; the message says what to do.
+    """
+    async with slots(capacity) as envs:
+        app = create_app(
+            envs,
+            envs=registered,
+            ttl_s=ttl_s,
+            step_timeout_s=step_timeout_s,
+            lazy=lazy,
+            sends_traces=sends_traces,
+        )
+        await serve(Guard(app) if uds is None else app, host=host, port=port, uds=uds, on_ready=on_ready)
 
 
 async def serve_inside(path: str, capacity: int) -> None:

@@ -14,7 +14,7 @@ import marshal
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_NOT_SENT = ("__init__", "boot")
+_NOT_SENT = ("__init__.py", "bootstrap.py")
 
 BOOT = (
     "import marshal,posix\n"
@@ -27,7 +27,7 @@ BOOT = (
     "  b+=p\n"
     " return b\n"
     "magic,code,text=[take(0,int(take(0,9)))for _ in range(3)]\n"
-    "exec(marshal.loads(code)if magic==MAGIC_NUMBER else compile(text,'agent/boot.py','exec'))\n"
+    "exec(marshal.loads(code)if magic==MAGIC_NUMBER else compile(text,'agent/bootstrap.py','exec'))\n"
 )
 """Reads, from standard input, three parts and runs the second, or the third where the first is not of this Python.
 
@@ -48,13 +48,14 @@ def opening() -> bytes:
     """
     magic = importlib.util.MAGIC_NUMBER
     modules = b""
-    for path in sorted(_FOLDER.glob("*.py")):
-        if path.stem not in _NOT_SENT:
-            for name, body in ((path.stem, path.read_bytes()), (f"{path.stem}@{magic.hex()}", _compiled(path))):
+    for path in sorted(_FOLDER.rglob("*.py")):
+        if path.name not in _NOT_SENT:
+            module = ".".join(path.relative_to(_FOLDER).with_suffix("").parts)
+            for name, body in ((module, path.read_bytes()), (f"{module}@{magic.hex()}", _compiled(path))):
                 modules += b"%s %d\n%s" % (name.encode(), len(body), body)
-    boot = _FOLDER / "boot.py"
+    boot = _FOLDER / "bootstrap.py"
     return b"".join(b"%09d%s" % (len(part), part) for part in (magic, _compiled(boot), boot.read_bytes(), modules))
 
 
 def _compiled(path: Path) -> bytes:
-    return marshal.dumps(compile(path.read_bytes(), f"agent/{path.name}", "exec", dont_inherit=True))
+    return marshal.dumps(compile(path.read_bytes(), f"agent/{path.relative_to(_FOLDER)}", "exec", dont_inherit=True))

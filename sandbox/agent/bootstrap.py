@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Finder:
-    """Finds the modules that came with us, as ``agent.NAME``.
+    """Finds the modules that came with us, as ``agent.NAME`` and ``agent.PACKAGE.NAME``.
 
     Args:
         content: For each module a line ``NAME SIZE`` and as many bytes; a name with a magic number is compiled.
@@ -27,17 +27,19 @@ class Finder:
 
     def __init__(self, content: bytes) -> None:
         self._parts = {}
+        self._packages = {""}
         at = 0
         while at < len(content):
             end = content.index(b"\n", at)
             name, size = content[at:end].split()
             at = end + 1 + int(size)
             self._parts[name.decode()] = content[end + 1 : at]
+            self._packages.add(name.decode().rpartition(".")[0])
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         package, _, module = name.partition(".")
-        if package == "agent" and (not module or module in self._parts):
-            return ModuleSpec(name, self, is_package=not module)  # type: ignore[arg-type]
+        if package == "agent" and (module in self._packages or module in self._parts):
+            return ModuleSpec(name, self, is_package=module in self._packages)  # type: ignore[arg-type]
         return None
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -45,9 +47,13 @@ class Finder:
 
     def exec_module(self, module: "ModuleType") -> None:
         name = module.__name__.partition(".")[2]
-        if name:
+        if name not in self._packages:
             compiled = self._parts.get(name + "@" + MAGIC_NUMBER.hex())
-            code = marshal.loads(compiled) if compiled else compile(self._parts[name], "agent/" + name + ".py", "exec")
+            code = (
+                marshal.loads(compiled)
+                if compiled
+                else compile(self._parts[name], "agent/" + name.replace(".", "/") + ".py", "exec")
+            )
             exec(code, module.__dict__)
 
 

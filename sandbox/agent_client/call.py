@@ -7,14 +7,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import Protocol, TypeAlias, TypeGuard
 
 import anyio
 
-from envkit.types import JSON
-
-if TYPE_CHECKING:
-    from .channel import Channel
+from envkit.types import JSON, ExecResult
 
 MAX_BODY_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
@@ -79,6 +76,32 @@ class Reply:
     data: bytes = b""
 
 
+class CallChannel(Protocol):
+    """What a call needs of its channel; see `Channel`."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def is_stalled(self) -> bool: ...
+    async def send(self, header: Fields, body: bytes = b"") -> None: ...
+    def fail(self, reason: str) -> None: ...
+    def stall(self, call: Call) -> None: ...
+    def unstall(self, call: Call) -> None: ...
+    def forget(self, call: Call) -> None: ...
+
+
+class AgentCalls(Protocol):
+    """What a shell or a program needs of its sandbox; see `Box`."""
+
+    @property
+    def id(self) -> str: ...
+    async def call(
+        self, do: str, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
+    ) -> Reply: ...
+    async def result(self, reply: Reply) -> ExecResult: ...
+    async def wait(self) -> str: ...
+
+
 class Call:
     """A call under way; made by `Channel.start`.
 
@@ -110,7 +133,7 @@ class Call:
     )
 
     def __init__(
-        self, channel: Channel, number: int, do: str, fields: Fields, queue_s: float, *, streamed: bool
+        self, channel: CallChannel, number: int, do: str, fields: Fields, queue_s: float, *, streamed: bool
     ) -> None:
         loop = channel.loop
         timeout_s = fields.get("timeout_s")

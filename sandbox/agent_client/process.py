@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from envkit.errors import SandboxLostError
-from envkit.types import JSON, ExecResult, SandboxUser
+from envkit.types import ExecResult
 
-from ..host.validation import check_bounds, fault_of_variables, fault_of_words
-from .call import MAX_BODY_BYTES, Call, Reply
-from .channel import ChannelEndedError
-
-if TYPE_CHECKING:
-    from .sandbox import Box
+from .call import MAX_BODY_BYTES, AgentCalls, Call, ChannelEndedError, Reply
 
 
 class Program:
     """One program; made by `Box.program`."""
 
-    def __init__(self, box: Box, call: Call, *, has_terminal: bool) -> None:
+    def __init__(self, box: AgentCalls, call: Call, *, has_terminal: bool) -> None:
         self._box = box
         self._call = call
         self._has_terminal = has_terminal
@@ -63,32 +56,3 @@ class Program:
         if end is None:
             raise RuntimeError("the result of a program that has not ended")
         return await self._box.result(Reply(end))
-
-
-def fields_of(
-    argv: Sequence[str],
-    timeout_s: float,
-    env: Mapping[str, str] | None,
-    cwd: str | None,
-    user: SandboxUser,
-    max_output_bytes: int,
-) -> dict[str, JSON]:
-    """Return the fields of a call that say what to run.
-
-    Raises:
-        ValueError: There is no program; something is no text or holds NUL; or a number is none.
-    """
-    if isinstance(argv, str) or not argv:
-        raise ValueError(f"argv must be a program and its arguments, such as ['ls', '-l'], got {argv!r}")
-    check_bounds(timeout_s, max_output_bytes)
-    env = env or {}
-    if (fault := fault_of_words((*argv, cwd or "")) or fault_of_variables(env)) is not None:
-        raise ValueError(fault)
-    return {
-        "argv": list(argv),
-        "env": {**env},
-        "cwd": cwd,
-        "timeout_s": timeout_s,
-        "keep_bytes": max_output_bytes,
-        "user": user,
-    }

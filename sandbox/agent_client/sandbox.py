@@ -35,9 +35,10 @@ from ..host.layout import SOCKETS
 from ..transfer import tar_stream
 from . import port_forward
 from .channel import Channel, ChannelEndedError, RefusedCallError, Reply
-from .process import Program, fields_of
+from .exec_result import fields_of, result_of
+from .process import Program
 from .resources import Hold
-from .shell import BoxShell, result_of
+from .shell import BoxShell
 from .teardown import Ending
 
 _LOG_BYTES = 64 << 10

@@ -2,14 +2,14 @@
 in them, no daemon, and a start that costs milliseconds.
 
 What a box sees and where it can write is in `envkit.sandbox.bubblewrap.arguments`, what it may use of the machine in
-`envkit.sandbox.host.cgroups`, what it may ask of the kernel in `envkit.sandbox.host.seccomp`. Its network holds nothing but a
-loopback. Its first process is our agent; as root, that keeps the capabilities that it needs to start programs as uid
-1000 and graders as uid 1001, which have none. It dies with us, by the kernel's hand and by the end of the channel.
+`envkit.sandbox.host.cgroups`, what it may ask of the kernel in `envkit.sandbox.host.seccomp`. Its network holds nothing
+but a loopback. Its first process is our agent; as root, that keeps the capabilities that it needs to start programs as
+uid 1000 and graders as uid 1001, which have none. It dies with us, by the kernel's hand and by the end of the channel.
 
-As root, each box has host uids of its own (`envkit.sandbox.host.uid_ranges`), so it shares nothing that the kernel counts by user.
-Where the machine allows no user namespaces, the uids are the host's, and what the kernel counts for its user 1000
-(inotify instances, queued signals, pipe memory) is shared with that user and between boxes; `gives_up` then names
-``"uid_range"``.
+As root, each box has host uids of its own (`envkit.sandbox.bubblewrap.uid_ranges`), so it shares nothing that the kernel
+counts by user. Where the machine allows no user namespaces, the uids are the host's, and what the kernel counts for its
+user 1000 (inotify instances, queued signals, pipe memory) is shared with that user and between boxes; `gives_up` then
+names ``"uid_range"``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from ..agent_client.channel import Channel, ChannelEndedError, SocketStream
 from ..agent_client.resources import Hold
 from ..agent_client.sandbox import Box
 from ..egress import proxy
-from ..host import cgroups, layout, run_dirs, seccomp, uid_ranges
+from ..host import cgroups, layout, run_dirs, seccomp
 from ..host.instances import Boxes, machine_memory_mib, refuse
 from ..host.layout import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from ..host.pid1 import FirstProcess
 from ..snapshots import store
-from . import arguments, detached, host_python, orphans, supervisor
+from . import arguments, detached, host_python, orphans, supervisor, uid_ranges
 from .arguments import why_unavailable
 from .supervisor import Life
 
@@ -64,8 +64,8 @@ class LocalBackend:
 
     Args:
         readable: Files and folders of the host that boxes see, read-only and at the same place; None takes what running
-            our Python needs (`envkit.sandbox.bubblewrap.host_python.readable`), for hostile programs only its own modules,
-            as it is when the backend is opened.
+            our Python needs (`envkit.sandbox.bubblewrap.host_python.readable`), for hostile programs only its own
+            modules, as it is when the backend is opened.
     """
 
     def __init__(self, readable: Sequence[str] | None = None) -> None:

@@ -18,8 +18,8 @@ from envkit import clock
 from ..host import cgroups, run_dirs
 from ..host.child_process import Child, cause_of, signal_in
 from ..host.pid1 import FirstProcess
-from ..host.uid_ranges import UidRange
 from .arguments import Look, options
+from .uid_ranges import UidRange
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0

@@ -1,8 +1,9 @@
 """Sandboxes of Docker: an image's files, the daemon's isolation, and processors, memory and processes that are bounded.
 
 A container is made, attached to and started; its process 1 is our agent, which is sent in over the attached streams and
-ends when they do, so that a box dies with us. What containers are made of is in `envkit.sandbox.docker.container_config`. An image
-needs Python 3.7 or newer; of one that has only a shell, boxes are what `envkit.sandbox.docker.agentless` can do.
+ends when they do, so that a box dies with us. What containers are made of is in
+`envkit.sandbox.docker.container_config`. An image needs Python 3.7 or newer; of one that has only a shell, boxes are
+what `envkit.sandbox.docker.agentless` can do.
 
 Nothing is pulled unless that was asked for, since it may take minutes. Containers carry the name of the process that
 made them; the next backend that is opened on the same machine removes those whose process is gone.

@@ -17,9 +17,8 @@ from envkit.errors import SandboxError
 from envkit.types import JSON, SandboxSpec
 
 from ..host import oom_score, run_dirs
-from ..host.layout import DOOR, DOOR_SOCKET, SOCKETS
+from ..host.layout import COUNTED, DOOR, DOOR_SOCKET, SOCKETS
 from ..host.pid1 import FirstProcess
-from ..host.uid_ranges import COUNTED
 from . import container_config, orphans
 from .api import Daemon, DaemonError
 from .attach_stream import AttachStream

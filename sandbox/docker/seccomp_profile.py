@@ -1,10 +1,10 @@
 """The filter of system calls of a container, in the form that the Docker daemon takes.
 
 It is at least as strict as both that which the daemon has by default and that of bubblewrap boxes
-(`envkit.sandbox.host.seccomp`). Other than there it is a list of what is allowed, which is what programs of every day need;
-since the daemon puts it on, it holds for all programs of a box whatever its image holds, process 1 included. What is
-not in the list is refused (EPERM); what is newer than the list, or what programs have an older way for, does not exist
-(ENOSYS). A call of another architecture, such as a 32-bit program, kills its process.
+(`envkit.sandbox.host.seccomp`). Other than there it is a list of what is allowed, which is what programs of every day
+need; since the daemon puts it on, it holds for all programs of a box whatever its image holds, process 1 included. What
+is not in the list is refused (EPERM); what is newer than the list, or what programs have an older way for, does not
+exist (ENOSYS). A call of another architecture, such as a 32-bit program, kills its process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Lets a box reach some hosts by HTTP and HTTPS, and nothing else.
 
-The box has no network. In it runs `envkit.sandbox.egress.relay_inside`, at which ``HTTP_PROXY`` and ``HTTPS_PROXY`` point; we
-keep some connections into the box waiting, and answer what is asked over them, as `envkit.sandbox.egress.allowlist` allows.
-HTTPS is passed on as it is (``CONNECT``) and never looked into: what an allowed server does with what it is sent, it
-does. Of plain HTTP each connection carries one request, whose host is the one that was asked for.
+The box has no network. In it runs `envkit.sandbox.egress.relay_inside`, at which ``HTTP_PROXY`` and ``HTTPS_PROXY``
+point; we keep some connections into the box waiting, and answer what is asked over them, as
+`envkit.sandbox.egress.allowlist` allows. HTTPS is passed on as it is (``CONNECT``) and never looked into: what an
+allowed server does with what it is sent, it does. Of plain HTTP each connection carries one request, whose host is the
+one that was asked for.
 """
 
 from __future__ import annotations

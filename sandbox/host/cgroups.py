@@ -3,8 +3,8 @@
 Both of the kernel's layouts are understood. Version 1 has a tree for each controller, below ``/sys/fs/cgroup/memory``
 and so on; version 2 has one for all, of which the nearest folder above our own group is taken in which groups can be
 made that hold the controllers. Names of groups begin with the process that made them
-(`envkit.sandbox.host.run_dirs.owner_name`), so that a later run can remove those that nobody needs any more. Who inherits a
-group from its maker stands in it, as the name of an empty group: whoever sees the one sees the other.
+(`envkit.sandbox.host.run_dirs.owner_name`), so that a later run can remove those that nobody needs any more. Who
+inherits a group from its maker stands in it, as the name of an empty group: whoever sees the one sees the other.
 """
 
 from __future__ import annotations

@@ -49,3 +49,7 @@ def config(
         "lonely_s": spec.lonely_s,
         "door": f"{DOOR}/{DOOR_SOCKET}" if spec.stay else None,
     }
+
+
+COUNTED = ("inotify instances", "queued signals and timers", "pipe memory", "POSIX message queues")
+"""What the kernel counts for each user, so that sandboxes without uids of their own share it."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import anyio
 
-from . import uid_ranges
 from .remount import reconfigure
 
 _TERMINALS = 64
@@ -64,7 +63,7 @@ class FirstProcess:
         Raises:
             OSError: The process is gone, or there is no such folder.
         """
-        owner = uid_ranges.host_id(self.pid, uid)
+        owner = host_id(self.pid, uid)
         os.chown(self.folder(place), owner, owner)
 
     def bound_terminals(self, more: Mapping[str, str] | None = None) -> None:
@@ -116,3 +115,17 @@ class FirstProcess:
         """Let go; safe to repeat."""
         while self._handles:
             os.close(self._handles.pop())
+
+
+def host_id(pid: int, inside: int) -> int:
+    """Return the host's number of user (and group) `inside` of the process `pid`.
+
+    Raises:
+        OSError: The process is gone.
+        ValueError: Its user namespace has no such user.
+    """
+    for line in Path(f"/proc/{pid}/uid_map").read_text().splitlines():
+        first, outside, count = (int(part) for part in line.split())
+        if first <= inside < first + count:
+            return outside + inside - first
+    raise ValueError(f"process {pid} has no user {inside}")

@@ -111,7 +111,9 @@ class Handle:
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[Program]:
-        """Run a program for the length of the block, and talk to it; see `envkit.sandbox.agent_client.sandbox.Box.program`.
+        """Run a program for the length of the block, and talk to it.
+
+        See `envkit.sandbox.agent_client.sandbox.Box.program`.
 
         Raises:
             UnsupportedError: Sandboxes of this kind cannot.
@@ -124,7 +126,7 @@ class Handle:
                 yield program
 
     async def log(self) -> str:
-        """Return the end of what its command wrote to standard error; see `envkit.sandbox.agent_client.sandbox.Box.log`."""
+        """Return the end of its command's standard error; see `envkit.sandbox.agent_client.sandbox.Box.log`."""
         return await self._member.call(self._agent("a log").log)
 
     async def stats(self) -> dict[str, JSON]:

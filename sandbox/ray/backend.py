@@ -1,8 +1,8 @@
 """One node of a Ray cluster as a place for sandboxes.
 
-On the node lives an actor (`envkit.sandbox.ray.node_agent`) that starts boxes there and stops them; that is all that goes
-by way of Ray. Calls to a box go over a TCP connection between us and the node, as they would over any other channel,
-and break with it: a box whose node is gone is lost at once, whatever Ray knows of it.
+On the node lives an actor (`envkit.sandbox.ray.node_agent`) that starts boxes there and stops them; that is all that
+goes by way of Ray. Calls to a box go over a TCP connection between us and the node, as they would over any other
+channel, and break with it: a box whose node is gone is lost at once, whatever Ray knows of it.
 
 The node needs envkit, root, and bubblewrap or a Docker daemon; we must be on a machine of the cluster.
 """

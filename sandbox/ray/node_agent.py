@@ -1,8 +1,8 @@
 """What runs on a node of a cluster: it starts boxes there, and carries what callers elsewhere have to say to them.
 
 A caller connects by TCP and sends one line, the actor's secret and the number of a box; from then on the connection is
-a channel to that box's agent (`envkit.sandbox.agent_client.channel`). Bytes are carried both ways, and who sends faster than the
-other side takes has to wait.
+a channel to that box's agent (`envkit.sandbox.agent_client.channel`). Bytes are carried both ways, and who sends faster
+than the other side takes has to wait.
 
 A box without a caller is ended after its ``lonely_s`` seconds: by us while we are there, otherwise by its own agent.
 """

@@ -1,9 +1,9 @@
 """Snapshots of boxes whose files are nowhere on the host: what lies in the places that can be written, in one file.
 
 It holds names, modes, times and contents as the agent's user sees them; processes, and what only a grader may read, are
-not in it. What it looks like is in `envkit.sandbox.snapshots.snapshot_inside`, which makes it inside. That is not believed: what
-counts is what is written here, which has a bound. So no program can fill the host's disk by way of a snapshot, neither
-with files that claim a size nor with many of them.
+not in it. What it looks like is in `envkit.sandbox.snapshots.snapshot_inside`, which makes it inside. That is not
+believed: what counts is what is written here, which has a bound. So no program can fill the host's disk by way of a
+snapshot, neither with files that claim a size nor with many of them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The names of a folder's entries are relative to it, and it is itself the first, ``.``; a file is the only entry.
 
 What comes out of a box is written by somebody who may be hostile. It is put together, by an
-`envkit.sandbox.transfer.safe_extract.Unpacker`, in a new folder beside its target. Whole or not at all: it gets its name at the end.
+`envkit.sandbox.transfer.safe_extract.Unpacker`, in a new folder beside its target. Whole or not at all: it gets its
+name at the end.
 """
 
 from __future__ import annotations

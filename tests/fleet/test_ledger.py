@@ -29,7 +29,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_fleet_ledger import leased
+from test_ledger import leased
 from envkit import clock
 from envkit.fleet.ledger import Ledger
 

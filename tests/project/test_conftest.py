@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CONFTEST = Path(__file__).with_name("conftest.py")
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 
 def run_a_test_that_needs_bwrap(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -65,7 +65,7 @@ def serve(
     if inside:
         if socket is None:
             raise UsageError("--inside needs --socket: a sandbox has no network")
-        from envkit.wiring.env_serving import serve_envs
+        from envkit.wiring.env_server import serve_envs
 
         clock.run(
             partial(serve_envs, uds=str(socket), capacity=capacity or 1024, on_ready=_ready, lazy=True), fast=True

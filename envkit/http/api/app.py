@@ -81,8 +81,8 @@ def create_app(
             bounds of its own.
         lazy: Prepare the described API when it is first asked for, instead of at start.
         pool: Lends the sandboxes that callers may use; None where there are none.
-        trees: Packs and unpacks the folders that go into sandboxes and out of them (`envkit.sandbox.transfer.tar_stream`); None:
-            this server does neither.
+        trees: Packs and unpacks the folders that go into sandboxes and out of them
+            (`envkit.sandbox.transfer.tar_stream`); None: this server does neither.
         max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
         sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
         metrics: Gives what ``GET /metrics`` tells beside the sessions.

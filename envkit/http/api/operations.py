@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
 from copy import copy
 from typing import Any, ClassVar, TypeVar
 
@@ -28,7 +27,6 @@ from envkit.http.api.status_page import Overview
 from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller, renamed
 from envkit.http.limits.memory_budget import Room
 from envkit.http.protocol.messages import (
-    UNREADABLE,
     CreateBody,
     DoneReply,
     EnvReply,
@@ -49,6 +47,7 @@ from envkit.http.protocol.messages import (
     StepFrame,
     StepReply,
     read,
+    read_each,
     write,
 )
 from envkit.http.sandboxes.lookup import seen_by
@@ -66,7 +65,6 @@ T = TypeVar("T")
 
 _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
-_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Calls:
@@ -349,23 +347,6 @@ class Calls:
 def no_sandboxes() -> SandboxNotFoundError:
     """Return what a server says that has no pool."""
     return SandboxNotFoundError("there are no sandboxes to lend here")
-
-
-def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
-    """Decode a list whose elements may be wrong one by one.
-
-    Raises:
-        RequestError: It is not a list.
-    """
-    with suppress(*UNREADABLE):
-        return [*many.decode(data)]
-    each: list[T | RequestError] = []
-    for raw in read(data, _RAWS):
-        try:
-            each.append(read(raw, one))
-        except RequestError as error:
-            each.append(error)
-    return each
 
 
 def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:

@@ -4,8 +4,8 @@ A call goes on when its socket breaks, so that the caller can come back over ano
 in a sandbox without a key is ended. While a socket is open, the sessions and sandboxes that were used over it do not
 expire. All answers that are ready in one turn of the event loop travel in one message.
 
-What a socket holds is counted (`envkit.http.limits.memory_budget.Backlog`): while sockets hold too much, those that hold more than a
-little are not read on.
+What a socket holds is counted (`envkit.http.limits.memory_budget.Backlog`): while sockets hold too much, those that
+hold more than a little are not read on.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from envkit.errors import EnvkitError, RequestError, TooLargeError
-from envkit.http.api.operations import Calls, read_each
+from envkit.http.api.operations import Calls
 from envkit.http.auth.caller import PLAY, SANDBOX, Caller
 from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Bodies
 from envkit.http.limits.websocket_queues import Inbox, Link, Outbox
 from envkit.http.protocol.asgi import Receive, Send
-from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, SessionStepBody, StepFrame, read
+from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, SessionStepBody, StepFrame, read, read_each
 from envkit.http.sandboxes.operations import PREFIX, SandboxCalls
 from envkit.http.sessions.counters import Played
 

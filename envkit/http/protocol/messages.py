@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -39,6 +40,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # msgspec's own
 """What a decoder raises."""
 
 T = TypeVar("T")
+_RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 SessionId = Annotated[
@@ -290,6 +292,23 @@ def read_id(text: str) -> str:
         return msgspec.convert(text, SessionId)
     except msgspec.ValidationError:
         raise RequestError(f"not the id of a session: {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -") from None
+
+
+def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
+    """Decode a list whose elements may be wrong one by one.
+
+    Raises:
+        RequestError: It is not a list.
+    """
+    with suppress(*UNREADABLE):
+        return [*many.decode(data)]
+    each: list[T | RequestError] = []
+    for raw in read(data, _RAWS):
+        try:
+            each.append(read(raw, one))
+        except RequestError as error:
+            each.append(error)
+    return each
 
 
 def write(message: object) -> bytes:

@@ -1,8 +1,8 @@
 """The messages about sandboxes: one definition for the server, the client and the OpenAPI document.
 
 A sandbox's `sandbox_id` is chosen by the caller, which is what makes its creation safe to repeat. What runs in a
-sandbox is made safe by a key: the same call with the same key gives the same answer again (`envkit.http.sandboxes.idempotency`). How
-bytes travel is said in `envkit.http.protocol.bytes_encoding`.
+sandbox is made safe by a key: the same call with the same key gives the same answer again
+(`envkit.http.sandboxes.idempotency`). How bytes travel is said in `envkit.http.protocol.bytes_encoding`.
 """
 
 from __future__ import annotations

@@ -11,12 +11,20 @@ import msgspec
 from fastapi import Request, Response
 
 from envkit.errors import CapacityError, RateLimitError, RequestError, SandboxConflictError
-from envkit.http.api.operations import read_each
 from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.limits.memory_budget import Room, room_of
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import RETRY_AFTER_S, ASGIApp, Receive, Scope, Send, read_body
-from envkit.http.protocol.messages import MAX_REQUEST_BYTES, PROTOCOL, DoneReply, NoBody, Problem, read, write
+from envkit.http.protocol.messages import (
+    MAX_REQUEST_BYTES,
+    PROTOCOL,
+    DoneReply,
+    NoBody,
+    Problem,
+    read,
+    read_each,
+    write,
+)
 from envkit.http.sandboxes.http import MAX_EXEC_BYTES, SandboxPaths, file_user_of, key_of, number_of, path_of, user_of
 from envkit.http.sandboxes.idempotency import Outcome
 from envkit.http.sandboxes.operations import SandboxCalls

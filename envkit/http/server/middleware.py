@@ -1,9 +1,9 @@
 """The guard: stands before the application and decides who may ask for what, and how often.
 
 A request shows its token as ``Authorization: Bearer ek_...``; the application finds who that is by
-`envkit.http.auth.caller.caller_of`. Until there is a token, as on a laptop, everybody on the machine may do everything, but
-for web pages of others in its browser. Every answer names its request (``X-Request-Id``), by the caller's own name if
-that is a sane one.
+`envkit.http.auth.caller.caller_of`. Until there is a token, as on a laptop, everybody on the machine may do everything,
+but for web pages of others in its browser. Every answer names its request (``X-Request-Id``), by the caller's own name
+if that is a sane one.
 
 A token that is revoked, or is not there since there were none, ends what is open under it: a socket within a second, a
 stream at its next piece, which then breaks off.

@@ -18,8 +18,8 @@ from envkit.http.sessions.counters import Played
 
 _REVOKED = 1008  # of RFC 6455: the message violates a policy
 _LOOK_S = 0.3
-"""Seconds between looks at the token of an open socket. With `envkit.http.auth.tokens.FRESH_S` it is less than the second
-within which a revoked token ends its sockets.
+"""Seconds between looks at the token of an open socket. With `envkit.http.auth.tokens.FRESH_S` it is less than the
+second within which a revoked token ends its sockets.
 """
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")

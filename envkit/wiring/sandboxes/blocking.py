@@ -174,7 +174,7 @@ def open_sandbox(
         if url is None:
             opened_backend = _enter(portal, resources, opened(backend))
         else:
-            from envkit.http.client.sandbox_client import SandboxClient
+            from envkit.http.client.sandbox_client import SandboxClient  # slow to load, and not needed here otherwise
 
             client = SandboxClient(url, token, ca=ca, trees=tar_stream)
             # It holds a task group, which is left by the task that entered it.

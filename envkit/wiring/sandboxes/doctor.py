@@ -20,12 +20,12 @@ from envkit import __version__, clock
 from envkit.errors import EnvkitError, UsageError
 from envkit.installation import why_missing
 from envkit.sandbox.bubblewrap import backend as bubblewrap
+from envkit.sandbox.bubblewrap import uid_ranges
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker import container
 from envkit.sandbox.docker.api import Daemon, DaemonError
 from envkit.sandbox.docker.backend import DockerBackend
-from envkit.sandbox.host import uid_ranges
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec
 from envkit.wiring.sandboxes.blocking import Backend

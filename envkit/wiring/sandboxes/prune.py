@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from envkit import clock
-from envkit.sandbox.bubblewrap import detached, orphans
+from envkit.sandbox.bubblewrap import detached
+from envkit.sandbox.bubblewrap import orphans as bubblewrap_orphans
 from envkit.sandbox.docker import backend as docker
-from envkit.sandbox.docker import orphans
+from envkit.sandbox.docker import orphans as docker_orphans
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.host import cgroups, run_dirs
 from envkit.wiring.sandboxes import running_servers
@@ -28,8 +29,8 @@ async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
     if (why := await docker.why_unavailable()) is None:
         daemon = await Daemon.connect()
         try:
-            found = await orphans.gone(daemon) if dry_run else await orphans.reap(daemon)
-            labels = {note: f"{orphans.LEDGER_LABEL}={note.ledger_id}" for note in without_boxes}
+            found = await docker_orphans.gone(daemon) if dry_run else await docker_orphans.reap(daemon)
+            labels = {note: f"{docker_orphans.LEDGER_LABEL}={note.ledger_id}" for note in without_boxes}
             without_boxes = [note for note, label in labels.items() if not await daemon.containers(label)]
         finally:
             await daemon.close()
@@ -51,5 +52,5 @@ def _prune_here(dry_run: bool) -> list[str]:
             if not dry_run:
                 group.kill()
                 group.remove()
-        done += [f"process {pid}" for pid in (orphans.find() if dry_run else orphans.reap())]
+        done += [f"process {pid}" for pid in (bubblewrap_orphans.find() if dry_run else bubblewrap_orphans.reap())]
     return done + [f"folder {folder}" for folder in (run_dirs.gone() if dry_run else run_dirs.reap())]

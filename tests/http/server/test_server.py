@@ -31,7 +31,7 @@ PROGRAM = """
 import sys
 from functools import partial
 from envkit import clock
-from envkit.wiring.env_serving import serve_envs
+from envkit.wiring.env_server import serve_envs
 from envkit.errors import EnvkitError
 
 where = {"uds": sys.argv[1]} if "/" in sys.argv[1] else {"port": int(sys.argv[1])}

@@ -19,7 +19,7 @@ from envkit.sandbox.agent import json_fallback
 from tests.sandbox.agent.agent_process import started
 
 FOLDER = Path(agent.__file__).parent
-SENT = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
+SENT = sorted(path for path in FOLDER.rglob("*.py") if path.stem != "__init__")
 
 
 @pytest.mark.parametrize("path", SENT, ids=lambda path: path.stem)
@@ -54,9 +54,9 @@ def test_each_part_comes_after_its_length() -> None:
         content = content[9 + size :]
     magic, compiled, text, modules = parts
     assert magic == importlib.util.MAGIC_NUMBER
-    assert marshal.loads(compiled) == compile(text, "agent/boot.py", "exec", dont_inherit=True)
-    assert text == (FOLDER / "boot.py").read_bytes()
-    assert modules.startswith(b"calls %d\n" % len((FOLDER / "calls.py").read_bytes()))
+    assert marshal.loads(compiled) == compile(text, "agent/bootstrap.py", "exec", dont_inherit=True)
+    assert text == (FOLDER / "bootstrap.py").read_bytes()
+    assert modules.startswith(b"connection %d\n" % len((FOLDER / "connection.py").read_bytes()))
 
 
 VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14"]

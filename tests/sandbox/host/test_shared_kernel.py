@@ -17,9 +17,9 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxError
 from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.bubblewrap import uid_ranges
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
-from envkit.sandbox.host import uid_ranges
 from envkit.types import SandboxSpec, SandboxUser
 from tests.sandbox.docker.containers import image
 

@@ -23,13 +23,12 @@ from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
-from ..bubblewrap import arguments
+from ..host.layout import COUNTED
+from . import arguments
 
 FIRST = 2_000_683_008
 SIZE = 4096
 COUNT = 35_808
-COUNTED = ("inotify instances", "queued signals and timers", "pipe memory", "POSIX message queues")
-"""What the kernel counts for each user, so that sandboxes without uids of their own share it."""
 _NOBODY = 65_534
 
 
@@ -119,20 +118,6 @@ def shared() -> tuple[str, ...]:
     if why_unavailable() is None:
         return ()
     return COUNTED if os.geteuid() == 0 else (*COUNTED, "terminals")
-
-
-def host_id(pid: int, inside: int) -> int:
-    """Return the host's number of user (and group) `inside` of the process `pid`.
-
-    Raises:
-        OSError: The process is gone.
-        ValueError: Its user namespace has no such user.
-    """
-    for line in Path(f"/proc/{pid}/uid_map").read_text().splitlines():
-        first, outside, count = (int(part) for part in line.split())
-        if first <= inside < first + count:
-            return outside + inside - first
-    raise ValueError(f"process {pid} has no user {inside}")
 
 
 @lru_cache(maxsize=1)

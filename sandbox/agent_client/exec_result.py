@@ -1,0 +1,85 @@
+"""Encodes the request to run a program, and checks the agent's answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from envkit.types import JSON, ExecResult, SandboxUser
+
+from ..host.validation import check_bounds, fault_of_variables, fault_of_words
+from .call import Reply
+
+
+def fields_of(
+    argv: Sequence[str],
+    timeout_s: float,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    user: SandboxUser,
+    max_output_bytes: int,
+) -> dict[str, JSON]:
+    """Return the fields of a call that say what to run.
+
+    Raises:
+        ValueError: There is no program; something is no text or holds NUL; or a number is none.
+    """
+    if isinstance(argv, str) or not argv:
+        raise ValueError(f"argv must be a program and its arguments, such as ['ls', '-l'], got {argv!r}")
+    check_bounds(timeout_s, max_output_bytes)
+    env = env or {}
+    if (fault := fault_of_words((*argv, cwd or "")) or fault_of_variables(env)) is not None:
+        raise ValueError(fault)
+    return {
+        "argv": list(argv),
+        "env": {**env},
+        "cwd": cwd,
+        "timeout_s": timeout_s,
+        "keep_bytes": max_output_bytes,
+        "user": user,
+    }
+
+
+def result_of(reply: Reply) -> ExecResult:
+    """Return what the agent says that a command did.
+
+    Raises:
+        ValueError: It says it wrongly; the message names the field.
+    """
+    end = reply.end
+    timed_out = _flag(end, "timed_out")
+    code = end.get("code")
+    if timed_out:
+        code = None
+    elif type(code) is not int or not -64 <= code <= 255:
+        raise ValueError("an exit code that is none")
+    cut = end.get("cut")
+    if type(cut) is not int or not 0 <= cut < 1 << 63:
+        raise ValueError("a number of dropped bytes that is none")
+    duration_s = end.get("duration_s")
+    if type(duration_s) not in (int, float) or not (isinstance(duration_s, (int, float)) and _is_sane(duration_s)):
+        raise ValueError("a duration that is none")
+    state = end.get("state", "kept")
+    if state not in ("kept", "lost"):
+        raise ValueError("a state of a shell that is none")
+    return ExecResult(
+        exit_code=code,
+        stdout_bytes=reply.out,
+        stderr_bytes=reply.err,
+        timed_out=timed_out,
+        truncated_bytes=cut,
+        duration_s=float(duration_s),
+        is_shell_lost=state == "lost",
+        is_out_of_memory=_flag(end, "oom"),
+    )
+
+
+def _flag(end: dict[str, JSON], name: str) -> bool:
+    value = end.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} that is neither true nor false")
+    return value is True
+
+
+def _is_sane(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds >= 0
