@@ -6,10 +6,10 @@ What a box sees and where it can write is in `envkit.sandbox.bubblewrap.argument
 but a loopback. Its first process is our agent; as root, that keeps the capabilities that it needs to start programs as
 uid 1000 and graders as uid 1001, which have none. It dies with us, by the kernel's hand and by the end of the channel.
 
-As root, each box has host uids of its own (`envkit.sandbox.bubblewrap.uid_ranges`), so it shares nothing that the kernel
-counts by user. Where the machine allows no user namespaces, the uids are the host's, and what the kernel counts for its
-user 1000 (inotify instances, queued signals, pipe memory) is shared with that user and between boxes; `gives_up` then
-names ``"uid_range"``.
+As root, each box has host uids of its own (`envkit.sandbox.bubblewrap.uid_ranges`), so it shares nothing that the
+kernel counts by user. Where the machine allows no user namespaces, the uids are the host's, and what the kernel counts
+for its user 1000 (inotify instances, queued signals, pipe memory) is shared with that user and between boxes;
+`gives_up` then names ``"uid_range"``.
 """
 
 from __future__ import annotations
