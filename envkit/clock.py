@@ -24,6 +24,9 @@ P = ParamSpec("P")
 MAX_TURNS_WITHOUT_TIME = 100_000
 """Turns of a virtual loop in which time stands still, after which something spins and would never end."""
 
+OWN_LATENESS_S = 0.25
+"""How late a timer of ours may be before that counts as our own lateness."""
+
 
 def now() -> float:
     """Seconds of the running event loop's clock; virtual where the loop is. For deadlines: uvloop's ticks in ms."""
@@ -179,3 +182,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         events = self._selector.select(timeout)  # type: ignore[attr-defined]
         self._process_events(events)  # type: ignore[attr-defined]
         return bool(events)
+
+
+def forgiven(heard_at: float, late_s: float, *, now: float) -> float:
+    """Return the moment from which a silence counts, when a timer of ours was `late_s` seconds late just now.
+
+    Args:
+        heard_at: From when it counted until now: the last answer, unless we were late since.
+        late_s: How late it was; less than `OWN_LATENESS_S` is nothing.
+        now: The time, on the clock of `heard_at`.
+    """
+    return min(heard_at + late_s, now) if late_s > OWN_LATENESS_S else heard_at

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import anyio
 
 from envkit import clock
+from envkit.clock import forgiven
 from envkit.errors import EnvkitError
 from envkit.fleet.env_worker import Box, BoxClient
-from envkit.liveness import forgiven
 
 
 @dataclass(frozen=True, slots=True)

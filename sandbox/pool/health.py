@@ -16,8 +16,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import anyio
 
 from envkit import clock
+from envkit.clock import forgiven
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
-from envkit.liveness import forgiven
 from envkit.types import JSON, SandboxState
 
 from .instance import Member

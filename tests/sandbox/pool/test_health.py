@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envkit import clock
+from envkit.clock import forgiven
 from envkit.errors import SandboxLostError
-from envkit.liveness import forgiven
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Verdict, Watch, verdict
 from envkit.sandbox.pool.metrics import cause_class
