@@ -1,7 +1,7 @@
 """Counts modules in folders and imports between them: ``python -m tests.project.arrows``.
 
-An *entry* of a package is a module or package directly in it. An *arrow* leads from one entry to another if any module of
-the one imports any module of the other; imports inside functions and for type checkers count too.
+An *entry* of a package is a module or package directly in it. An *arrow* leads from one entry to another if any module
+of the one imports any module of the other; imports inside functions and for type checkers count too.
 """
 
 from __future__ import annotations
