@@ -7,7 +7,7 @@ of the one imports any module of the other; imports inside functions and for typ
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def arrows(graph: Mapping[str, set[str]], package: str) -> set[tuple[str, str]]:
     return {(one, other) for one, other in pairs if one and other and one != other}
 
 
-def cycles(graph: Mapping[str, set[str]]) -> list[Sequence[str]]:
+def cycles(graph: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
     """Return groups of modules that import each other, directly or by way of others.
 
     The package itself is left out: it only names what it hands on.

@@ -5,12 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import envkit
+import envkit.http
+import envkit.sandbox
 
 ROOT = Path(__file__).parents[2]
+LATE_NAMES = [envkit, envkit.http, envkit.sandbox]
 HEAVY = {
     "docker",
     "fastapi",
@@ -55,12 +59,20 @@ def test_a_folder_imported_under_its_bare_name_says_what_to_import(folder: str) 
     assert f"ImportError: import this package as envkit.{folder}" in done.stderr
 
 
-def test_every_name_in_the_list_is_there() -> None:
-    assert sorted(envkit.__all__) == envkit.__all__
-    for name in envkit.__all__:
-        assert getattr(envkit, name) is not None
+@pytest.mark.parametrize("package", LATE_NAMES, ids=lambda package: package.__name__)
+def test_every_name_in_the_list_is_there(package: ModuleType) -> None:
+    assert sorted(package.__all__) == package.__all__
+    for name in package.__all__:
+        assert getattr(package, name) is not None
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'envkit' has no attribute 'mk'"):
-        _ = envkit.mk
+@pytest.mark.parametrize("package", LATE_NAMES, ids=lambda package: package.__name__)
+def test_a_name_that_is_not_there_is_an_attribute_error(package: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'mk'"):
+        _ = package.mk
+
+
+@pytest.mark.parametrize("package", ["envkit.http", "envkit.sandbox"])
+def test_a_package_loads_what_it_exports_only_when_it_is_used(package: str) -> None:
+    done = run(f"import sys, {package}; print(*sys.modules)")
+    assert [name for name in done.stdout.split() if name.startswith(package + ".")] == []
