@@ -154,7 +154,7 @@ def test_a_token_that_others_can_read_is_used_and_that_is_said(tmp_path: Path) -
 def test_what_a_process_left_that_is_gone_is_listed_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="run-") as runtime:  # short, and looked into by nobody else
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-        make = [sys.executable, "-c", "from envkit.sandbox import folders; print(folders.new_run_folder())"]
+        make = [sys.executable, "-c", "from envkit.sandbox.host import run_dirs; print(run_dirs.new_run_folder())"]
         gone = subprocess.run(make, capture_output=True, text=True, check=True).stdout.strip()
         ours = run_dirs.new_run_folder()
         assert {ours.parent, Path(gone).parent} == {Path(runtime)}

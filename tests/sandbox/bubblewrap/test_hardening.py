@@ -43,14 +43,14 @@ print(children)
 
 OWNER = """
 import os, anyio
-from envkit.sandbox import cgroups, folders
+from envkit.sandbox.host import cgroups, run_dirs
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
 
 async def main():
     async with LocalBackend() as backend:
         await backend.start(SandboxSpec())
-        owner = folders.owner_name(os.getpid())
+        owner = run_dirs.owner_name(os.getpid())
         made = [group for place in cgroups.find().parents.values() for group in place.glob(owner + "-*")]
         print(owner, len(made), flush=True)
         os.kill(os.getpid(), 9)

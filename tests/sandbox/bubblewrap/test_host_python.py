@@ -16,8 +16,8 @@ CHECKOUT = Path(__file__).parents[3]
 
 SHOW = """
 import json, sys
-from envkit.sandbox import interpreter
-print(json.dumps([interpreter.readable(), interpreter.import_path()]))
+from envkit.sandbox.bubblewrap import host_python
+print(json.dumps([host_python.readable(), host_python.import_path()]))
 """
 
 

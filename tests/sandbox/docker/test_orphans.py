@@ -25,19 +25,20 @@ pytestmark = pytest.mark.docker
 # Asks the daemon for as many containers as it is told and dies before they are there.
 ASKER = """
 import json, os, signal, socket, sys
-from envkit.sandbox import folders, leftovers
+from envkit.sandbox.docker import orphans
+from envkit.sandbox.host import run_dirs
 
-run = folders.owner_name(os.getpid()) + "-test"
+run = run_dirs.owner_name(os.getpid()) + "-test"
 held = []
 for number in range(int(sys.argv[2])):
-    labels = leftovers.labels(run, f"docker-{number}", stays=False)
+    labels = orphans.labels(run, f"docker-{number}", stays=False)
     volume = {"Type": "volume", "Target": "/x", "VolumeOptions": {"Labels": labels}}
     options = {"Image": sys.argv[1], "Cmd": ["true"], "Labels": labels, "HostConfig": {"Mounts": [volume]}}
     body = json.dumps(options).encode()
     head = "POST /containers/create HTTP/1.1\\r\\nHost: docker\\r\\nContent-Type: application/json\\r\\n"
     stream = socket.socket(socket.AF_UNIX)
     stream.connect("/var/run/docker.sock")
-    note = leftovers.underway(labels)
+    note = orphans.underway(labels)
     note.__enter__()
     stream.sendall(f"{head}Content-Length: {len(body)}\\r\\n\\r\\n".encode() + body)
     held += [stream, note]

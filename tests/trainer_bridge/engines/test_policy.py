@@ -85,7 +85,7 @@ TURNING = """
 import gymnasium
 import envkit
 from envkit import config
-from envkit.wiring import meanings
+from envkit.wiring.training import resolve
 from envkit.wiring.training.policy import open_policy
 
 class Turning(gymnasium.Env):
@@ -97,7 +97,7 @@ class Turning(gymnasium.Env):
 
 envkit.register("Turning-v0", Turning, expert=Turning)
 engine = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
-run = meanings.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": engine, "trainer": {"threads": 1}}))
+run = resolve.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": engine, "trainer": {"threads": 1}}))
 renderer = open_policy(run).renderer
 for move in ("turn left", "A1", "move_up"):
     said = renderer.demonstrate(move)
