@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import anyio
 
-from envkit.types import JSON
+from envkit.types import JSON, Cause, CauseKind
 
 if TYPE_CHECKING:
     from envkit.sandbox.channel import Channel
@@ -36,11 +36,11 @@ class ChannelEndedError(ConnectionError):
     """The agent is gone, or is no longer listened to.
 
     Attributes:
-        reason: Why we ended it, in one line; empty when the other side did.
+        reason: Why we ended it; None when the other side did, or it was closed.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason or "the stream ended")
+    def __init__(self, reason: Cause | None) -> None:
+        super().__init__(str(reason or "the stream ended"))
         self.reason = reason
 
 
@@ -325,7 +325,7 @@ class Call:
         elif loop.time() >= self._deadline:
             if self._is_chance_used:
                 self._timer = None
-                self._channel.fail("it does not answer")
+                self._channel.fail(Cause(CauseKind.UNRESPONSIVE, "it does not answer"))
                 return
             self._is_chance_used = True
             self._timer = loop.call_later(_SECOND_CHANCE_S, self._on_timer)

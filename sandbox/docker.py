@@ -37,7 +37,7 @@ from envkit.sandbox.hold import Hold
 from envkit.sandbox.interior import AGENT_UID, DOOR, SOCKETS, WORK
 from envkit.sandbox.leftovers import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
 from envkit.sandbox.wanted_image import DEFAULT_IMAGE, find_image, why_missing
-from envkit.types import SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec
 
 __all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
 
@@ -305,11 +305,12 @@ class DockerBackend:
     async def _launch_fallback(self, plan: _Plan) -> FallbackBox:
         spec = plan.spec
         if (why := fallback.why_refused(spec, has_snapshot=plan.files is not None)) is not None:
-            raise SandboxRefusedError(plan.box_id, why)
+            raise SandboxRefusedError(plan.box_id, Cause(CauseKind.IMAGE_UNUSABLE, why))
         try:
             held = await self._run(plan, LIFE_LINE, b"")
         except MissingProgramError:
-            raise SandboxRefusedError(plan.box_id, "its image has neither Python nor a shell") from None
+            cause = Cause(CauseKind.IMAGE_UNUSABLE, "its image has neither Python nor a shell")
+            raise SandboxRefusedError(plan.box_id, cause) from None
         env = container.environment(spec, plan.image)
         box = FallbackBox(plan.box_id, self._daemon, held, env=env, forget=self._boxes.forget)
         self._boxes.add(box)
@@ -329,7 +330,7 @@ class DockerBackend:
             try:
                 held = await attached.run(self._daemon, options(bounds_disk=True), opening)
             except DaemonError as error:
-                if "storage" not in str(error):
+                if "storage" not in str(error):  # library's message: docker
                     raise
                 self._bounds_disk = False
             else:
@@ -385,7 +386,7 @@ class DockerBackend:
             extent = snapshots.Extent(disk_mib, AGENT_UID)
             await snapshots.keep(channel, self._boxes.folder / _SNAPSHOTS / name, extent)
         except ChannelEndedError:
-            raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
+            raise SandboxLostError(box_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")) from None
         return name
 
 

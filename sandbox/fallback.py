@@ -28,10 +28,11 @@ from envkit.errors import (
 )
 from envkit.protocols import Shell
 from envkit.sandbox.attached import AttachedContainer
+from envkit.sandbox.channel import Survived
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.interior import AGENT_UID, GRADER_UID, WORK
 from envkit.sandbox.stream import AttachStream
-from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, Cause, CauseKind, ExecResult, FileUser, SandboxSpec, SandboxUser
 
 LIFE_LINE = ("/bin/sh", "-c", "while read -r line; do :; done")
 """What the box's life hangs on."""
@@ -102,7 +103,7 @@ class FallbackBox:
         self._env = dict(env)
         self._forget = forget
         self._turns = {uid: anyio.Lock() for uid in _UIDS.values()}
-        self._cause: str | None = None
+        self._cause: Cause | None = None
 
     @property
     def id(self) -> str:
@@ -181,14 +182,14 @@ class FallbackBox:
     async def log(self) -> str:
         raise UnsupportedError(_MISSING.format(self._id, "a log"))
 
-    async def wait(self) -> str:
+    async def wait(self) -> Cause:
         await self._life_line.ended()
         return await self._why_gone()
 
     async def stop(self) -> None:
         """End everything in the box and remove it; safe to repeat, not cancelled."""
         if self._cause is None and not self._life_line.is_over:
-            self._cause = "stopped"
+            self._cause = Cause(CauseKind.STOPPED, "stopped")
         with anyio.CancelScope(shield=True):
             await self._why_gone()
             await self._held.kill()
@@ -200,9 +201,9 @@ class FallbackBox:
             raise UnsupportedError(_MISSING.format(self._id, f"user {user!r}"))
         return uid
 
-    async def _why_gone(self) -> str:
+    async def _why_gone(self) -> Cause:
         if self._cause is None:
-            self._cause = await self._held.cause()
+            self._cause = await self._held.cause(Survived())
         return self._cause
 
     async def _run(
@@ -237,7 +238,7 @@ class FallbackBox:
             if not limit.cancelled_caught:
                 code = await self._exit_code(command)
         except DaemonError as error:
-            raise await self._lost(str(error)) from None
+            raise await self._lost(Cause(CauseKind.BACKEND_LOST, str(error))) from None
         finally:
             if stream is not None:
                 stream.close()
@@ -259,7 +260,7 @@ class FallbackBox:
                 await anyio.sleep(0.005)
         raise DaemonError("it does not say how the command ended")
 
-    async def _lost(self, otherwise: str) -> SandboxLostError:
+    async def _lost(self, otherwise: Cause) -> SandboxLostError:
         """Return the error that says why the box is gone, of which we may hear a moment later than of this."""
         with anyio.move_on_after(_SAME_DEATH_S):
             await self._life_line.ended()

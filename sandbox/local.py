@@ -48,12 +48,12 @@ from envkit.sandbox import (
 from envkit.sandbox.box import Box
 from envkit.sandbox.boxes import Boxes, machine_memory_mib, refuse
 from envkit.sandbox.bubblewrap import why_unavailable
-from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream
+from envkit.sandbox.channel import Channel, ChannelEndedError, SocketStream, Survived
 from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.interior import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from envkit.sandbox.life import Life
-from envkit.types import GRADER_HOME, SandboxSpec
+from envkit.types import GRADER_HOME, Cause, CauseKind, SandboxSpec
 
 __all__ = ["LocalBackend", "why_unavailable"]
 
@@ -181,7 +181,8 @@ class LocalBackend:
             raise SandboxStartError(box_id, why)
         python = bubblewrap.python_in(look)
         if python is None:
-            raise SandboxRefusedError(box_id, "there is no Python 3 in it, which our agent needs")
+            cause = Cause(CauseKind.IMAGE_UNUSABLE, "there is no Python 3 in it, which our agent needs")
+            raise SandboxRefusedError(box_id, cause)
         began = clock.now()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -219,9 +220,9 @@ class LocalBackend:
             box.gives_up = (*box.gives_up, *(() if holds_inodes else ("inodes",)))
         except OSError as error:
             ours.close()
-            cause = await held.cause()
+            cause = await held.cause(Survived())
             if held.is_running:
-                cause = f"no control group: {error}"
+                cause = Cause(CauseKind.START_FAILED, f"no control group: {error}")
             await held.kill()
             raise SandboxStartError(box_id, cause) from None
         except BaseException:
@@ -291,7 +292,7 @@ class LocalBackend:
         try:
             await snapshots.keep(channel, self._boxes.folder / "snapshots" / name, extent)
         except ChannelEndedError:
-            raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
+            raise SandboxLostError(box_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")) from None
         return name
 
     def _look(self, spec: SandboxSpec) -> bubblewrap.Look:

@@ -22,10 +22,10 @@ from envkit.errors import SandboxRefusedError
 from envkit.sandbox import agent, folders
 from envkit.sandbox.box import Box
 from envkit.sandbox.boxes import Boxes, refuse
-from envkit.sandbox.channel import Channel, SocketStream
+from envkit.sandbox.channel import Channel, SocketStream, Survived
 from envkit.sandbox.child import Child, cause_of, signal_in
 from envkit.sandbox.hold import Hold
-from envkit.types import JSON, SandboxSpec
+from envkit.types import JSON, Cause, SandboxSpec
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
@@ -124,7 +124,7 @@ def _config(spec: SandboxSpec, home: Path, sockets: Path, grader_home: Path) -> 
     }
 
 
-async def _cause(child: Child) -> str:
+async def _cause(child: Child, survived: Survived) -> Cause:
     with anyio.move_on_after(_CAUSE_S):
         await child.wait()
     return cause_of(signal_in(child.returncode), child.last_line())

@@ -28,7 +28,7 @@ from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.fallback import FallbackBox
 from envkit.sandbox.local import LocalBackend
 from envkit.sandbox.process import ProcessBackend
-from envkit.types import EXEC_TIMEOUT_S, ExecResult, FileUser, SandboxSpec, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, Cause, CauseKind, ExecResult, FileUser, SandboxSpec, SandboxUser
 
 if TYPE_CHECKING:
     from envkit.http.remote_sandbox import RemoteSandbox
@@ -325,7 +325,7 @@ class BlockingSandbox:
     def wait_for(self, function: Callable[[], Awaitable[T]]) -> T:
         """Return what `function` returns, which is called in the loop that the box belongs to."""
         if not self._finalizer.alive:
-            raise SandboxLostError(self.id, "stopped")
+            raise SandboxLostError(self.id, Cause(CauseKind.STOPPED, "stopped"))
         self._require_own_process()
         future: Future[T] = self._portal.start_task_soon(function)
         try:

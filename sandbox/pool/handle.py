@@ -12,9 +12,9 @@ import anyio
 from envkit.errors import UnsupportedError
 from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.box import Box
-from envkit.sandbox.pool.member import Member
+from envkit.sandbox.pool.member import STOPPED, Member
 from envkit.sandbox.program import Program
-from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, FileUser, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, JSON, Cause, ExecResult, FileUser, SandboxUser
 
 
 class Handle:
@@ -130,14 +130,14 @@ class Handle:
         """Return what is known from inside; see `envkit.sandbox.box.Box.stats`."""
         return await self._member.call(self._agent("figures of its own").stats)
 
-    async def wait(self) -> str:
-        """Return, once it is over, the cause in one line."""
+    async def wait(self) -> Cause:
+        """Return, once it is over, why."""
         await self._member.gone.wait()
-        return self._member.cause
+        return self._member.ended_by()
 
     async def stop(self) -> None:
         """End everything in it and wait until nothing is left of it; safe to repeat, not cancelled, bounded."""
-        self._member.end("stopped")
+        self._member.end(STOPPED)
         with anyio.CancelScope(shield=True):
             await self._member.cleared.wait()
 

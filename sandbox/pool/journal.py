@@ -7,7 +7,7 @@ from envkit.errors import SandboxEndedError, SandboxRefusedError
 from envkit.sandbox.pool.counts import Tally
 from envkit.sandbox.pool.history import Events, Ledger, Past, Saver
 from envkit.sandbox.pool.member import Member, ended
-from envkit.types import SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, SandboxState, SandboxView
 
 ALERT_S = 60.0
 """Seconds from one alert to the next of the same kind about the same sandbox or stock."""
@@ -40,7 +40,7 @@ class Journal:
             self.tally.starts += 1
         elif member.state is SandboxState.LOST:
             # What runs the commands of the pool's owner, such as environment servers, never exits if all is well.
-            self.tally.over(member.cause, may_exit=bool(member.spec.command) and member.payer is not None)
+            self.tally.over(member.ended_by().kind, may_exit=bool(member.spec.command) and member.payer is not None)
         elif member.has_failed and not isinstance(member.failure, (SandboxRefusedError, SandboxEndedError)):
             self.tally.failed_starts += 1
 
@@ -51,7 +51,7 @@ class Journal:
 
     def renamed(self, before: SandboxView, name: str) -> None:
         """A spare has become what `name` stands for."""
-        self._told(ended(before, f"lent as {name}"))
+        self._told(ended(before, Cause(CauseKind.STOPPED, f"lent as {name}")))
 
     def ended(self, view: SandboxView) -> None:
         """What another process had left is over."""
@@ -74,8 +74,9 @@ class Journal:
         self._alerted = {about: at for about, at in self._alerted.items() if now - at < ALERT_S}
 
     def _told(self, view: SandboxView) -> None:
+        last = view.phases[-1]
         self.events.emit(
-            "state", view.phases[-1].reason, sandbox_id=view.id, tenant=view.tenant, state=view.phases[-1].state
+            "state", last.reason, sandbox_id=view.id, tenant=view.tenant, state=last.state, cause=last.cause
         )
         if self.saver is not None:
             self.saver.put(view)

@@ -33,11 +33,11 @@ from envkit.sandbox.pool.handle import Handle
 from envkit.sandbox.pool.health import CLOSED, Verdict, Watch, give_up, judge
 from envkit.sandbox.pool.history import Ledger, Saver, is_over, time_to_live
 from envkit.sandbox.pool.journal import Journal
-from envkit.sandbox.pool.member import Member, ended
+from envkit.sandbox.pool.member import GIVEN_UP, STOPPED, Member, ended
 from envkit.sandbox.pool.nodes import Demand, Node, usable, why_impossible
 from envkit.sandbox.pool.roster import Roster
 from envkit.sandbox.pool.stocks import Stock
-from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, FleetEvent, SandboxSpec, SandboxState, SandboxView
 
 __all__ = ["Pool"]
 
@@ -102,7 +102,7 @@ class Pool:
         try:
             yield _handle(member)
         finally:
-            member.end("given back")
+            member.end(Cause(CauseKind.STOPPED, "given back"))
             with anyio.CancelScope(shield=True):
                 await member.cleared.wait()
 
@@ -162,7 +162,9 @@ class Pool:
         """
         member = self._roster.members.get(id)
         if member is None or member.is_over:
-            raise SandboxLostError(id, self.view(id, tenant=tenant).phases[-1].reason)
+            cause = self.view(id, tenant=tenant).phases[-1].cause
+            assert cause is not None, "a sandbox that is over has a cause"
+            raise SandboxLostError(id, cause)
         if not member.is_lent or tenant not in (None, member.tenant):
             raise _unknown(id)
         if not member.settled.is_set():
@@ -187,7 +189,7 @@ class Pool:
         """End a sandbox and wait until nothing is left of it; see `envkit.protocols.SandboxPool.stop`."""
         member = self._roster.members.get(id)
         if member is not None and tenant in (None, member.tenant):
-            member.end("stopped")
+            member.end(STOPPED)
             await member.cleared.wait()
         self._journal.past.free(id, tenant)
 
@@ -217,11 +219,11 @@ class Pool:
             self._clear(node)
         self._roster.serve()
 
-    def remove_node(self, name: str, cause: str) -> None:
+    def remove_node(self, name: str, cause: Cause) -> None:
         """Use a node no longer: all its sandboxes are lost, for `cause`. Safe to repeat."""
         node = self._roster.nodes.pop(name, None)
         if node is not None:
-            self._roster.last_gone = cause
+            self._roster.last_gone = str(cause)
         for member in list(self._roster.members.values()):
             if member.node is node:
                 member.lose(cause)
@@ -318,7 +320,7 @@ class Pool:
                 if member.is_in_use:
                     member.used_at = now
                 elif member.ttl_s is not None and now - member.used_at >= member.ttl_s:
-                    member.end("time-to-live passed")
+                    member.end(Cause(CauseKind.EXPIRED, "time-to-live passed"))
             self._journal.forget()
 
     def _clear(self, node: Node) -> None:
@@ -370,11 +372,11 @@ class Pool:
             is_saved = await saver.saved(member.id)
         except BaseException:
             member.is_forgotten = True
-            member.end("given up while it was started")
+            member.end(GIVEN_UP)
             raise
         if not is_saved:
             member.is_forgotten = True  # so that the same call makes it as soon as it can be
-            member.end("it could not be written down")
+            member.end(Cause(CauseKind.START_FAILED, "it could not be written down"))
             raise UnrecordedError
 
     def _coming(self, id: str) -> anyio.Event | None:

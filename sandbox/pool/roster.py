@@ -17,10 +17,10 @@ from envkit.sandbox.pool import starts
 from envkit.sandbox.pool.admission import Answer, Queue, Ticket, payer
 from envkit.sandbox.pool.health import CLOSED, Watch, attend
 from envkit.sandbox.pool.journal import Journal
-from envkit.sandbox.pool.member import Member
+from envkit.sandbox.pool.member import GIVEN_UP, Member
 from envkit.sandbox.pool.nodes import Demand, Node, beyond_share, cheapest_room, place, usable, why_impossible
 from envkit.sandbox.pool.stocks import Shelf, Stock
-from envkit.types import SandboxSpec, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, SandboxView
 
 _ROOM_S = 20.0
 """Seconds that who does not wait for room waits for what is being given up for it."""
@@ -111,7 +111,7 @@ class Roster:
             self.queue.discard(ticket)
             if ticket.given is not None:
                 ticket.given.is_forgotten = True
-                ticket.given.end("given up while it was started")
+                ticket.given.end(GIVEN_UP)
             self.serve()
             raise
         if ticket.given.failure is not None:
@@ -192,9 +192,9 @@ class Roster:
             shelf.spares[member] = None
         member.come_back(view.phases, SandboxState.LEASED if is_lent else SandboxState.READY, sandbox)
         if is_lent and not is_named:
-            member.end("who held it is gone")
+            member.end(Cause(CauseKind.ORPHANED, "who held it is gone"))
         elif not is_lent and (shelf is None or member not in shelf.spares):
-            member.end("no stock wants it")
+            member.end(Cause(CauseKind.STOPPED, "no stock wants it"))
         tasks.start_soon(self._live, member, None)
 
     def _offer(self, ticket: Ticket[Member]) -> Answer:
@@ -378,13 +378,13 @@ class Roster:
             places = [(spare.node, spare.demand) for spare in spares]
             ticket.giving_up = [spares[at] for at in cheapest_room(self._free_for(ticket), places, ticket.demand) or ()]
             for spare in ticket.giving_up:
-                spare.end("its room is needed")
+                spare.end(Cause(CauseKind.STOPPED, "its room is needed"))
         return bool(ticket.giving_up)
 
     def _why_full(self, ticket: Ticket[Member], waited_s: float) -> str:
         waited = f" within {waited_s:g} s" if waited_s else " now"
         if not self._is_open:
-            return CLOSED
+            return str(CLOSED)
         if (why := self._why_bound(ticket, self._held.get(ticket.payer))) is not None:
             return f"{ticket.who} has {why}; stop one of its sandboxes first"
         if not self.nodes:
