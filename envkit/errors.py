@@ -42,7 +42,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
+
+from envkit.types.sandboxes import Cause, CauseKind
 
 
 class EnvkitError(Exception):
@@ -294,17 +296,17 @@ class SandboxStartError(SandboxError):
 
     Attributes:
         sandbox_id: Id of the sandbox.
-        cause: One line for people, such as the last line that it printed.
+        cause: Why; a text stands for a cause of the kind ``start_failed``.
     """
 
     code = "sandbox_start"
     status = 503
     fields: ClassVar[tuple[str, ...]] = ("sandbox_id", "cause")
 
-    def __init__(self, sandbox_id: str, cause: str) -> None:
+    def __init__(self, sandbox_id: str, cause: Cause | str) -> None:
         super().__init__(f"sandbox {sandbox_id} did not start: {cause}")
         self.sandbox_id = sandbox_id
-        self.cause = cause
+        self.cause = Cause(CauseKind.START_FAILED, cause) if isinstance(cause, str) else cause
 
 
 class SandboxRefusedError(SandboxStartError):
@@ -318,7 +320,7 @@ class SandboxRefusedError(SandboxStartError):
     status = 422
     fields = ("sandbox_id", "cause", "everywhere")
 
-    def __init__(self, sandbox_id: str, cause: str, everywhere: bool = False) -> None:
+    def __init__(self, sandbox_id: str, cause: Cause | str, everywhere: bool = False) -> None:
         super().__init__(sandbox_id, cause)
         self.everywhere = everywhere
 
@@ -339,15 +341,15 @@ class SandboxLostError(SandboxError):
 
     Attributes:
         sandbox_id: Id of the sandbox that died.
-        cause: One line for people, such as ``"killed by signal 9"``.
+        cause: Why.
     """
 
     code = "sandbox_lost"
     status = 503
     fields = ("sandbox_id", "cause")
 
-    def __init__(self, sandbox_id: str, cause: str) -> None:
-        super().__init__(f"sandbox {sandbox_id} lost: {cause}")
+    def __init__(self, sandbox_id: str, cause: Cause) -> None:
+        super().__init__(f"sandbox {sandbox_id} lost: {cause.detail}")
         self.sandbox_id = sandbox_id
         self.cause = cause
 
@@ -398,20 +400,28 @@ _LONGEST = 200
 """Of a word that is looked for, since looking takes more time the longer it is."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the nearest of `known`, else the list of what there is."""
+def did_you_mean(word: str, known: Iterable[str], *, lists: bool = True) -> str:
+    """Return ``"; did you mean 'x'?"`` for the nearest of `known`, else, if it `lists` them, what there is."""
     names = sorted(known)
     lowered = {name.lower(): name for name in names}
     near = difflib.get_close_matches(word[:_LONGEST].lower(), lowered, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {lowered[near[0]]!r}?"
-    return f"; there are: {', '.join(names)}" if names else ""
+    return f"; there are: {', '.join(names)}" if names and lists else ""
 
 
 def _classes(root: type[EnvkitError]) -> Iterable[type[EnvkitError]]:
     yield root
     for child in root.__subclasses__():
         yield from _classes(child)
+
+
+def _plain(value: object) -> object:
+    return value.plain() if isinstance(value, Cause) else value
+
+
+def _rebuilt(value: object) -> Any:
+    return Cause.of(value) if isinstance(value, Mapping) else value
 
 
 def to_problem(error: EnvkitError) -> dict[str, object]:
@@ -422,7 +432,7 @@ def to_problem(error: EnvkitError) -> dict[str, object]:
         "status": error.status,
         "detail": str(error),
         "retry": error.retry,
-        "fields": {name: getattr(error, name) for name in error.fields},
+        "fields": {name: _plain(getattr(error, name)) for name in error.fields},
     }
 
 
@@ -436,7 +446,7 @@ def from_problem(problem: Mapping[str, object]) -> EnvkitError:
     fields = problem.get("fields")
     if isinstance(fields, Mapping):
         try:
-            return found(**{name: fields[name] for name in found.fields if name in fields})
+            return found(**{name: _rebuilt(fields[name]) for name in found.fields if name in fields})
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
     return EnvkitError(detail)

@@ -12,7 +12,8 @@ from envkit.errors import UnreachableError
 from envkit.fleet import FleetHost
 from envkit.protocols import LastingEpisode
 from envkit.restarts import RestartBudget
-from envkit.types import Observation, Reset, Step, Task
+from envkit.types import Cause, Observation, Reset, Step, Task
+from tests.causes import cause
 
 TASK = Task("Echo-v0", 3)
 PLENTY = RestartBudget(restarts=10**6, first_delay_s=0.1, longest_delay_s=1.0)
@@ -36,9 +37,9 @@ class Box:
         self.cause = self.cause or cause
         self.died.set()
 
-    async def wait(self) -> str:
+    async def wait(self) -> Cause:
         await self.died.wait()
-        return self.cause
+        return cause(self.cause)
 
     async def stop(self) -> None:
         self.die("stopped")

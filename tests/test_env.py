@@ -30,6 +30,7 @@ from envkit.http.sessions.table import SessionTable
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Task
 from envkit.vector import SlotHost
+from tests.causes import cause
 
 TASK = Task("World-v0", 0)
 
@@ -109,7 +110,7 @@ def test_environments_are_shown_with_their_options_and_their_calls_are_described
         assert str(inspect.getdoc(env_class.reset)).startswith("Begin")
 
 
-@pytest.mark.parametrize("error", [OptionError("size", "too large"), SandboxLostError("box-1", "killed")])
+@pytest.mark.parametrize("error", [OptionError("size", "too large"), SandboxLostError("box-1", cause("killed"))])
 def test_a_world_may_refuse_an_option_and_lose_a_sandbox(error: EnvkitError) -> None:
     with pytest.raises(type(error)):
         clock.run(step_of, error)

@@ -281,6 +281,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
         "episode_turns": _mean([len(one.turns) for one in played]),
         "episodes": float(len(played)),
         "lost_episodes": float(len(result.void)),
+        "lost_by_agent": float(sum(one.cause is not None and one.cause.by_agent for one in result.void)),
         "cut_completions": cut_completions(played),
         "tokens": float(tokens),
         "policy_version": float(max(versions, default=0)),

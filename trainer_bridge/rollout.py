@@ -25,6 +25,7 @@ from envkit.errors import (
 from envkit.metrics import Fold, fold_infos
 from envkit.protocols import Engine, EnvHost, Episode, Renderer
 from envkit.types import (
+    Cause,
     Group,
     Info,
     Reset,
@@ -142,7 +143,8 @@ class Rollout:
         except DeadlineError as error:
             play.end(StopReason.TIMEOUT, error=str(error))
         except (SandboxLostError, UnreachableError, SessionBrokenError, SessionNotFoundError) as error:
-            play.end(StopReason.SANDBOX_LOST, error=str(error))
+            cause = error.cause if isinstance(error, SandboxLostError) else None
+            play.end(StopReason.SANDBOX_LOST, error=str(error), cause=cause)
         except EnvError as error:
             play.end(StopReason.ENV_ERROR, error=str(error))
         finally:
@@ -268,6 +270,7 @@ class _Play:
     folds: dict[str, Fold] = field(default_factory=dict)
     stop: StopReason | None = None
     error: str | None = None
+    cause: Cause | None = None
     start: Reset | None = None
 
     @property
@@ -275,11 +278,11 @@ class _Play:
         """Name whose alphabetical order is the order of play."""
         return f"{self.index:08d}.{self.member:04d}"
 
-    def end(self, stop: StopReason, error: str | None = None) -> None:
-        self.stop, self.error = stop, error
+    def end(self, stop: StopReason, error: str | None = None, cause: Cause | None = None) -> None:
+        self.stop, self.error, self.cause = stop, error, cause
 
     def start_again(self) -> None:
-        self.ids, self.turns, self.stop, self.error, self.start = [], [], None, None, None
+        self.ids, self.turns, self.stop, self.error, self.cause, self.start = [], [], None, None, None, None
 
     def trajectory(self) -> Trajectory:
         assert self.stop is not None, "an episode ends with a reason"
@@ -294,4 +297,5 @@ class _Play:
             metrics=fold_infos(infos, self.folds),
             error=self.error,
             start=self.start,
+            cause=self.cause,
         )

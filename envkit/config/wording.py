@@ -58,8 +58,7 @@ def value_problem(problem: Mapping[str, Any]) -> str:
     shown = f", got {value!r}" if isinstance(value, (str, int, float, bool)) else ""
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
-        near = did_you_mean(value, choices) if isinstance(value, str) else ""
-        near = near if near.startswith("; did you mean") else ""
+        near = did_you_mean(value, choices, lists=False) if isinstance(value, str) else ""
         one_of = "" if len(choices) == 1 else "one of "
         return f"must be {one_of}{', '.join(choices)}{shown}{near}"
     bounds = {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in context.items()}

@@ -17,7 +17,7 @@ from msgspec import Raw
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError, UnreachableError
 from envkit.protocols import AskingEpisode, LastingEpisode
-from envkit.types import Reset, SandboxState, Step, Task
+from envkit.types import Cause, CauseKind, Reset, SandboxState, Step, Task
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -38,7 +38,7 @@ class Home(Protocol):
 
     async def connect(self, name: str, /) -> socket: ...
 
-    async def wait(self) -> str: ...
+    async def wait(self) -> Cause: ...
 
     async def stop(self) -> None: ...
 
@@ -123,7 +123,7 @@ class Box:
     Attributes:
         sandbox: Where its server runs.
         state: Where it is in its life.
-        cause: Why it ended, once it has.
+        cause: Why it ended; of the kind ``unknown`` until it has.
         gone: Set when it has ended.
         load: Number of episodes that have a place in it.
         served: Number of episodes that were ever given one.
@@ -134,7 +134,7 @@ class Box:
     def __init__(self, sandbox: Home) -> None:
         self.sandbox = sandbox
         self.state = SandboxState.STARTING
-        self.cause = ""
+        self.cause = Cause(CauseKind.UNKNOWN, "it was not connected to")
         self.gone = anyio.Event()
         self.load = 0
         self.served = 0
@@ -144,7 +144,7 @@ class Box:
         self._asked: set[Future[Raw]] = set()
         self._fell_silent = False
         self._silence = anyio.Event()
-        self._silence_cause = ""
+        self._silence_cause = self.cause
 
     def open(self, client: BoxClient) -> None:
         """Take episodes from now on."""
@@ -157,7 +157,7 @@ class Box:
             raise SandboxLostError(self.sandbox.id, self.cause)
         return self._client.lease(task, id=id)
 
-    def end(self, event: BoxEvent, cause: str) -> None:
+    def end(self, event: BoxEvent, cause: Cause) -> None:
         """End all calls that are under way in it; only the first cause counts."""
         self.state = after(self.state, event)
         if not self.gone.is_set():
@@ -197,7 +197,7 @@ class Box:
             try:
                 return await function(*args, **kwargs)
             except UnreachableError as error:
-                self._silence_cause = f"cannot be reached: {error}"
+                self._silence_cause = Cause(CauseKind.UNRESPONSIVE, f"cannot be reached: {error}")
                 self._silence.set()
                 await self.gone.wait()  # its watchers find out why, and end this call
         raise self.loss_during_call()

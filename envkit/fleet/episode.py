@@ -216,7 +216,7 @@ class FleetEpisode:
             cause = loss.cause
             if is_alone():
                 self._rebuilds_left = 0
-                cause = f"{cause}; the box before was lost during the same {name} too"
+                cause = cause.followed_by(f"the box before was lost during the same {name} too")
             raise SandboxLostError(loss.sandbox_id, cause) from None
 
     async def _rebuild(self, loss: SandboxLostError) -> None:
@@ -232,7 +232,7 @@ class FleetEpisode:
             self._end(lost)
             raise
         except BaseException:  # nobody knows how far it came
-            self._end(SandboxLostError(loss.sandbox_id, f"{loss.cause}; and its rebuild was interrupted"))
+            self._end(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("and its rebuild was interrupted")))
             raise
         self.state = EpisodeState.PLAYING
         self._tally.rebuilt += 1
@@ -247,11 +247,11 @@ class FleetEpisode:
                 loss = again
                 continue
             except EnvkitError as error:
-                raise SandboxLostError(loss.sandbox_id, f"{loss.cause}; and {error}") from None
+                raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(f"and {error}")) from None
             if turn is not None:
                 difference = f"when it was rebuilt, its world answered otherwise in turn {turn}"
-                raise SandboxLostError(loss.sandbox_id, f"{loss.cause}; {difference}")
-            self._news = loss.cause
+                raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(difference))
+            self._news = str(loss.cause)
             return
         raise SandboxLostError(loss.sandbox_id, loss.cause)
 

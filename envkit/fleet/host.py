@@ -22,7 +22,7 @@ from envkit.fleet.session_store import SeatRecord, Seats
 from envkit.fleet.suspect_queue import Turns
 from envkit.fleet.worker_health import Probing, watch_server
 from envkit.restarts import Failures, RestartBudget
-from envkit.types import SandboxState, Task
+from envkit.types import Cause, CauseKind, SandboxState, Task
 
 StartBox: TypeAlias = Callable[[], Awaitable[Home]]
 ConnectBox: TypeAlias = Callable[[Home], AbstractAsyncContextManager[BoxClient]]
@@ -186,7 +186,7 @@ class FleetHost:
             finally:
                 box.load -= 1
                 if box.load == 0 and self._has_served(box):
-                    box.end(BoxEvent.CLOSED, "it has served its episodes")
+                    box.end(BoxEvent.CLOSED, Cause(CauseKind.STOPPED, "it has served its episodes"))
                 self._assign()
 
     async def __aenter__(self) -> Self:
@@ -274,7 +274,7 @@ class FleetHost:
                     await stop(sandbox)  # first, so that clients do not wait for a farewell of a box that is silent
                 tasks.cancel_scope.cancel()
         finally:
-            box.end(BoxEvent.CLOSED, "the fleet was closed")
+            box.end(BoxEvent.CLOSED, Cause(CauseKind.STOPPED, "the fleet was closed"))
             self._leave(box)
             await stop(sandbox)
         if box.state is SandboxState.STOPPED and box.served:
@@ -300,10 +300,11 @@ class FleetHost:
                         box.end(BoxEvent.SILENT, await watch_server(box, client, self._probing))
                 except EnvkitError as error:
                     if not error.retry:
-                        return box.end(BoxEvent.GONE, f"its env server says: {error}")
+                        return box.end(BoxEvent.GONE, Cause(CauseKind.START_FAILED, f"its env server says: {error}"))
                     said = f" ({error})"
                     await anyio.sleep(_RETRY_S)
-        return box.end(BoxEvent.GONE, f"its env server did not answer within {self._start_timeout_s:g} s{said}")
+        said = f"its env server did not answer within {self._start_timeout_s:g} s{said}"
+        return box.end(BoxEvent.GONE, Cause(CauseKind.START_FAILED, said))
 
     async def _place(self) -> Box:
         """Take a place in a healthy box."""

@@ -24,7 +24,7 @@ from envkit.errors import UnrecordedError, UsageError
 from envkit.fleet.session_store import SeatRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
-_VERSION = 1
+_VERSION = 2
 _PHASES_KEPT = 50
 _OVER = (SandboxState.LOST, SandboxState.STOPPED)
 _SCHEMA = """
@@ -218,7 +218,7 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute(f"pragma user_version = {_VERSION}")
     except sqlite3.OperationalError as error:
         connection.close()
-        if "locked" in str(error):
+        if "locked" in str(error):  # library's message: sqlite
             raise UsageError(f"another server has {path}; stop it or choose another folder (--state)") from None
         raise UsageError(f"{path} cannot be used: {error}") from None
     except sqlite3.DatabaseError as error:

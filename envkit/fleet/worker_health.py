@@ -16,6 +16,7 @@ from envkit import clock
 from envkit.clock import forgiven
 from envkit.errors import EnvkitError
 from envkit.fleet.env_worker import Box, BoxClient
+from envkit.types import Cause, CauseKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Probing:
         return self.lost_s / 2
 
 
-async def watch_server(box: Box, client: BoxClient, probing: Probing) -> str:
+async def watch_server(box: Box, client: BoxClient, probing: Probing) -> Cause:
     """Listen to the server in a box, and return how long it was silent once that was too long."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_ask, box, client, probing)
@@ -55,16 +56,17 @@ async def watch_server(box: Box, client: BoxClient, probing: Probing) -> str:
     return cause
 
 
-async def _judge(box: Box, probing: Probing) -> str:
+async def _judge(box: Box, probing: Probing) -> Cause:
     """What our own event loop slept too long is not the server's silence."""
     now = clock.now()
     while True:
         lost_at = max(box.answered_at, box.felt_at) + probing.lost_s
         hung_at = box.answered_at + max(probing.longest_step_s, probing.lost_s)
         if now >= lost_at:
-            return f"its env server was silent for {probing.lost_s:g} s"
+            return Cause(CauseKind.UNRESPONSIVE, f"its env server was silent for {probing.lost_s:g} s")
         if now >= hung_at:
-            return f"its env server computed for {probing.longest_step_s:g} s, the longest that a step may take"
+            said = f"its env server computed for {probing.longest_step_s:g} s, the longest that a step may take"
+            return Cause(CauseKind.UNRESPONSIVE, said)
         due = min(lost_at, hung_at, now + probing.interval_s / 4)
         await anyio.sleep(max(0.0, due - now))
         now = clock.now()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from envkit.types import (
     EXEC_TIMEOUT_S,
+    Cause,
     ExecResult,
     FileUser,
     FleetEvent,
@@ -180,8 +181,8 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def wait(self) -> str:
-        """Return, once the sandbox is gone, the cause in one line (such as ``"killed by signal 9"``)."""
+    async def wait(self) -> Cause:
+        """Return, once the sandbox is gone, why."""
         ...
 
     async def stop(self) -> None:

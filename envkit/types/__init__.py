@@ -5,6 +5,8 @@ from envkit.types.plain import JSON, Info, Options, stable_hash
 from envkit.types.sandboxes import (
     EXEC_TIMEOUT_S,
     GRADER_HOME,
+    Cause,
+    CauseKind,
     ExecResult,
     FileUser,
     FleetEvent,
@@ -33,6 +35,8 @@ __all__ = [
     "EXEC_TIMEOUT_S",
     "GRADER_HOME",
     "JSON",
+    "Cause",
+    "CauseKind",
     "Completion",
     "EpisodeRecord",
     "ExecResult",

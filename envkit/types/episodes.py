@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from envkit.types.sandboxes import Cause
 from envkit.types.training import FinishReason, StopReason
 from envkit.types.worlds import Observation, Reset, Step, Task
 
@@ -91,6 +92,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         start: What the environment showed at reset; None when the episode was lost before.
         start_info: What it reported at reset.
         turns: What happened, in order.
+        cause: Why its sandbox was lost, if it was and that is known.
     """
 
     format: int
@@ -108,6 +110,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     start: Observation | None
     start_info: dict[str, Any]
     turns: tuple[TurnRecord, ...]
+    cause: Cause | None = None
 
     @classmethod
     def of(
@@ -122,6 +125,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         reward: float,
         metrics: Mapping[str, float],
         error: str | None,
+        cause: Cause | None = None,
         train_step: int | None = None,
     ) -> Self:
         """Return the record of an episode of `task`."""
@@ -141,6 +145,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
             start=None if start is None else start.observation,
             start_info={} if start is None else start.info,
             turns=tuple(turns),
+            cause=cause,
         )
 
     @property

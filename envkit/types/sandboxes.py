@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias
+
+from envkit.types.plain import JSON
 
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 
@@ -106,12 +108,83 @@ class SandboxState(StrEnum):
     """It was ended, or never became healthy."""
 
 
+class CauseKind(StrEnum):
+    """What ended a sandbox, or kept it from starting."""
+
+    EXITED = "exited"
+    """Process 1 exited with a code: with that of the sandbox's command, or by itself."""
+    KILLED = "killed"
+    """A signal or an operator ended it, or the signal of its command did."""
+    OUT_OF_MEMORY = "out_of_memory"
+    DISK_FULL = "disk_full"
+    """It wrote more than it may, or the host's disk is nearly full."""
+    UNRESPONSIVE = "unresponsive"
+    """It did not answer in time; it may hang, or be paused."""
+    PROTOCOL_ERROR = "protocol_error"
+    """Its agent sent what the protocol does not allow, or received that."""
+    STOPPED = "stopped"
+    """Its user, or whoever runs the server, stopped it."""
+    EXPIRED = "expired"
+    """Its time to live is over."""
+    ORPHANED = "orphaned"
+    """Nobody was connected to it for too long."""
+    NODE_LOST = "node_lost"
+    """Its node is gone, or cannot be reached."""
+    BACKEND_LOST = "backend_lost"
+    """The daemon that runs it, or the server that lends it, does not know it or does not answer."""
+    IMAGE_UNUSABLE = "image_unusable"
+    """Its image lacks Python."""
+    START_FAILED = "start_failed"
+    """It did not become ready, for any other reason."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a sandbox ended, or did not start. `str` gives the line for people.
+
+    Attributes:
+        kind: What programs decide by.
+        detail: One line for people.
+        by_agent: Whether what runs in the sandbox ended it: it hit the sandbox's own limit (memory, disk), or its
+            command exited. False where that is not certain, so for every kill by a signal: it may come from outside.
+    """
+
+    kind: CauseKind
+    detail: str
+    by_agent: bool = False
+
+    def __str__(self) -> str:
+        return self.detail
+
+    @classmethod
+    def of(cls, plain: Mapping[str, object]) -> Cause:
+        """Return the cause that `plain` gave.
+
+        Raises:
+            KeyError, ValueError: It is none.
+        """
+        return cls(CauseKind(str(plain["kind"])), str(plain["detail"]), plain.get("by_agent") is True)
+
+    def plain(self) -> dict[str, JSON]:
+        """Return it as JSON."""
+        return {"kind": self.kind.value, "detail": self.detail, "by_agent": self.by_agent}
+
+    def followed_by(self, text: str) -> Cause:
+        """Return the cause with more to its line."""
+        return replace(self, detail=f"{self.detail}; {text}")
+
+
 class Phase(NamedTuple):
-    """One entry of a sandbox's history: since when it is in a state (seconds since 1970, UTC), and why."""
+    """One entry of a sandbox's history: since when it is in a state (seconds since 1970, UTC), and why.
+
+    `cause` is set where the sandbox is over; `reason` is its line then.
+    """
 
     state: SandboxState
     at_s: float
     reason: str
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +226,7 @@ class FleetEvent:
         tenant: Whose it is; empty for nobody's.
         text: One line for people: the reason, or the figure and its bound.
         state: The sandbox's new state, where `kind` is ``"state"``.
+        cause: Why the sandbox is over, where that is its new state.
     """
 
     number: int
@@ -162,6 +236,7 @@ class FleetEvent:
     tenant: str
     text: str
     state: SandboxState | None = None
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from envkit.types.sandboxes import Cause
 from envkit.types.worlds import Reset, Step, Task
 
 
@@ -121,6 +122,7 @@ class Trajectory:
         metrics: The world's own metrics, folded over the episode.
         error: One line when infrastructure failed, otherwise None.
         start: What the environment answered to reset; None when the episode was lost before.
+        cause: Why its sandbox was lost, if it was and that is known.
     """
 
     task: Task
@@ -131,6 +133,7 @@ class Trajectory:
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     start: Reset | None = None
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class Connection:
     Args:
         start: Begins the call that a header asks for, or raises `CallError`; None when it is answered already.
         on_config: Told the configuration.
-        on_over: Called when the other end is gone or sent what is no frame.
+        on_over: Called when the other end is gone or sent what is no frame: with the kind of cause, and one line.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Connection:
         *,
         start: Callable[[Connection, int, Header], Call | None],
         on_config: Callable[[Header], None],
-        on_over: Callable[[str], None],
+        on_over: Callable[[str, str], None],
     ) -> None:
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
@@ -193,7 +193,14 @@ class Connection:
         """Return the call `number` if it is under way."""
         return self._calls.get(number)
 
-    def close(self, why: str) -> None:
+    def send_last(self, header: Header) -> None:
+        """Write a frame before the process ends, after those that wait, as far as that is taken at once."""
+        try:
+            os.write(self._files[1], b"".join([*self._out, framing.frame(header)]))
+        except OSError:
+            pass
+
+    def close(self, why: str, kind: str = "stopped") -> None:
         """End every call and close the channel; safe to repeat."""
         if not self.is_open:
             return
@@ -208,7 +215,7 @@ class Connection:
         waiters, self._waiters = self._waiters, []
         for callback in waiters:
             callback()
-        self._on_over(why)
+        self._on_over(kind, why)
 
     def _read(self) -> None:
         try:
@@ -227,7 +234,7 @@ class Connection:
                 if not self.is_open:
                     return
         except framing.BrokenFrameError as error:
-            self.close("broken frame: " + str(error))
+            self.close("broken frame: " + str(error), "protocol_error")
 
     def _take(self, header: Header, body: bytes) -> None:
         if "config" in header:

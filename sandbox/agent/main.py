@@ -42,11 +42,13 @@ class Agent:
     def __init__(self, hello: bytes) -> None:
         self.loop = Loop(self._on_crash, self._on_signal)
         self._context = Context(self.loop)
+        self._context.on_oom_kill = self._on_oom_kill
         self._hello = hello
         self._began = time.monotonic()
         self._stays = False
         self._lonely_s: float | None = None
         self._channels = 0
+        self._connections: list[Connection] = []
         self._loneliness: Timer | None = None
         self._left_at = 0.0
         self._shells: dict[tuple[str, str], shells.Shell] = {}
@@ -58,12 +60,12 @@ class Agent:
             "write": files.Write,
         }
         self._questions: dict[str, Callable[[Connection, Header], dict[str, Json]]] = {
-            "ping": lambda connection, header: {},
+            "ping": self._ping,
             "stats": self._stats,
             "resize": self._resize,
         }
 
-    def open(self, reader: int, writer: int, *, on_over: Callable[[str], None]) -> Connection:
+    def open(self, reader: int, writer: int, *, on_over: Callable[[str, str], None]) -> Connection:
         """Take calls from a channel; one whose configuration says that it ``observes`` is no visitor."""
         is_visitor = True
         self._channels += 1
@@ -78,27 +80,32 @@ class Agent:
             else:
                 self._configure(config)
 
-        def over(why: str) -> None:
-            on_over(why)
+        def over(kind: str, why: str) -> None:
+            self._connections.remove(connection)
+            on_over(kind, why)
             if is_visitor:
                 self._left_at = time.monotonic()
                 self._leave_alone()
 
-        return Connection(self.loop, reader, writer, start=self._start, on_config=configured, on_over=over)
+        connection = Connection(self.loop, reader, writer, start=self._start, on_config=configured, on_over=over)
+        self._connections.append(connection)
+        return connection
 
     def _leave_alone(self) -> None:
         """Count one visitor less; without any the box ends `_lonely_s` after the last one left."""
         self._channels -= 1
         if self._channels == 0 and self._lonely_s is not None:
             left_s = max(self._left_at + self._lonely_s - time.monotonic(), 0.0)
-            self._loneliness = self.loop.after(left_s, lambda: self._give_up("nobody comes back to it"))
+            self._loneliness = self.loop.after(left_s, lambda: self._give_up("orphaned", "nobody comes back to it"))
 
     def open_first(self, reader: int, writer: int) -> None:
         """Take calls from the channel that the box's life hangs on, unless it is to stay."""
         self.open(reader, writer, on_over=self._on_first_over)
 
-    def leave(self, code: int) -> None:
-        """End everything, then ourselves."""
+    def leave(self, code: int, kind: str) -> None:
+        """Tell the host the kind of cause, then end everything and ourselves."""
+        for connection in self._connections:
+            connection.send_last({"ending": kind})
         if os.getpid() != 1:
             process_tree.end_everybody_below_us()
         os._exit(code)
@@ -111,7 +118,7 @@ class Agent:
         if config.get("lonely_s") is not None:
             self._lonely_s = float(config["lonely_s"])
         if config.get("ttl_s") is not None:
-            self.loop.after(float(config["ttl_s"]), lambda: self._give_up("its time to live is over"))
+            self.loop.after(float(config["ttl_s"]), lambda: self._give_up("expired", "its time to live is over"))
         if config.get("door"):
             self._open_door(config["door"])
         if config.get("command"):
@@ -130,7 +137,7 @@ class Agent:
                 context.find(argv[0])
             except CallError:  # known before the first answer, so that the box counts as one that never started
                 self._say_last(b"%s: No such file or directory\n" % encoded(argv[0]))
-                self.leave(127)
+                self.leave(127, "exited")
         user = context.user("agent")
         ours, theirs = user.pipe()
         nothing = [os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)]
@@ -145,11 +152,11 @@ class Agent:
         if self._stderr is not None:
             self._stderr.take_waiting()
         self._say_last(self._log.peek()[-_LAST_WORDS_BYTES:])
-        self.leave(report.code if report.code >= 0 else 128 - report.code)
+        self.leave(report.code if report.code >= 0 else 128 - report.code, "exited")
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, kind: str, why: str) -> None:
         self._say_last(why.encode() + b"\n")
-        self.leave(_BROKEN)
+        self.leave(_BROKEN, kind)
 
     def _start(self, connection: Connection, number: int, header: Header) -> Call | None:
         name = header["do"]
@@ -210,6 +217,14 @@ class Agent:
         call.resize(int(header["rows"]), int(header["cols"]))
         return {}
 
+    def _ping(self, connection: Connection, header: Header) -> dict[str, Json]:
+        self._context.report_oom_kills()
+        return {}
+
+    def _on_oom_kill(self, count: int) -> None:
+        for connection in self._connections:
+            connection.send({"oom_kills": count})
+
     def _stats(self, connection: Connection, header: Header) -> dict[str, Json]:
         alive = process_tree.alive_below([os.getpid()], process_tree.table())
         found: dict[str, Json] = {"processes": len(alive), "uptime_s": round(time.monotonic() - self._began, 3)}
@@ -237,20 +252,20 @@ class Agent:
             fd, _ = self._door._accept()  # type: ignore[attr-defined]
         except BlockingIOError:
             return
-        self.open(fd, os.dup(fd), on_over=lambda why: None).send_raw(self._hello)
+        self.open(fd, os.dup(fd), on_over=lambda kind, why: None).send_raw(self._hello)
 
-    def _on_first_over(self, why: str) -> None:
+    def _on_first_over(self, kind: str, why: str) -> None:
         if not self._stays:
-            is_broken = why.startswith("broken")
+            is_broken = kind == "protocol_error"
             if is_broken:
                 self._say_last(why.encode() + b"\n")
-            self.leave(_BROKEN if is_broken else 0)
+            self.leave(_BROKEN if is_broken else 0, kind)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             self._context.lanes.reap()
         elif number == signal.SIGTERM:
-            self.leave(128 + number)
+            self.leave(128 + number, "killed")
 
     def _on_crash(self, owner: object, error: Exception) -> None:
         text = "%s: %s" % (type(error).__name__, error)

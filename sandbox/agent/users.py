@@ -13,6 +13,7 @@ from .json_fallback import encoded
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Callable
 
     from .connection import Header
     from .event_loop import Loop
@@ -26,6 +27,7 @@ class Context:
     Attributes:
         loop: What waits.
         lanes: What programs run in.
+        on_oom_kill: Told how many processes were killed for want of memory, when that is another number than before.
         users: By the names that a call uses; none before the configuration.
         work: Folder that the agent's programs start in, and that paths of files are relative to.
     """
@@ -37,7 +39,8 @@ class Context:
         self.work = "/"
         self._grader_home = ""
         self._env: dict[bytes, bytes] = {}
-        self._kills = gauges.kill_count()
+        self.on_oom_kill: Callable[[int], None] = lambda count: None
+        self._kills = self._reported = gauges.kill_count()
 
     def configure(self, config: Header) -> None:
         """Take in who there is, and what they work with."""
@@ -99,11 +102,20 @@ class Context:
                 return path
         raise CallError("unsupported", "this box has no %s" % program)
 
+    def report_oom_kills(self) -> int | None:
+        """Report OOM kills that the sandbox survived; return their number, None where that is not known."""
+        kills = gauges.kill_count() if self._reported is not None else None
+        if kills is not None and kills != self._reported:
+            self._reported = kills
+            self.on_oom_kill(kills)
+        return kills
+
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
         """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""
-        if self._kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
+        kills = self.report_oom_kills()
+        if kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
             return {}
-        before, self._kills = self._kills, gauges.kill_count()
+        before, self._kills = self._kills, kills
         return {"oom": self._kills != before}
 
 

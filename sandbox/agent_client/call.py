@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, TypeGuard
 
 import anyio
 
-from envkit.types import JSON, ExecResult
+from envkit.types import JSON, Cause, CauseKind, ExecResult
 
 MAX_BODY_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
@@ -33,11 +33,11 @@ class ChannelEndedError(ConnectionError):
     """The agent is gone, or is no longer listened to.
 
     Attributes:
-        reason: Why we ended it, in one line; empty when the other side did.
+        reason: Why we ended it; None when the other side did, or it was closed.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason or "the stream ended")
+    def __init__(self, reason: Cause | None) -> None:
+        super().__init__(str(reason or "the stream ended"))
         self.reason = reason
 
 
@@ -84,7 +84,7 @@ class CallChannel(Protocol):
     @property
     def is_stalled(self) -> bool: ...
     async def send(self, header: Fields, body: bytes = b"") -> None: ...
-    def fail(self, reason: str) -> None: ...
+    def fail(self, reason: Cause | None) -> None: ...
     def stall(self, call: Call) -> None: ...
     def unstall(self, call: Call) -> None: ...
     def forget(self, call: Call) -> None: ...
@@ -99,7 +99,7 @@ class AgentCalls(Protocol):
         self, do: str, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
     ) -> Reply: ...
     async def result(self, reply: Reply) -> ExecResult: ...
-    async def wait(self) -> str: ...
+    async def wait(self) -> Cause: ...
 
 
 class Call:
@@ -348,7 +348,7 @@ class Call:
         elif loop.time() >= self._deadline:
             if self._is_chance_used:
                 self._timer = None
-                self._channel.fail("it does not answer")
+                self._channel.fail(Cause(CauseKind.UNRESPONSIVE, "it does not answer"))
                 return
             self._is_chance_used = True
             self._timer = loop.call_later(_SECOND_CHANCE_S, self._on_timer)

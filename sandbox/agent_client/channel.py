@@ -18,16 +18,29 @@ from typing import Protocol
 import anyio
 import orjson
 
-from envkit.types import JSON
+from envkit import clock
+from envkit.types import JSON, Cause, CauseKind
 
 from .call import MAX_BODY_BYTES, BrokenFrameError, Call, ChannelEndedError, Fields, RefusedCallError, Reply, one_line
 from .socket_stream import SocketStream
 
-__all__ = ["Call", "Channel", "ChannelEndedError", "Hello", "RefusedCallError", "Reply", "SocketStream", "Stream"]
+__all__ = [
+    "Call",
+    "Channel",
+    "ChannelEndedError",
+    "Hello",
+    "RefusedCallError",
+    "Reply",
+    "SocketStream",
+    "Stream",
+    "Survived",
+]
 
 MAX_HEADER_BYTES = 1 << 20
 
 _VERSION = 1
+_FAREWELLS = frozenset({"exited", "killed", "expired", "orphaned", "protocol_error", "stopped"})
+"""Kinds of `Cause` that an agent may give for its end."""
 _HEAD = struct.Struct(">II")
 
 
@@ -67,6 +80,19 @@ class Hello:
     uid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Survived:
+    """OOM kills in a sandbox after which its process 1 was still there.
+
+    Attributes:
+        oom_kills: Their number since the sandbox was started.
+        at_s: When the last of them was reported, in seconds since 1970; 0 for never.
+    """
+
+    oom_kills: int = 0
+    at_s: float = 0.0
+
+
 class Channel:
     """Calls to one agent. Made in a running event loop.
 
@@ -75,12 +101,16 @@ class Channel:
 
     Attributes:
         loop: The loop that it lives in.
-        reason: Why we ended it, in one line; empty when the other side did, or while it is open.
+        reason: Why we ended it; None when the other side did, or it was closed, or while it is open.
+        farewell: Why the agent says that it ends the sandbox; None while it does not.
+        survived: The OOM kills in the sandbox that its agent has reported.
     """
 
     def __init__(self, stream: Stream) -> None:
         self.loop = asyncio.get_running_loop()
-        self.reason = ""
+        self.reason: Cause | None = None
+        self.farewell: CauseKind | None = None
+        self.survived = Survived()
         self._stream = stream
         self._buffer = bytearray()
         self._needed = _HEAD.size
@@ -114,7 +144,7 @@ class Channel:
         with anyio.move_on_after(timeout_s):
             await asyncio.wait([self._hello])
         if not self._hello.done():
-            self.fail(f"not ready after {timeout_s:g} s")
+            self.fail(Cause(CauseKind.START_FAILED, f"not ready after {timeout_s:g} s"))
         if self._is_ended:
             raise ChannelEndedError(self.reason)
         await self.send({"config": dict(config)})
@@ -169,9 +199,9 @@ class Channel:
 
     def close(self) -> None:
         """End it; every call under way raises `ChannelEndedError`. Safe to repeat."""
-        self.fail("")
+        self.fail(None)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: Cause | None) -> None:
         """End it, unless it has ended, and say why."""
         if self._is_ended:
             return
@@ -189,7 +219,7 @@ class Channel:
 
     def broken(self, what: str) -> ChannelEndedError:
         """End it because of what the agent said; returns what to raise."""
-        self.fail(f"broken frame: {what}")
+        self.fail(_broken(what))
         return ChannelEndedError(self.reason)
 
     def forget(self, call: Call) -> None:
@@ -227,22 +257,22 @@ class Channel:
         try:
             await self._stream.send(frame)
         except ConnectionError:
-            self.fail("")
+            self.fail(None)
             raise ChannelEndedError(self.reason) from None
 
     async def _read(self) -> None:
-        reason = "the channel failed"
+        reason: Cause | None = Cause(CauseKind.UNKNOWN, "the channel failed")
         try:
             while data := await self._stream.receive():
                 self._take(data)
                 while self._stalled:
                     self._room = self.loop.create_future()
                     await self._room
-            reason = ""
+            reason = None
         except BrokenFrameError as error:
-            reason = f"broken frame: {error}"
+            reason = _broken(str(error))
         except ConnectionError:
-            reason = ""
+            reason = None
         finally:
             self.fail(reason)
 
@@ -274,11 +304,28 @@ class Channel:
         if not self._hello.done():
             self._hello.set_result(_hello(header))
             return
+        if "id" not in header and ("ending" in header or "oom_kills" in header):
+            self._take_news(header)
+            return
         number = header.get("id")
         call = self._calls.get(number) if type(number) is int else None
         if call is None:
             raise BrokenFrameError("an answer to a call that nobody made")
         call.take(header, body)
+
+    def _take_news(self, header: Mapping[str, JSON]) -> None:
+        """Take in what the agent says of the whole sandbox: that it ends, or that it survived an OOM kill."""
+        ending, kills = header.get("ending"), header.get("oom_kills")
+        if ending in _FAREWELLS:
+            self.farewell = CauseKind(ending)
+        elif type(kills) is int and kills >= 0:
+            self.survived = Survived(kills, clock.wall())
+        else:
+            raise BrokenFrameError("news of the sandbox that say nothing")
+
+
+def _broken(what: str) -> Cause:
+    return Cause(CauseKind.PROTOCOL_ERROR, f"broken frame: {what}")
 
 
 def _hello(header: Mapping[str, JSON]) -> Hello:

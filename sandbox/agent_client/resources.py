@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from envkit.types import GRADER_HOME
+from envkit.types import GRADER_HOME, Cause
+
+from .channel import Survived
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,7 @@ class Hold:
     """How the parts of a box that lie outside it are reached, and ended.
 
     Attributes:
-        cause: Once it is gone, says why in one line; takes at most 2 s.
+        cause: Once it is gone, says why, given the OOM kills that it survived; takes at most 2 s.
         kill: Ends everything in it and removes what it left; safe to repeat.
         let_go: Gives back what we hold of it while it runs on; None for nothing.
         sockets: The folder of its sockets on the host; None: they are reached through the agent.
@@ -25,7 +27,7 @@ class Hold:
         grader_home: The folder, named as inside, for what only a grader may touch.
     """
 
-    cause: Callable[[], Awaitable[str]]
+    cause: Callable[[Survived], Awaitable[Cause]]
     kill: Callable[[], Awaitable[None]]
     let_go: Callable[[], None] | None = None
     sockets: Path | None = None

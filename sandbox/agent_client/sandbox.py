@@ -27,7 +27,7 @@ from envkit.errors import (
     UnsupportedError,
     UsageError,
 )
-from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, FileUser, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, JSON, Cause, CauseKind, ExecResult, FileUser, SandboxUser
 
 from ..host import run_dirs
 from ..host.instances import not_ready
@@ -104,7 +104,7 @@ class Box:
                 if config.get("command") or config.get("door"):
                     await self._channel.call("ping")  # answered after the command was started and the door opened
             if limit.cancelled_caught:
-                self._channel.fail(f"not ready after {timeout_s:g} s")
+                self._channel.fail(Cause(CauseKind.START_FAILED, f"not ready after {timeout_s:g} s"))
                 raise ChannelEndedError(self._channel.reason)
         except ChannelEndedError:
             cause = await self.wait()
@@ -281,8 +281,8 @@ class Box:
         """Return what holds it up, such as ``"paused"``; empty where nothing is to be seen."""
         return "" if self._hold.look is None else await self._hold.look()
 
-    async def wait(self) -> str:
-        """Return, once it is gone, the cause in one line."""
+    async def wait(self) -> Cause:
+        """Return, once it is gone, why."""
         return await self._ending.cause()
 
     async def stop(self) -> None:
@@ -325,7 +325,7 @@ class Box:
         try:
             return result_of(reply)
         except ValueError as error:
-            self._channel.fail(f"broken frame: {error}")
+            self._channel.broken(str(error))
             raise SandboxLostError(self._id, await self.wait()) from None
 
     async def _pack(self, source: str, max_bytes: int, user: FileUser) -> AsyncGenerator[bytes, None]:

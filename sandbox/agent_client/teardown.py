@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import anyio
 
 from envkit.errors import EnvkitError, SandboxError
+from envkit.types import Cause, CauseKind
 
 from .channel import Channel
 from .resources import Hold
@@ -37,15 +39,15 @@ class Ending:
         self._hold = hold
         self._forget = forget
         self._companions: set[asyncio.Task[None]] = set()
-        self._cause: str | None = None
+        self._cause: Cause | None = None
         self._failure: str | None = None
         self._is_lost = anyio.Event()
         self._is_gone = anyio.Event()
         self._burial: asyncio.Task[None] | None = None
         channel.when_ended(self._on_end)
 
-    async def cause(self) -> str:
-        """Return, once the box is gone, the cause in one line."""
+    async def cause(self) -> Cause:
+        """Return, once the box is gone, why."""
         await self._is_lost.wait()
         assert self._cause is not None
         return self._cause
@@ -57,7 +59,7 @@ class Ending:
             SandboxError: That did not succeed.
         """
         if not self._channel.is_ended:
-            self._cause = "stopped"
+            self._cause = Cause(CauseKind.STOPPED, "stopped")
             self._channel.close()
         with anyio.CancelScope(shield=True):
             await self._is_gone.wait()
@@ -96,12 +98,18 @@ class Ending:
             self._forget()
             self._is_gone.set()
 
-    async def _found_cause(self) -> str:
+    async def _found_cause(self) -> Cause:
+        channel = self._channel
         try:
             with anyio.move_on_after(_CAUSE_S):
-                return await self._hold.cause()
+                found = await self._hold.cause(channel.survived)
+                if found.kind is CauseKind.EXITED and channel.farewell is not None:
+                    # A code alone does not tell a command's end from the agent's own.
+                    is_own = channel.farewell is CauseKind.EXITED
+                    found = replace(found, kind=channel.farewell, by_agent=is_own)
+                return found
         except (EnvkitError, OSError):
             pass
         except Exception as error:  # whatever it is, somebody waits to be told
-            return f"it has ended, and why was not found out: {error!r}"
-        return "it has ended"
+            return Cause(CauseKind.UNKNOWN, f"it has ended, and why was not found out: {error!r}")
+        return Cause(CauseKind.UNKNOWN, "it has ended")

@@ -30,10 +30,10 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
-from envkit.types import GRADER_HOME, SandboxSpec
+from envkit.types import GRADER_HOME, Cause, CauseKind, SandboxSpec
 
 from .. import agent
-from ..agent_client.channel import Channel, ChannelEndedError, SocketStream
+from ..agent_client.channel import Channel, ChannelEndedError, SocketStream, Survived
 from ..agent_client.resources import Hold
 from ..agent_client.sandbox import Box
 from ..egress import proxy
@@ -172,7 +172,8 @@ class LocalBackend:
             raise SandboxStartError(box_id, why)
         python = arguments.python_in(look)
         if python is None:
-            raise SandboxRefusedError(box_id, "there is no Python 3 in it, which our agent needs")
+            cause = Cause(CauseKind.IMAGE_UNUSABLE, "there is no Python 3 in it, which our agent needs")
+            raise SandboxRefusedError(box_id, cause)
         began = clock.now()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -210,9 +211,9 @@ class LocalBackend:
             box.gives_up = (*box.gives_up, *(() if holds_inodes else ("inodes",)))
         except OSError as error:
             ours.close()
-            cause = await held.cause()
+            cause = await held.cause(Survived())
             if held.is_running:
-                cause = f"no control group: {error}"
+                cause = Cause(CauseKind.START_FAILED, f"no control group: {error}")
             await held.kill()
             raise SandboxStartError(box_id, cause) from None
         except BaseException:
@@ -282,7 +283,7 @@ class LocalBackend:
         try:
             await store.keep(channel, self._boxes.folder / "snapshots" / name, extent)
         except ChannelEndedError:
-            raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
+            raise SandboxLostError(box_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")) from None
         return name
 
     def _look(self, spec: SandboxSpec) -> arguments.Look:

@@ -14,7 +14,9 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
+from envkit.types import Cause, CauseKind
 
+from ..agent_client.channel import Survived
 from ..host import cgroups, run_dirs
 from ..host.child_process import Child, cause_of, signal_in
 from ..host.pid1 import FirstProcess
@@ -63,7 +65,7 @@ class Life:
         self._told = told
         self._said = b""
         self._first = first
-        self._oom_kills = 0
+        self._memory: cgroups.MemoryCounters | None = None
         self._score_line = score_line
         self._uids = uids
 
@@ -108,15 +110,16 @@ class Life:
             await anyio.wait_readable(self._told)
         await clock.to_thread(self._join, (self.pid, first.pid))
 
-    async def cause(self) -> str:
-        """Say in one line why the box is gone; waits for at most 2 s."""
+    async def cause(self, survived: Survived) -> Cause:
+        """Say why the box is gone; waits for at most 2 s."""
         with anyio.move_on_after(_CAUSE_S):
             await self._wait()
         if self._child is None:
-            return "its processes have ended"
+            return Cause(CauseKind.UNKNOWN, "its processes have ended")
         code = self._child.returncode
-        if code == 128 + signal.SIGKILL and (self._oom_kills or self.group.oom_kills()):
-            return "out of memory"
+        found = (self._memory or self.group.memory_counters()).cause(survived.oom_kills)
+        if code == 128 + signal.SIGKILL and found is not None:
+            return found
         return cause_of(signal_in(code), self._child.last_line())
 
     async def look(self) -> str:
@@ -136,7 +139,7 @@ class Life:
             else:
                 with anyio.move_on_after(_GRACE_S):
                     await self._wait()
-            self._oom_kills = max(self._oom_kills, self.group.oom_kills())
+            self._memory = self._memory or self.group.memory_counters()  # before the group is removed
             if await empty(self.group) and self._uids is not None:
                 self._uids.put_back()
                 self._uids = None

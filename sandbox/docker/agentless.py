@@ -27,8 +27,9 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.protocols import Shell
-from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, Cause, CauseKind, ExecResult, FileUser, SandboxSpec, SandboxUser
 
+from ..agent_client.channel import Survived
 from ..host.layout import AGENT_UID, GRADER_UID, WORK
 from .api import Daemon, DaemonError
 from .attach_stream import AttachStream
@@ -103,7 +104,7 @@ class FallbackBox:
         self._env = dict(env)
         self._forget = forget
         self._turns = {uid: anyio.Lock() for uid in _UIDS.values()}
-        self._cause: str | None = None
+        self._cause: Cause | None = None
 
     @property
     def id(self) -> str:
@@ -182,14 +183,14 @@ class FallbackBox:
     async def log(self) -> str:
         raise UnsupportedError(_MISSING.format(self._id, "a log"))
 
-    async def wait(self) -> str:
+    async def wait(self) -> Cause:
         await self._life_line.ended()
         return await self._why_gone()
 
     async def stop(self) -> None:
         """End everything in the box and remove it; safe to repeat, not cancelled."""
         if self._cause is None and not self._life_line.is_over:
-            self._cause = "stopped"
+            self._cause = Cause(CauseKind.STOPPED, "stopped")
         with anyio.CancelScope(shield=True):
             await self._why_gone()
             await self._held.kill()
@@ -201,9 +202,9 @@ class FallbackBox:
             raise UnsupportedError(_MISSING.format(self._id, f"user {user!r}"))
         return uid
 
-    async def _why_gone(self) -> str:
+    async def _why_gone(self) -> Cause:
         if self._cause is None:
-            self._cause = await self._held.cause()
+            self._cause = await self._held.cause(Survived())
         return self._cause
 
     async def _run(
@@ -238,7 +239,7 @@ class FallbackBox:
             if not limit.cancelled_caught:
                 code = await self._exit_code(command)
         except DaemonError as error:
-            raise await self._lost(str(error)) from None
+            raise await self._lost(Cause(CauseKind.BACKEND_LOST, str(error))) from None
         finally:
             if stream is not None:
                 stream.close()
@@ -260,7 +261,7 @@ class FallbackBox:
                 await anyio.sleep(0.005)
         raise DaemonError("it does not say how the command ended")
 
-    async def _lost(self, otherwise: str) -> SandboxLostError:
+    async def _lost(self, otherwise: Cause) -> SandboxLostError:
         """Return the error that says why the box is gone, of which we may hear a moment later than of this."""
         with anyio.move_on_after(_SAME_DEATH_S):
             await self._life_line.ended()

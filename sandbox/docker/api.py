@@ -32,7 +32,7 @@ _REMOVAL_S = 10.0
 _REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
 _KILLED = 128 + signal.SIGKILL
-_LATE_EVENT_S = 0.5
+LATE_EVENT_S = 0.5
 """How long the daemon may take to say that memory ran out in what was killed for it."""
 _LINES_SHOWN = 8
 _ORPHAN = re.compile("^create ([0-9a-f]{64}): database not open$")
@@ -93,7 +93,7 @@ class Daemon:
         try:
             return str((await self._call(create))["Id"])
         except DaemonError as error:
-            self._orphans.update(_ORPHAN.findall(str(error)))
+            self._orphans.update(_ORPHAN.findall(str(error)))  # library's message: docker
             raise
 
     async def start(self, container: str) -> None:
@@ -126,8 +126,8 @@ class Daemon:
             "Mapping[str, Any] | None", await self._unless_missing(self._ask(self._quick.inspect_container, container))
         )
 
-    async def end_since(self, container: str, since: int) -> tuple[bool, int | None]:
-        """Say how a container has ended since a second of Unix time, even if it is gone.
+    async def end_since(self, container: str, since: float) -> tuple[bool, int | None]:
+        """Say how a container has ended since a moment of Unix time, even if it is gone.
 
         Returns:
             Whether memory ran out in it, and its exit code; None if it has not ended.
@@ -358,10 +358,10 @@ def _innermost(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
 
 
-def _end_since(api: Any, container: str, since: int) -> tuple[bool, int | None]:
+def _end_since(api: Any, container: str, since: float) -> tuple[bool, int | None]:
     is_out_of_memory, code = False, None
     filters = {"container": [container], "event": ["oom", "die"]}
-    with closing(api_patches.events(api, since, clock.wall() + _LATE_EVENT_S, filters)) as events:
+    with closing(api_patches.events(api, since, clock.wall() + LATE_EVENT_S, filters)) as events:
         for event in events:
             if event["Action"] == "oom":
                 is_out_of_memory = True

@@ -25,7 +25,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError, UsageError
-from envkit.types import SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec
 
 from .. import agent
 from ..agent_client.channel import Channel, ChannelEndedError, SocketStream, Stream
@@ -312,11 +312,12 @@ class DockerBackend:
     async def _launch_fallback(self, plan: _Plan) -> FallbackBox:
         spec = plan.spec
         if (why := agentless.why_refused(spec, has_snapshot=plan.files is not None)) is not None:
-            raise SandboxRefusedError(plan.box_id, why)
+            raise SandboxRefusedError(plan.box_id, Cause(CauseKind.IMAGE_UNUSABLE, why))
         try:
             held = await self._run(plan, LIFE_LINE, b"")
         except MissingProgramError:
-            raise SandboxRefusedError(plan.box_id, "its image has neither Python nor a shell") from None
+            cause = Cause(CauseKind.IMAGE_UNUSABLE, "its image has neither Python nor a shell")
+            raise SandboxRefusedError(plan.box_id, cause) from None
         env = container_config.environment(spec, plan.image)
         box = FallbackBox(plan.box_id, self._daemon, held, env=env, forget=self._boxes.forget)
         self._boxes.add(box)
@@ -336,7 +337,7 @@ class DockerBackend:
             try:
                 held = await attached.run(self._daemon, options(bounds_disk=True), opening)
             except DaemonError as error:
-                if "storage" not in str(error):
+                if "storage" not in str(error):  # library's message: docker
                     raise
                 self._bounds_disk = False
             else:
@@ -392,7 +393,7 @@ class DockerBackend:
             extent = store.Extent(disk_mib, AGENT_UID)
             await store.keep(channel, self._boxes.folder / _SNAPSHOTS / name, extent)
         except ChannelEndedError:
-            raise SandboxLostError(box_id, "it ended while a snapshot was taken") from None
+            raise SandboxLostError(box_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")) from None
         return name
 
 

@@ -14,13 +14,14 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.types import JSON, SandboxSpec
+from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 
+from ..agent_client.channel import Survived
 from ..host import oom_score, run_dirs
 from ..host.layout import COUNTED, DOOR, DOOR_SOCKET, SOCKETS
 from ..host.pid1 import FirstProcess
 from . import container_config, orphans
-from .api import Daemon, DaemonError
+from .api import LATE_EVENT_S, Daemon, DaemonError
 from .attach_stream import AttachStream
 
 _CAUSE_S = 2.0
@@ -132,28 +133,35 @@ class AttachedContainer:
         found = await self._daemon.inspect(self.id)
         return "paused" if found is not None and found["State"].get("Paused") else ""
 
-    async def cause(self) -> str:
-        """Say in one line why it is gone; takes at most 2 s."""
+    async def cause(self, survived: Survived) -> Cause:
+        """Say why it is gone; takes at most 2 s."""
         lines = self.stream.stderr.decode(errors="replace").strip().splitlines() or [""]
         with anyio.move_on_after(_CAUSE_S):
             while True:
                 try:
-                    why = await self._cause(lines[-1][-_LINE_CHARACTERS:])
+                    why = await self._cause(lines[-1][-_LINE_CHARACTERS:], survived)
                 except DaemonError as error:
-                    return str(error)
+                    return Cause(CauseKind.BACKEND_LOST, str(error))
                 if why is not None:
                     return why
                 await anyio.sleep(0.02)  # the daemon writes it down a moment after the streams end
-        return "its streams ended"
+        return Cause(CauseKind.BACKEND_LOST, "its streams ended")
 
-    async def _cause(self, last_line: str) -> str | None:
+    async def _cause(self, last_line: str, survived: Survived) -> Cause | None:
         found = await self._daemon.inspect(self.id)
-        why = "removed" if found is None else container_config.cause(found["State"], last_line)
-        if why not in (container_config.KILLED, "removed"):
-            return why
-        is_out_of_memory, code = await self._daemon.end_since(self.id, self._began_s)
+        # With version 2 of control groups the daemon does not tell the container's limit from the host's memory.
+        limited = str(self._daemon.info.get("CgroupVersion") or "1") == "1"
+        out_of_memory = Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=limited)
+        why: Cause | None = Cause(CauseKind.BACKEND_LOST, "removed")
+        if found is not None:
+            suspected = None if survived.oom_kills else out_of_memory
+            why = container_config.cause(found["State"], last_line, out_of_memory=suspected)
+            if why is None or why.kind is not CauseKind.KILLED:
+                return why
+        since_s = survived.at_s + LATE_EVENT_S if survived.oom_kills else self._began_s
+        is_out_of_memory, code = await self._daemon.end_since(self.id, since_s)
         if is_out_of_memory:
-            return "out of memory"
+            return out_of_memory
         if found is None and self._removes_itself and code is not None:
             return container_config.cause({"ExitCode": code}, last_line)
         return why

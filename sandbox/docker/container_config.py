@@ -15,7 +15,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from envkit.types import GRADER_HOME, JSON, SandboxSpec
+from envkit.types import GRADER_HOME, JSON, Cause, SandboxSpec
 
 from ..egress import allowlist
 from ..host.child_process import cause_of
@@ -23,9 +23,6 @@ from ..host.layout import AGENT_UID, DOOR, GRADER_UID, PATH, SOCKETS, WORK, most
 
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
-
-KILLED = cause_of(-signal.SIGKILL, "")
-"""The cause of an end that somebody, or the want of memory, has brought about."""
 
 _MEMORY_MIB = 1024
 _PIDS = 256
@@ -171,20 +168,22 @@ def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
     return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, **ours, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
 
 
-def cause(state: Mapping[str, JSON], last_line: str) -> str | None:
-    """Say why a container is gone, from the daemon's record of its state; None while it runs.
+def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | None = None) -> Cause | None:
+    """Return why a container is gone, from the daemon's record of its state; None while it runs.
 
     Args:
         state: ``State`` of the container.
         last_line: What its process 1 wrote last.
+        out_of_memory: What to return where something in it was killed for want of memory, and so perhaps process 1;
+            None where that is known to have survived it.
     """
     if state.get("Running") or state.get("Status") in ("created", "removing"):
         return None
-    if state.get("OOMKilled"):
-        return "out of memory"
     code = state.get("ExitCode")
     if not isinstance(code, int):
         return None
+    if state.get("OOMKilled") and code == 128 + signal.SIGKILL and out_of_memory is not None:
+        return out_of_memory
     return cause_of(128 - code if 128 < code <= 192 else code, last_line)
 
 

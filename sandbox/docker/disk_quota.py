@@ -22,7 +22,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
-from envkit.types import SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec
 
 from ..agent_client.channel import Channel
 from .api import Daemon, DaemonError
@@ -119,18 +119,21 @@ class DaemonDisk:
         while (found := self._look()) is not None and not channel.is_ended:
             free_mib = found.f_bavail * found.f_frsize >> 20
             if free_mib < LEAST_FREE_MIB:
-                channel.fail(f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}")
+                full = f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}"
+                channel.fail(Cause(CauseKind.DISK_FULL, full))
                 return
             try:
                 if written and await content.is_too_much(written, found.f_bfree * found.f_frsize):
                     taken_mib = -(-content.taken >> 20)
-                    channel.fail(f"its files take {taken_mib} MiB of Docker's disk, more than disk_mib={disk_mib}")
+                    said = f"its files take {taken_mib} MiB of Docker's disk, more than disk_mib={disk_mib}"
+                    channel.fail(Cause(CauseKind.DISK_FULL, said, by_agent=True))
                 elif written and await files.is_too_much(written, found.f_ffree):
-                    channel.fail(f"it has {files.taken} files, more than the {files.bound} of disk_mib={disk_mib}")
+                    said = f"it has {files.taken} files, more than the {files.bound} of disk_mib={disk_mib}"
+                    channel.fail(Cause(CauseKind.DISK_FULL, said, by_agent=True))
             except TimeoutError:
-                channel.fail(f"its files could not be added up within {_COUNT_S:g} s")
+                channel.fail(Cause(CauseKind.DISK_FULL, f"its files could not be added up within {_COUNT_S:g} s"))
             except OSError as error:
-                channel.fail(f"its files cannot be added up: {error}")
+                channel.fail(Cause(CauseKind.DISK_FULL, f"its files cannot be added up: {error}"))
             use.percent = max(100 - 100 * content.left // content.bound, 100 - 100 * files.left // files.bound, 0)
             await anyio.sleep(min(max(content.left / _FASTEST_BYTES_S, _SOONEST_S), _LATEST_S))
 

@@ -51,8 +51,7 @@ async def why_missing(daemon: Daemon, name: str) -> str:
     there = await daemon.image_names()
     if name == DEFAULT_IMAGE:
         return f"there is no image {name} here; make it: {build_command(there)}"
-    near = did_you_mean(name, there)
-    near = near if near.startswith("; did you mean") else ""  # not a list of all that there are
+    near = did_you_mean(name, there, lists=False)
     return f"there is no image {name!r} here (docker pull {name}){near}"
 
 

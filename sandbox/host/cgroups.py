@@ -16,11 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from envkit.types import Cause, CauseKind
+
 from . import run_dirs
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 
+_HUGE_PAGE_BYTES = 2 << 20
+"""The largest piece of memory that is asked for at once, and so what may be left of a limit that refused it."""
 _PERIOD_US = 100_000
 _LEAST_QUOTA_US = 1_000
 
@@ -51,6 +55,32 @@ class Places:
 
     is_unified: bool
     parents: Mapping[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCounters:
+    """What the kernel has counted in one group.
+
+    Attributes:
+        oom_kills: Processes that were killed for want of memory, be it of the group or of the whole machine.
+        limit_hit: Whether the group came to its own limit. With version 1 cached files count too, which could then be
+            reclaimed.
+    """
+
+    oom_kills: int = 0
+    limit_hit: bool = False
+
+    def cause(self, survived: int) -> Cause | None:
+        """Return the cause where a process 1 that was killed died for want of memory; None where it did not.
+
+        Args:
+            survived: OOM kills in the group after which process 1 was still there.
+        """
+        if self.oom_kills <= survived:
+            return None
+        if self.limit_hit:
+            return Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=True)
+        return Cause(CauseKind.OUT_OF_MEMORY, "out of memory: the host's, not the sandbox's limit")
 
 
 class Group:
@@ -110,16 +140,17 @@ class Group:
             return [(folder, str(ROOT)) for folder in self._each()]
         return [(folder, str(ROOT / controller)) for controller, folder in self._folders.items()]
 
-    def oom_kills(self) -> int:
-        """How many processes were killed in it because memory ran out; 0 where this is not known."""
-        if "memory" not in self._folders:
-            return 0
-        name = "memory.events" if self._is_unified else "memory.oom_control"
-        try:
-            lines = (self._folders["memory"] / name).read_text().splitlines()
-        except OSError:
-            return 0
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    def memory_counters(self) -> MemoryCounters:
+        """Return what the kernel counted in it; zeros where this is not known."""
+        folder = self._folders.get("memory")
+        if folder is None:
+            return MemoryCounters()
+        if self._is_unified:
+            events = _counts(folder / "memory.events")
+            return MemoryCounters(events.get("oom_kill", 0), events.get("oom", 0) > 0)
+        kills = _counts(folder / "memory.oom_control").get("oom_kill", 0)
+        most, limit = (_number(folder / name) for name in ("memory.max_usage_in_bytes", "memory.limit_in_bytes"))
+        return MemoryCounters(kills, most >= limit - _HUGE_PAGE_BYTES)  # newer kernels leave memory.failcnt at 0
 
     def kill(self) -> None:
         """Kill who is in it."""
@@ -180,6 +211,22 @@ def gone(places: Places) -> list[Group]:
     found = [folder for parent in places.parents.values() for folder in parent.glob("envkit-*")]
     needed = {folder.name for folder in found if _is_needed(folder)}
     return [Group(places, name) for name in sorted({folder.name for folder in found} - needed)]
+
+
+def _counts(file: Path) -> dict[str, int]:
+    """Return the numbers in a file with lines such as ``oom_kill 3``; none where it cannot be read."""
+    try:
+        pairs = [line.split() for line in file.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _is_needed(group: Path) -> bool:

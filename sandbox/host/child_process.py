@@ -17,6 +17,8 @@ from pathlib import Path
 
 import anyio
 
+from envkit.types import Cause, CauseKind
+
 _CHUNK_BYTES = 1 << 16
 _KEPT_BYTES = 64 << 10
 """How much of the end of standard error is kept."""
@@ -147,18 +149,19 @@ class Child:
         self._ended.set()
 
 
-def cause_of(returncode: int | None, last_line: str) -> str:
-    """Say in one line how a process ended.
+def cause_of(returncode: int | None, last_line: str) -> Cause:
+    """Return how process 1 of a sandbox ended; whether its own programs did that is not known by this.
 
     Args:
         returncode: Exit code, negative for a signal; None if it has not ended.
         last_line: What it wrote last.
     """
     if returncode is None:
-        return "it does not answer"
+        return Cause(CauseKind.UNRESPONSIVE, "it does not answer")
     if returncode < 0:
-        return f"killed by signal {-returncode}{_signal_name(-returncode)}"
-    return f"exited with code {returncode}{f': {last_line}' if returncode and last_line else ''}"
+        return Cause(CauseKind.KILLED, f"killed by signal {-returncode}{_signal_name(-returncode)}")
+    said = f": {last_line}" if returncode and last_line else ""
+    return Cause(CauseKind.EXITED, f"exited with code {returncode}{said}")
 
 
 def signal_in(code: int | None) -> int | None:

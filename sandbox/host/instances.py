@@ -12,14 +12,16 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxError, SandboxRefusedError, SandboxStartError
-from envkit.types import SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec
 
 from . import run_dirs
 from .validation import fault_of_variables, fault_of_words
 from .views import fault_of_views
 
-_OWN_ENDS = ("exited with code", "killed by signal", "out of memory")
-"""How causes begin that say how a box ended, and not that nobody knows, or that whoever has it does not answer."""
+_OWN_ENDS = frozenset(
+    {CauseKind.EXITED, CauseKind.KILLED, CauseKind.OUT_OF_MEMORY, CauseKind.EXPIRED, CauseKind.ORPHANED}
+)
+"""How a sandbox ends by itself, as opposed to its node or backend."""
 _LEAST_CPUS, _MOST_CPUS = 0.01, 1 << 20
 """The kernel's smallest quota is 1 ms of 100."""
 
@@ -107,14 +109,14 @@ class Boxes:
         self._boxes.discard(box)
 
 
-def not_ready(box_id: str, cause: str) -> SandboxStartError:
+def not_ready(box_id: str, cause: Cause) -> SandboxStartError:
     """Return what is raised where a box came up and was gone before it was ready.
 
     Args:
         box_id: Which one.
         cause: Why it is gone; only an end of its own lies in what was asked for, and not one of the way to it.
     """
-    return (SandboxEndedError if cause.startswith(_OWN_ENDS) else SandboxStartError)(box_id, cause)
+    return (SandboxEndedError if cause.kind in _OWN_ENDS else SandboxStartError)(box_id, cause)
 
 
 def machine_memory_mib() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxRefusedError
-from envkit.types import SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, SandboxState, SandboxView
 
 from .history import Events, Ledger, Past, Saver
 from .instance import Member, ended
@@ -41,7 +41,7 @@ class Journal:
             self.tally.starts += 1
         elif member.state is SandboxState.LOST:
             # What runs the commands of the pool's owner, such as environment servers, never exits if all is well.
-            self.tally.over(member.cause, may_exit=bool(member.spec.command) and member.payer is not None)
+            self.tally.over(member.ended_by().kind, may_exit=bool(member.spec.command) and member.payer is not None)
         elif member.has_failed and not isinstance(member.failure, (SandboxRefusedError, SandboxEndedError)):
             self.tally.failed_starts += 1
 
@@ -52,7 +52,7 @@ class Journal:
 
     def renamed(self, before: SandboxView, name: str) -> None:
         """A spare has become what `name` stands for."""
-        self._told(ended(before, f"lent as {name}"))
+        self._told(ended(before, Cause(CauseKind.STOPPED, f"lent as {name}")))
 
     def ended(self, view: SandboxView) -> None:
         """What another process had left is over."""
@@ -75,8 +75,9 @@ class Journal:
         self._alerted = {about: at for about, at in self._alerted.items() if now - at < ALERT_S}
 
     def _told(self, view: SandboxView) -> None:
+        last = view.phases[-1]
         self.events.emit(
-            "state", view.phases[-1].reason, sandbox_id=view.id, tenant=view.tenant, state=view.phases[-1].state
+            "state", last.reason, sandbox_id=view.id, tenant=view.tenant, state=last.state, cause=last.cause
         )
         if self.saver is not None:
             self.saver.put(view)

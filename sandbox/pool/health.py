@@ -18,13 +18,13 @@ import anyio
 from envkit import clock
 from envkit.clock import forgiven
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
-from envkit.types import JSON, SandboxState
+from envkit.types import JSON, Cause, CauseKind, SandboxState
 
 from .instance import Member
 
 _log = logging.getLogger(__name__)
 
-CLOSED = "the pool was closed"
+CLOSED = Cause(CauseKind.STOPPED, "the pool was closed")
 SLOW_PROBE_S = 1.0
 MEMORY_SHARE = 0.9
 DISK_PERCENT = 90
@@ -164,7 +164,7 @@ async def give_up(member: Member, watch: Watch) -> None:
                 if seen := await _seen(member, sandbox):
                     cause = f"{seen}, {cause}"
         if member.heard_at == heard_at:
-            member.lose(cause)
+            member.lose(Cause(CauseKind.UNRESPONSIVE, cause))
     finally:
         member.is_judged = False
 
@@ -175,7 +175,7 @@ async def _seen(member: Member, sandbox: Looks) -> str:
     except (EnvkitError, OSError):
         return ""
     except Exception as error:
-        return _unforeseen(member, error)
+        return str(_unforeseen(member, error))
 
 
 async def _await_exit(member: Member) -> None:
@@ -183,7 +183,7 @@ async def _await_exit(member: Member) -> None:
     try:
         cause = await member.sandbox.wait()
     except (EnvkitError, OSError) as error:
-        cause = str(error)
+        cause = Cause(CauseKind.UNKNOWN, str(error))
     except Exception as error:
         cause = _unforeseen(member, error)
     member.lose(cause)
@@ -220,10 +220,10 @@ async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
             alert("probe", member, f"an answer took {latency_s:.1f} s")
 
 
-def _unforeseen(member: Member, error: Exception) -> str:
+def _unforeseen(member: Member, error: Exception) -> Cause:
     """Log what is the end of one sandbox and not of all the others, such as an answer that no agent of ours gives."""
     _log.error("sandbox %s failed in a way that nobody foresaw", member.id, exc_info=error)
-    return f"{type(error).__name__}: {error}"
+    return Cause(CauseKind.UNKNOWN, f"{type(error).__name__}: {error}")
 
 
 def _check_bounds(member: Member, stats: dict[str, JSON], alert: Alert) -> None:

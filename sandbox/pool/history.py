@@ -10,7 +10,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError
-from envkit.types import FleetEvent, Phase, SandboxState, SandboxView
+from envkit.types import Cause, FleetEvent, Phase, SandboxState, SandboxView
 
 KEPT_EVENTS = 10_000
 KEPT_VIEWS = 1_000
@@ -30,7 +30,7 @@ _NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
 }
 
 
-def entered(phases: Sequence[Phase], state: SandboxState, reason: str) -> tuple[Phase, ...]:
+def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -> tuple[Phase, ...]:
     """Return a history with `state` as its present.
 
     Raises:
@@ -39,7 +39,12 @@ def entered(phases: Sequence[Phase], state: SandboxState, reason: str) -> tuple[
     if phases and state not in _NEXT[phases[-1].state]:
         raise ValueError(f"a sandbox that is {phases[-1].state} cannot become {state}")
     kept = phases if len(phases) < KEPT_PHASES else [phases[0], *phases[2:]]
-    return (*kept, Phase(state, clock.wall(), reason))
+    return (*kept, phase(state, reason))
+
+
+def phase(state: SandboxState, reason: Cause | str) -> Phase:
+    """Return a phase that begins now."""
+    return Phase(state, clock.wall(), str(reason), reason if isinstance(reason, Cause) else None)
 
 
 def is_over(state: SandboxState) -> bool:
@@ -69,10 +74,17 @@ class Events:
         self._is_closed = False
 
     def emit(
-        self, kind: str, text: str, *, sandbox_id: str = "", tenant: str = "", state: SandboxState | None = None
+        self,
+        kind: str,
+        text: str,
+        *,
+        sandbox_id: str = "",
+        tenant: str = "",
+        state: SandboxState | None = None,
+        cause: Cause | None = None,
     ) -> None:
         self.counts[kind] += 1
-        event = FleetEvent(self._last + 1, clock.wall(), kind, sandbox_id, tenant, text, state)
+        event = FleetEvent(self._last + 1, clock.wall(), kind, sandbox_id, tenant, text, state, cause)
         if len(self._ring) < KEPT_EVENTS:
             self._ring.append(event)
         else:

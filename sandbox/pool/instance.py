@@ -12,13 +12,16 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
-from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, Phase, SandboxSpec, SandboxState, SandboxView
 
 from . import history
 from .node import Demand, Node
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+STOPPED = Cause(CauseKind.STOPPED, "stopped")
+GIVEN_UP = Cause(CauseKind.STOPPED, "given up while it was started")
 
 
 class Member:
@@ -43,7 +46,7 @@ class Member:
         failure: What is raised to who waited for it; None unless it did not become ready.
         has_failed: Whether that is because its start failed, and not because it was not wanted any more.
         is_forgotten: Whether nothing is to be seen of it afterwards.
-        cause: Why it is over, in one line; empty until then.
+        cause: Why it is over; None until then.
         settled: Set when it is ready, or over.
         gone: Set when it is over.
         cleared: Set when nothing is left of it.
@@ -71,7 +74,7 @@ class Member:
         self.failure: SandboxError | None = None
         self.has_failed = False
         self.is_forgotten = False
-        self.cause = ""
+        self.cause: Cause | None = None
         self.settled = anyio.Event()
         self.gone = anyio.Event()
         self.cleared = anyio.Event()
@@ -115,7 +118,7 @@ class Member:
             return self._view(None)
         return self._view(self.phases[-1].at_s + self.ttl_s)
 
-    def enter(self, state: SandboxState, reason: str) -> None:
+    def enter(self, state: SandboxState, reason: Cause | str) -> None:
         """Be in `state` from now on."""
         self.phases = history.entered(self.phases, state, reason)
         if state is not SandboxState.STARTING:
@@ -125,7 +128,7 @@ class Member:
     def come_back(self, phases: tuple[Phase, ...], state: SandboxState, sandbox: Sandbox) -> None:
         """Be the `sandbox` that another process left, with the history that it had."""
         self.sandbox = sandbox
-        self.phases = (*phases, Phase(state, clock.wall(), "taken back after a restart"))
+        self.phases = (*phases, history.phase(state, "taken back after a restart"))
         self.settled.set()
         self._tell(self)
 
@@ -143,7 +146,7 @@ class Member:
         if self.state is SandboxState.SUSPECT:
             self.enter(SandboxState.LEASED if self.is_lent else SandboxState.READY, "it answers again")
 
-    def lose(self, cause: str) -> None:
+    def lose(self, cause: Cause) -> None:
         """It is gone, without being told to; all its calls end at once. Only the first end counts."""
         if not self.is_over:
             if self.state is SandboxState.STARTING:
@@ -151,7 +154,7 @@ class Member:
             else:
                 self._finish(SandboxState.LOST, cause)
 
-    def fail(self, cause: str, why: SandboxStartError | None = None) -> None:
+    def fail(self, cause: Cause, why: SandboxStartError | None = None) -> None:
         """It does not become ready; `why` tells apart what lies in its spec."""
         if not self.is_over:
             if isinstance(why, SandboxRefusedError):
@@ -163,16 +166,21 @@ class Member:
             self.has_failed = True
             self._finish(SandboxState.STOPPED, cause)
 
-    def end(self, reason: str) -> None:
+    def end(self, cause: Cause) -> None:
         """Have it stopped; all its calls end at once. Only the first end counts."""
         if not self.is_over:
             if self.state is SandboxState.STARTING:
-                self.failure = SandboxStartError(self.id, reason)
-            self._finish(SandboxState.STOPPED, reason)
+                self.failure = SandboxStartError(self.id, cause)
+            self._finish(SandboxState.STOPPED, cause)
 
     def lost(self) -> SandboxLostError:
         """Return what is raised to who uses it once it is over."""
-        return SandboxLostError(self.id, self.cause)
+        return SandboxLostError(self.id, self.ended_by())
+
+    def ended_by(self) -> Cause:
+        """Return why it is over, once it is."""
+        assert self.cause is not None
+        return self.cause
 
     async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Make a call that ends when it is over.
@@ -214,7 +222,7 @@ class Member:
         box_id = "" if self.sandbox is None else self.sandbox.id
         return SandboxView(self.id, box_id, self.node.name, self.tenant, self.spec, self.phases, expires_at_s)
 
-    def _finish(self, state: SandboxState, cause: str) -> None:
+    def _finish(self, state: SandboxState, cause: Cause) -> None:
         self.cause = cause
         self.gone.set()
         self.starting.cancel()
@@ -223,7 +231,7 @@ class Member:
         self.enter(state, cause)
 
 
-def ended(view: SandboxView, reason: str, state: SandboxState = SandboxState.STOPPED) -> SandboxView:
+def ended(view: SandboxView, cause: Cause, state: SandboxState = SandboxState.STOPPED) -> SandboxView:
     """Return a view of a sandbox that is over, made of one from before."""
-    phases = (*view.phases, Phase(state, clock.wall(), reason))
+    phases = (*view.phases, history.phase(state, cause))
     return replace(view, phases=phases, expires_at_s=None)

@@ -11,11 +11,11 @@ import anyio
 
 from envkit.errors import UnsupportedError
 from envkit.protocols import Sandbox, Shell
-from envkit.types import EXEC_TIMEOUT_S, JSON, ExecResult, FileUser, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, JSON, Cause, ExecResult, FileUser, SandboxUser
 
 from ..agent_client.process import Program
 from ..agent_client.sandbox import Box
-from .instance import Member
+from .instance import STOPPED, Member
 
 
 class Handle:
@@ -133,14 +133,14 @@ class Handle:
         """Return what is known from inside; see `envkit.sandbox.agent_client.sandbox.Box.stats`."""
         return await self._member.call(self._agent("figures of its own").stats)
 
-    async def wait(self) -> str:
-        """Return, once it is over, the cause in one line."""
+    async def wait(self) -> Cause:
+        """Return, once it is over, why."""
         await self._member.gone.wait()
-        return self._member.cause
+        return self._member.ended_by()
 
     async def stop(self) -> None:
         """End everything in it and wait until nothing is left of it; safe to repeat, not cancelled, bounded."""
-        self._member.end("stopped")
+        self._member.end(STOPPED)
         with anyio.CancelScope(shield=True):
             await self._member.cleared.wait()
 

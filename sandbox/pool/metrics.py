@@ -6,18 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from envkit.types import SandboxState
-
-_EXITED = "exited"
-_CLASSES = (
-    ("paused", "paused"),
-    ("silent", "silent"),
-    ("does not answer", "silent"),
-    ("out of memory", "out of memory"),
-    ("killed by signal", "killed"),
-    ("exited with code", _EXITED),
-    ("time to live", "time to live"),
-)
+from envkit.types import CauseKind, SandboxState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +19,7 @@ class PoolCounts:
         starts: Starts that were begun.
         failed_starts: Those that failed, but for those by what was asked for.
         finished: Sandboxes of callers that ended because their command exited.
-        losses: Sandboxes that were lost, by class of cause, see `cause_class`.
+        losses: Sandboxes that were lost, by the kind of the cause.
         restarts: Spares that were replaced because they failed or died.
         waiting: Who waits for a sandbox, by tenant.
         alerts: What was to be looked at, by kind.
@@ -42,7 +31,7 @@ class PoolCounts:
     starts: int
     failed_starts: int
     finished: int
-    losses: Mapping[str, int]
+    losses: Mapping[CauseKind, int]
     restarts: int
     waiting: Mapping[str, int]
     alerts: Mapping[str, int]
@@ -57,20 +46,14 @@ class Tally:
     failed_starts: int = 0
     restarts: int = 0
     finished: int = 0
-    losses: dict[str, int] = field(default_factory=dict)
+    losses: dict[CauseKind, int] = field(default_factory=dict)
 
-    def over(self, cause: str, *, may_exit: bool) -> None:
+    def over(self, kind: CauseKind, *, may_exit: bool) -> None:
         """Count a sandbox that ended by itself: as finished where its command has exited and may, otherwise as lost."""
-        found = cause_class(cause)
-        if may_exit and found == _EXITED:
+        if may_exit and kind is CauseKind.EXITED:
             self.finished += 1
         else:
-            self.losses[found] = self.losses.get(found, 0) + 1
-
-
-def cause_class(cause: str) -> str:
-    """Return the class of a cause: a word of few, as labels of metrics must be."""
-    return next((name for words, name in _CLASSES if words in cause), "other")
+            self.losses[kind] = self.losses.get(kind, 0) + 1
 
 
 def wanted(*, missing: int, free: float) -> int:

@@ -26,13 +26,13 @@ from envkit.errors import (
 )
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
-from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, FleetEvent, SandboxSpec, SandboxState, SandboxView
 
 from . import reattach
 from .events import Journal
 from .health import CLOSED, Verdict, Watch, give_up, judge
 from .history import Ledger, Saver, is_over, time_to_live
-from .instance import Member, ended
+from .instance import GIVEN_UP, STOPPED, Member, ended
 from .lease import Handle
 from .metrics import PoolCounts, wanted
 from .node import Demand, Node, usable, why_impossible
@@ -103,7 +103,7 @@ class Pool:
         try:
             yield _handle(member)
         finally:
-            member.end("given back")
+            member.end(Cause(CauseKind.STOPPED, "given back"))
             with anyio.CancelScope(shield=True):
                 await member.cleared.wait()
 
@@ -163,7 +163,9 @@ class Pool:
         """
         member = self._roster.members.get(id)
         if member is None or member.is_over:
-            raise SandboxLostError(id, self.view(id, tenant=tenant).phases[-1].reason)
+            cause = self.view(id, tenant=tenant).phases[-1].cause
+            assert cause is not None, "a sandbox that is over has a cause"
+            raise SandboxLostError(id, cause)
         if not member.is_lent or tenant not in (None, member.tenant):
             raise _unknown(id)
         if not member.settled.is_set():
@@ -188,7 +190,7 @@ class Pool:
         """End a sandbox and wait until nothing is left of it; see `envkit.protocols.SandboxPool.stop`."""
         member = self._roster.members.get(id)
         if member is not None and tenant in (None, member.tenant):
-            member.end("stopped")
+            member.end(STOPPED)
             await member.cleared.wait()
         self._journal.past.free(id, tenant)
 
@@ -218,11 +220,11 @@ class Pool:
             self._clear(node)
         self._roster.serve()
 
-    def remove_node(self, name: str, cause: str) -> None:
+    def remove_node(self, name: str, cause: Cause) -> None:
         """Use a node no longer: all its sandboxes are lost, for `cause`. Safe to repeat."""
         node = self._roster.nodes.pop(name, None)
         if node is not None:
-            self._roster.last_gone = cause
+            self._roster.last_gone = str(cause)
         for member in list(self._roster.members.values()):
             if member.node is node:
                 member.lose(cause)
@@ -319,7 +321,7 @@ class Pool:
                 if member.is_in_use:
                     member.used_at = now
                 elif member.ttl_s is not None and now - member.used_at >= member.ttl_s:
-                    member.end("time-to-live passed")
+                    member.end(Cause(CauseKind.EXPIRED, "time-to-live passed"))
             self._journal.forget()
 
     def _clear(self, node: Node) -> None:
@@ -371,11 +373,11 @@ class Pool:
             is_saved = await saver.saved(member.id)
         except BaseException:
             member.is_forgotten = True
-            member.end("given up while it was started")
+            member.end(GIVEN_UP)
             raise
         if not is_saved:
             member.is_forgotten = True  # so that the same call makes it as soon as it can be
-            member.end("it could not be written down")
+            member.end(Cause(CauseKind.START_FAILED, "it could not be written down"))
             raise UnrecordedError
 
     def _coming(self, id: str) -> anyio.Event | None:

@@ -10,14 +10,14 @@ import anyio
 
 from envkit.errors import EnvkitError
 from envkit.protocols import Sandbox
-from envkit.types import SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, SandboxState, SandboxView
 
 from .history import is_over
 from .node import Node
 
 _log = logging.getLogger(__name__)
 
-GONE = "gone while the server was down"
+GONE = Cause(CauseKind.UNKNOWN, "gone while the server was down")
 _ATTACH_S = 15.0
 _LOOK_S = 15.0
 _END_S = 15.0

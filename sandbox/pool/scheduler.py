@@ -13,12 +13,12 @@ from envkit import clock
 from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
-from envkit.types import SandboxSpec, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, SandboxView
 
 from . import starting
 from .events import Journal
 from .health import CLOSED, Watch, attend
-from .instance import Member
+from .instance import GIVEN_UP, Member
 from .node import Demand, Node, beyond_share, cheapest_room, place, usable, why_impossible
 from .queue import Answer, Queue, Ticket, payer
 from .warm_stock import Shelf, Stock
@@ -112,7 +112,7 @@ class Roster:
             self.queue.discard(ticket)
             if ticket.given is not None:
                 ticket.given.is_forgotten = True
-                ticket.given.end("given up while it was started")
+                ticket.given.end(GIVEN_UP)
             self.serve()
             raise
         if ticket.given.failure is not None:
@@ -193,9 +193,9 @@ class Roster:
             shelf.spares[member] = None
         member.come_back(view.phases, SandboxState.LEASED if is_lent else SandboxState.READY, sandbox)
         if is_lent and not is_named:
-            member.end("who held it is gone")
+            member.end(Cause(CauseKind.ORPHANED, "who held it is gone"))
         elif not is_lent and (shelf is None or member not in shelf.spares):
-            member.end("no stock wants it")
+            member.end(Cause(CauseKind.STOPPED, "no stock wants it"))
         tasks.start_soon(self._live, member, None)
 
     def _offer(self, ticket: Ticket[Member]) -> Answer:
@@ -379,13 +379,13 @@ class Roster:
             places = [(spare.node, spare.demand) for spare in spares]
             ticket.giving_up = [spares[at] for at in cheapest_room(self._free_for(ticket), places, ticket.demand) or ()]
             for spare in ticket.giving_up:
-                spare.end("its room is needed")
+                spare.end(Cause(CauseKind.STOPPED, "its room is needed"))
         return bool(ticket.giving_up)
 
     def _why_full(self, ticket: Ticket[Member], waited_s: float) -> str:
         waited = f" within {waited_s:g} s" if waited_s else " now"
         if not self._is_open:
-            return CLOSED
+            return str(CLOSED)
         if (why := self._why_bound(ticket, self._held.get(ticket.payer))) is not None:
             return f"{ticket.who} has {why}; stop one of its sandboxes first"
         if not self.nodes:

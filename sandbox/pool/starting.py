@@ -12,10 +12,9 @@ import anyio
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxEndedError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
-from envkit.types import SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec
 
 from .instance import Member
-from .metrics import cause_class
 from .node import Node
 
 _log = logging.getLogger(__name__)
@@ -58,14 +57,14 @@ async def start(
             with anyio.move_on_after(spec.start_timeout_s) as limit:
                 await boot(member.sandbox)
             if limit.cancelled_caught:
-                return member.fail(f"it was not booted within {spec.start_timeout_s:g} s")
+                return member.fail(_failed(f"it was not booted within {spec.start_timeout_s:g} s"))
     except SandboxStartError as error:
         return member.fail(error.cause, error)
     except (EnvkitError, OSError) as error:
-        return member.fail(str(error))
+        return member.fail(_failed(str(error)))
     except Exception as error:  # what nobody foresaw is the end of this one, and not of all the others
         _log.exception("sandbox %s could not be started in a way that nobody foresaw", member.id)
-        return member.fail(f"{type(error).__name__}: {error}")
+        return member.fail(_failed(f"{type(error).__name__}: {error}"))
     return member.up()
 
 
@@ -103,7 +102,7 @@ async def _started_somewhere(
             elif failure is not None:  # where it would have been granted it may be another time
                 raise failure from None
             elif isinstance(error, SandboxRefusedError) and left:
-                raise SandboxStartError(member.id, f"{error.cause}; {_UNTRIED}") from None
+                raise SandboxStartError(member.id, error.cause.followed_by(_UNTRIED)) from None
             else:
                 raise
 
@@ -129,8 +128,12 @@ async def _started(member: Member, spec: SandboxSpec) -> Sandbox:
         raise
 
 
-def _had_too_little(spec: SandboxSpec, cause: str, took_s: float) -> bool:
+def _failed(text: str) -> Cause:
+    return Cause(CauseKind.START_FAILED, text)
+
+
+def _had_too_little(spec: SandboxSpec, cause: Cause, took_s: float) -> bool:
     """Say whether a start failed because `spec` bounds it too narrowly: in memory, or in time, all of which it took."""
-    if cause_class(cause) == "out of memory":  # its own bound, as a rule; who killed it is not told
+    if cause.kind is CauseKind.OUT_OF_MEMORY:  # its own limit, as a rule; not every backend can tell
         return True
     return spec.start_timeout_s < _LEAST_S and took_s >= spec.start_timeout_s - _ROUNDING_S

@@ -19,10 +19,10 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxRefusedError
-from envkit.types import JSON, SandboxSpec
+from envkit.types import JSON, Cause, SandboxSpec
 
 from .. import agent
-from ..agent_client.channel import Channel, SocketStream
+from ..agent_client.channel import Channel, SocketStream, Survived
 from ..agent_client.resources import Hold
 from ..agent_client.sandbox import Box
 from ..host import run_dirs
@@ -126,7 +126,7 @@ def _config(spec: SandboxSpec, home: Path, sockets: Path, grader_home: Path) -> 
     }
 
 
-async def _cause(child: Child) -> str:
+async def _cause(child: Child, survived: Survived) -> Cause:
     with anyio.move_on_after(_CAUSE_S):
         await child.wait()
     return cause_of(signal_in(child.returncode), child.last_line())

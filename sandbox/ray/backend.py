@@ -22,9 +22,9 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxStartError
-from envkit.types import SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec
 
-from ..agent_client.channel import Channel, SocketStream
+from ..agent_client.channel import Channel, SocketStream, Survived
 from ..agent_client.resources import Hold
 from ..agent_client.sandbox import Box
 from ..host.instances import Boxes, not_ready
@@ -73,7 +73,7 @@ class RayNodeBackend:
         self._tickets = count(1)
         self._channels: dict[int, Channel | None] = {}
         self._boxes = Boxes("ray")
-        self._lost = ""
+        self._lost: Cause | None = None
         self._is_leaving = False
 
     @property
@@ -123,15 +123,15 @@ class RayNodeBackend:
         """End a box that stays; raises `SandboxError` as `attach`."""
         await self._actor.ask("remove", box_id)
 
-    def lose(self, cause: str) -> None:
+    def lose(self, cause: Cause) -> None:
         """Take note that the node is gone: its boxes are lost at once, for `cause`; safe to repeat."""
         self._lost = self._lost or cause
         for channel in list(self._channels.values()):
             if channel is not None:
                 channel.fail(self._lost)
 
-    async def wait(self) -> str:
-        """Return, once the node is lost, why in one line: its actor is gone, or has not answered for 3 s."""
+    async def wait(self) -> Cause:
+        """Return, once the node is lost, why: its actor is gone, or has not answered for 3 s."""
         heard_at = clock.now()
         while not self._lost:
             if await self._actor.is_reached(max(heard_at + _SILENT_S - clock.now(), _PING_EVERY_S)):
@@ -176,9 +176,9 @@ class RayNodeBackend:
         return self._started
 
     @property
-    def _gone(self) -> str:
+    def _gone(self) -> Cause:
         away = ", and the cluster's head does not answer" if self._connection.is_silent else ""
-        return f"node {self.node.name} of the Ray cluster is lost{away}"
+        return Cause(CauseKind.NODE_LOST, f"node {self.node.name} of the Ray cluster is lost{away}")
 
     def _new_ticket(self) -> int:
         """Return the number of the next box.
@@ -189,7 +189,7 @@ class RayNodeBackend:
         if not self._opened or self._is_leaving:
             raise SandboxError("the backend is not open; use 'async with'")
         if self._lost:
-            raise SandboxError(self._lost)
+            raise SandboxError(str(self._lost))
         return next(self._tickets)
 
     async def _start(self, spec: SandboxSpec, snapshot: str | None) -> Box:
@@ -217,7 +217,7 @@ class RayNodeBackend:
             del self._channels[ticket]
             raise
         channel = self._channels[ticket] = Channel(SocketStream(connected))
-        exits: list[str] = []
+        exits: list[Cause] = []
         hold = Hold(
             cause=partial(self._cause, ticket, exits),
             kill=partial(self._end, ticket, spec.stay),
@@ -272,12 +272,13 @@ class RayNodeBackend:
             raise
         return connected
 
-    async def _cause(self, ticket: int, exits: list[str]) -> str:
+    async def _cause(self, ticket: int, exits: list[Cause], survived: Survived) -> Cause:
         """Say why a box is gone, and add to `exits` how it ended if it did, as opposed to the way to it."""
         with anyio.move_on_after(_CAUSE_S), suppress(EnvkitError):
-            if cause := str((await self._actor.ask("cause", ticket))["cause"]):
-                exits.append(cause)
-            return cause or f"the connection to node {self.node.name} broke"
+            if (plain := (await self._actor.ask("cause", ticket))["cause"]) is None:
+                return Cause(CauseKind.NODE_LOST, f"the connection to node {self.node.name} broke")
+            exits.append(Cause.of(plain))
+            return exits[-1]
         return self._gone
 
     async def _end(self, ticket: int, stays: bool) -> None:

@@ -157,7 +157,7 @@ class NodeActor:
         return await _answer(self._stop(ticket))
 
     async def cause(self, ticket: int) -> Answer:
-        """Return in ``cause`` why a box is gone, empty while it is not; waits for at most 1.5 s."""
+        """Return in ``cause`` why a box is gone, None while it is not; waits for at most 1.5 s."""
         return await _answer(self._cause(ticket))
 
     async def look(self, ticket: int) -> Answer:
@@ -230,8 +230,8 @@ class NodeActor:
 
     async def _cause(self, ticket: int) -> Answer:
         with anyio.move_on_after(_CAUSE_S):
-            return {"cause": await self._guest(ticket).box.wait()}
-        return {"cause": ""}
+            return {"cause": (await self._guest(ticket).box.wait()).plain()}
+        return {"cause": None}
 
     async def _look(self, ticket: int) -> Answer:
         return {"look": await self._guest(ticket).box.look()}

@@ -13,6 +13,7 @@ from anyio.abc import TaskStatus
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError
+from envkit.types import Cause, CauseKind
 
 from ..pool.node import Holds, Node
 from .backend import RayNodeBackend
@@ -32,8 +33,8 @@ _RECONNECT_S = 1.0
 _RECONNECT_MOST_S = 30.0
 _FORGET_S = 5.0
 _SILENT = "the head of the Ray cluster does not answer"
-_LEFT = "the fleet has left its cluster"
-_NOT_NEEDED = "its node is not needed"
+_LEFT = Cause(CauseKind.STOPPED, "the fleet has left its cluster")
+_NOT_NEEDED = Cause(CauseKind.STOPPED, "its node is not needed")
 _PER_BOX: Mapping[str, float] = {"CPU": 1, "memory": 1 << 30}
 """What to ask for where boxes are not counted: what most of them take."""
 
@@ -63,7 +64,7 @@ class RayNodes:
     def __init__(
         self,
         add: Callable[[Node], None],
-        remove: Callable[[str, str], None],
+        remove: Callable[[str, Cause], None],
         *,
         address: str = "auto",
         kind: NodeKind = "local",
@@ -172,7 +173,7 @@ class RayNodes:
             except SandboxError as error:
                 why = str(error)
             for tended in self._tended.values():
-                self._lose(tended, f"node {tended.node.name} is lost: {why}")
+                self._lose(tended, Cause(CauseKind.NODE_LOST, f"node {tended.node.name} is lost: {why}"))
         return why
 
     async def _watch(self, cluster: Cluster, status: TaskStatus[None]) -> str:
@@ -206,14 +207,14 @@ class RayNodes:
         self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in self._alive}
         for node_id, tended in self._tended.items():
             if node_id not in self._alive:
-                self._lose(tended, f"node {tended.node.name} has left the Ray cluster")
+                self._lose(tended, Cause(CauseKind.NODE_LOST, f"node {tended.node.name} has left the Ray cluster"))
         for node in self._alive.values():
             is_due = clock.now() >= self._again_at.get(node.id, 0.0)
             if node.id not in self._tended and is_due and _has_room(_holds(node)) and self._cluster is not None:
                 self._tended[node.id] = tended = _Tended(self._cluster, node, self._kind, self._lonely_s)
                 self._tending.start_soon(self._tend, tended)
 
-    def _lose(self, tended: _Tended, cause: str) -> None:
+    def _lose(self, tended: _Tended, cause: Cause) -> None:
         self._remove(tended.node.name, cause)  # first, so that nothing lost is replaced there
         tended.backend.lose(cause)
 

@@ -15,7 +15,8 @@ from envkit.errors import SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet import FleetHost, Probing
 from envkit.protocols import LastingEpisode
 from envkit.restarts import RestartBudget
-from envkit.types import ExecResult, Observation, Reset, Step, Task
+from envkit.types import Cause, ExecResult, Observation, Reset, Step, Task
+from tests.causes import cause
 
 TASK = Task("Game-v0", 7)
 
@@ -41,11 +42,11 @@ class Box:
         self.cause = cause
         self.died.set()
 
-    async def wait(self) -> str:
+    async def wait(self) -> Cause:
         await self.died.wait()
         if not self.knows_its_cause:
             await anyio.sleep_forever()
-        return self.cause
+        return cause(self.cause)
 
     async def stop(self) -> None:
         self.stopped_at = clock.now()

@@ -265,7 +265,7 @@ def test_a_page_that_was_overwritten_is_damage(tmp_path: Path) -> None:
 def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     spoil(path, "pragma user_version = 9")
-    with pytest.raises(UsageError, match=r"another version of envkit \(its form is 9, ours is 1\); start that version"):
+    with pytest.raises(UsageError, match=r"another version of envkit \(its form is 9, ours is 2\); start that version"):
         kept_in(path)
     for place in (tmp_path, path / "deeper.sqlite"):
         with pytest.raises(UsageError, match=r"leases cannot be written down in .*; choose another folder \(--state\)"):

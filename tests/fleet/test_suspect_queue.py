@@ -18,6 +18,7 @@ from envkit.fleet.episode import EpisodeTally, FleetEpisode, Lease
 from envkit.fleet.suspect_queue import TURN_S
 from envkit.protocols import LastingEpisode
 from envkit.types import Reset, Step, Task
+from tests.causes import cause
 from tests.echoes import Box, Echo, fleet_of
 from tests.fleet.fleets import run
 
@@ -115,7 +116,7 @@ async def ends_of(host: FleetHost, *actions: str, seeds: range, at_once: bool = 
                     step = await episode.step(action)
             ends[seed] = step.observation.text
         except SandboxLostError as loss:
-            ends[seed] = loss.cause if type(loss) is SandboxLostError else repr(loss)
+            ends[seed] = str(loss.cause) if type(loss) is SandboxLostError else repr(loss)
 
     async with anyio.create_task_group() as tasks:
         for seed in seeds:
@@ -284,7 +285,7 @@ def test_one_that_is_cancelled_while_it_has_its_turn_or_waits_for_it_keeps_nobod
 def test_an_episode_from_before_a_restart_is_void_when_its_box_is_lost_before_it_was_heard_of_again() -> None:
     class Doomed(Mine):
         async def reset(self) -> Reset:
-            raise LostDuringCallError("a", KILLED)
+            raise LostDuringCallError("a", cause(KILLED))
 
     @asynccontextmanager
     async def lease() -> AsyncIterator[LastingEpisode]:

@@ -12,6 +12,7 @@ from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoundError
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.types import FleetEvent, Phase, SandboxSpec, SandboxState, SandboxView
+from tests.causes import cause
 
 
 class SmallPool:
@@ -70,7 +71,7 @@ class SmallPool:
         self.asked.append(id)
         view = self.view(id, tenant=tenant)
         if view.state is SandboxState.STOPPED:
-            raise SandboxLostError(view.box_id, view.phases[-1].reason)
+            raise SandboxLostError(view.box_id, cause(view.phases[-1].reason))
         return self._sandboxes[id]
 
     def view(self, id: str, *, tenant: str | None = None) -> SandboxView:

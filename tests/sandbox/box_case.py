@@ -8,9 +8,11 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from envkit.sandbox.agent_client.channel import Channel
+from envkit.sandbox.agent_client.channel import Channel, Survived
 from envkit.sandbox.agent_client.resources import Hold
 from envkit.sandbox.agent_client.sandbox import Box
+from envkit.types import Cause
+from tests.causes import cause
 from tests.sandbox.agent_client.peer import HELLO, Peer
 
 COMMAND: dict[str, Any] = {"command": ["sleep", "1000"]}
@@ -30,7 +32,7 @@ class Case:
 
     def __init__(self, **hold: Any) -> None:
         self.peer = Peer()
-        self.cause: str | Exception = "killed by signal 9 (SIGKILL)"
+        self.cause: Cause | str | Exception = "killed by signal 9 (SIGKILL)"
         self.cause_s = 0.0
         self.kill: Exception | None = None
         self.kill_s = 0.0
@@ -53,12 +55,12 @@ class Case:
             await self.peer.answer(do="ping")
         return self
 
-    async def _cause(self) -> str:
+    async def _cause(self, survived: Survived) -> Cause:
         self.done.append("asked")
         await anyio.sleep(self.cause_s)
         if isinstance(self.cause, Exception):
             raise self.cause
-        return self.cause
+        return self.cause if isinstance(self.cause, Cause) else cause(self.cause)
 
     async def _kill(self) -> None:
         self.done.append("killed")

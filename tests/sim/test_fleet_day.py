@@ -18,7 +18,8 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import Watch
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.sandbox.pool.warm_stock import Stock
-from envkit.types import ExecResult, FleetEvent, SandboxSpec, SandboxState
+from envkit.types import CauseKind, ExecResult, FleetEvent, SandboxSpec, SandboxState
+from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
 
 NODES, BOXES_PER_NODE, SPARES, TENANTS = 10, 100, 50, 7
@@ -34,7 +35,7 @@ def fate(number: int, rng: random.Random) -> Fate:
         start_s=rng.uniform(0.5, 5),
         start_failure="no such image" if draw < 0.1 else None,
         dies_after_s=rng.expovariate(1 / (4 * HOUR_S)) if 0.1 <= draw < 0.4 else math.inf,
-        cause=rng.choice(["killed by signal 9 (SIGKILL)", "out of memory", "exited with code 1"]),
+        cause=cause("it died", rng.choice([CauseKind.KILLED, CauseKind.OUT_OF_MEMORY, CauseKind.EXITED])),
         hangs_after_s=rng.expovariate(1 / (4 * HOUR_S)) if 0.4 <= draw < 0.5 else math.inf,
         answer=lambda command: ExecResult(0, duration_s=1800),
     )
@@ -45,7 +46,7 @@ class Day:
     """What became of it all."""
 
     leases: Counter[str] = field(default_factory=Counter)
-    losses: dict[str, int] = field(default_factory=dict)
+    losses: dict[CauseKind, int] = field(default_factory=dict)
     ends: Counter[SandboxState] = field(default_factory=Counter)
     starts: int = 0
     failed_starts: int = 0
@@ -96,7 +97,7 @@ def live(hours: float, users: int) -> Day:
                     for number in range(users):
                         tasks.start_soon(work, pool, number, day)
                     await anyio.sleep(hours * HOUR_S / 2)
-                    pool.remove_node("node 3", "node 3 was shut down")
+                    pool.remove_node("node 3", cause("node 3 was shut down"))
                     await anyio.sleep(HOUR_S / 10)
                     pool.add_node(nodes[3])
         counts = pool.counts()

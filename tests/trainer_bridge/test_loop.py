@@ -20,6 +20,7 @@ from envkit.trainer_bridge.rollout import RolloutResult
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import Group, Sample, StopReason, Task, Trajectory
+from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call
 from tests.trainer_bridge.loop_parts import SETTINGS, Part
 
@@ -60,6 +61,7 @@ def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None
         "episode_turns": 2.0,
         "episodes": 4.0,
         "lost_episodes": 0.0,
+        "lost_by_agent": 0.0,
         "lost_total": 0.0,
         "cut_completions": 0.0,
         "tokens": 32.0,
@@ -127,7 +129,7 @@ class Broken(Part):
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:
         if task.seed == 3 or (task.seed % 2 and time == 0):
-            return [Answer("s"), Answer(error=SandboxLostError("box", "gone"))]
+            return [Answer("s"), Answer(error=SandboxLostError("box", cause("gone")))]
         return super().script(task, time)
 
 
@@ -168,7 +170,7 @@ class AllLost(Part):
     """Nothing can be played."""
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:
-        return [Answer(error=SandboxLostError("box", "gone"))]
+        return [Answer(error=SandboxLostError("box", cause("gone")))]
 
 
 def test_a_step_whose_episodes_were_all_lost_ends_the_run_with_the_cause(tmp_path: Path) -> None:

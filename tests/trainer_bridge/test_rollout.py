@@ -23,6 +23,7 @@ from envkit.errors import (
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
 from envkit.trainer_bridge.samples import sample_of, samples_of
 from envkit.types import Group, Info, StopReason, Task, Trajectory, stable_hash
+from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, text_of
 
 A, B, C = (Task("World-v0", seed) for seed in range(3))
@@ -173,7 +174,11 @@ def test_a_world_that_hangs_voids_its_episode_after_the_timeout(hangs: int, turn
 @pytest.mark.parametrize(
     ("error", "stop", "line"),
     [
-        (SandboxLostError("box-1", "killed by signal 9"), "sandbox_lost", "sandbox box-1 lost: killed by signal 9"),
+        (
+            SandboxLostError("box-1", cause("killed by signal 9")),
+            "sandbox_lost",
+            "sandbox box-1 lost: killed by signal 9",
+        ),
         (UnreachableError("no answer from :7000"), "sandbox_lost", "no answer from :7000"),
         (SessionNotFoundError("no session 7"), "sandbox_lost", "no session 7"),
         (SessionBrokenError("session 7 is void"), "sandbox_lost", "session 7 is void"),
@@ -196,7 +201,7 @@ def test_what_breaks_under_an_episode_voids_it_and_it_alone(error: Exception, st
 
 # --- Retries ---------------------------------------------------------------------------------------------------------
 
-LOST = SandboxLostError("box-1", "gone")
+LOST = SandboxLostError("box-1", cause("gone"))
 
 
 def breaks(times: int, *, at: int = 1) -> Callable[[Task, int], Sequence[Answer]]:

@@ -30,6 +30,7 @@ def episode_of(trajectory: Trajectory, *, index: int, decode: Decode, train_step
         reward=trajectory.reward,
         metrics=trajectory.metrics,
         error=trajectory.error,
+        cause=trajectory.cause,
         train_step=train_step,
     )
 

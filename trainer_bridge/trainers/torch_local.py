@@ -243,7 +243,7 @@ class TorchTrainer:
         try:
             return float(nn.utils.clip_grad_norm_(module.parameters(), bound, error_if_nonfinite=True))
         except RuntimeError as error:
-            if "non-finite" not in str(error):
+            if "non-finite" not in str(error):  # library's message: torch
                 raise
             raise UsageError(
                 f"the gradient of train step {self.version + 1} is not finite; "

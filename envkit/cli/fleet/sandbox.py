@@ -314,6 +314,7 @@ def _print_views(views: Sequence[SandboxView], now_s: float, as_json: bool) -> N
                 "node": view.node,
                 "command": [*view.spec.command],
                 "reason": view.phases[-1].reason,
+                "cause": None if (cause := view.phases[-1].cause) is None else cause.plain(),
             }
             for view in views
         )

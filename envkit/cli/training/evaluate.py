@@ -111,7 +111,8 @@ def _print(found: Evaluation, *, as_json: bool) -> None:
     times = f" ({found.attempts} attempts at each task)" if found.attempts > 1 else ""
     typer.echo(f"{found.policy} on {found.env_id}: {found.episodes} episodes{times} in {found.seconds:.1f} s")
     if found.void:
-        typer.echo(f"{found.void} more were lost and do not count: {found.error}")
+        by_agent = f", {found.void_by_agent} by what ran in their sandbox" if found.void_by_agent else ""
+        typer.echo(f"{found.void} more were lost{by_agent} and do not count: {found.error}")
     _table([("", "mean", "95 % interval"), *(_row(name, estimate) for name, estimate in found.metrics.items())])
     if found.levels:
         typer.echo("success by shortest solution")

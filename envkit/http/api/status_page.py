@@ -12,7 +12,7 @@ from envkit import __version__, clock
 from envkit.http.protocol import messages
 from envkit.http.sessions.session import SessionView
 from envkit.registry import EnvSpec
-from envkit.types import SandboxState, SandboxView
+from envkit.types import CauseKind, SandboxState, SandboxView
 
 REFRESH_S = 5
 """Seconds after which a browser loads the page again."""
@@ -124,7 +124,8 @@ def _sandboxes(views: Sequence[SandboxView]) -> str:
 def _state(view: SandboxView) -> str:
     """Return the state of a sandbox; one of a caller that ended with its own command is no loss."""
     may_exit = view.spec.command and not view.id.startswith(":")
-    if may_exit and view.state is SandboxState.LOST and view.phases[-1].reason.startswith("exited with code"):
+    cause = view.phases[-1].cause
+    if may_exit and view.state is SandboxState.LOST and cause is not None and cause.kind is CauseKind.EXITED:
         return _FINISHED
     return view.state.value
 

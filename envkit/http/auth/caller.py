@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from envkit import clock
 from envkit.errors import EnvkitError, ForbiddenError, RateLimitError
 from envkit.http.auth.rate_limit import Bucket
+from envkit.types import Cause
 
 PLAY, SANDBOX, METRICS, ADMIN = "play", "sandbox", "metrics", "admin"
 
@@ -121,6 +122,10 @@ def renamed(error: EnvkitError, names: Mapping[str, str]) -> EnvkitError:
     if not words:
         return error
     pattern = re.compile(rf"(?<![\w./:~-])(?:{words})(?![\w/~-]|[.:]\w)")
-    values = (getattr(error, field) for field in error.fields)
-    said = [pattern.sub(lambda found: names[found[0]], one) if isinstance(one, str) else one for one in values]
-    return type(error)(*said)
+
+    def say(value: Any) -> Any:
+        if isinstance(value, Cause):
+            return replace(value, detail=say(value.detail))
+        return pattern.sub(lambda found: names[found[0]], value) if isinstance(value, str) else value
+
+    return type(error)(*(say(getattr(error, field)) for field in error.fields))

@@ -35,7 +35,7 @@ from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.bytes_encoding import said_argument
 from envkit.http.protocol.messages import DoneReply, write
 from envkit.http.sandboxes.transfers import Trees
-from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, Cause, CauseKind, ExecResult, FileUser, SandboxUser
 
 CALL_S = 60.0
 """Seconds that a call may take which runs nothing."""
@@ -288,8 +288,8 @@ class RemoteSandbox:
         """
         return (await self._call("stats", wire.SandboxFrame(self._id), wire.StatsReply)).stats
 
-    async def wait(self) -> str:
-        """Return, once it is gone, the cause in one line."""
+    async def wait(self) -> Cause:
+        """Return, once it is gone, why."""
         while True:
             try:
                 cause = (await self._call("wait", wire.SandboxFrame(self._id), wire.WaitReply)).cause
@@ -334,7 +334,7 @@ class RemoteSandbox:
         try:
             yield
         except SandboxNotFoundError as error:
-            raise SandboxLostError(self._id, str(error)) from None
+            raise SandboxLostError(self._id, Cause(CauseKind.BACKEND_LOST, str(error))) from None
 
 
 class RemoteShell:

@@ -15,7 +15,7 @@ import msgspec
 from envkit.errors import RequestError
 from envkit.http.protocol.bytes_encoding import Bytes, heard, said
 from envkit.http.protocol.messages import PROTOCOL
-from envkit.types import ExecResult, FileUser, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
+from envkit.types import Cause, ExecResult, FileUser, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
 
 BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
 """What the paths of one sandbox begin with."""
@@ -246,11 +246,12 @@ class ExecReply(msgspec.Struct, frozen=True):
 
 
 class PhaseReply(msgspec.Struct, frozen=True):
-    """Since when (seconds since 1970, UTC) a sandbox is in a state, and why."""
+    """Since when (seconds since 1970, UTC) a sandbox is in a state, and why; `cause` where it is over."""
 
     state: SandboxState
     at_s: float
     reason: str
+    cause: Cause | None = None
 
 
 class SandboxReply(msgspec.Struct, frozen=True):
@@ -272,7 +273,7 @@ class SandboxReply(msgspec.Struct, frozen=True):
         return cls(view.id, view.state, view.box_id, view.node, view.tenant, spec, phases, view.expires_at_s)
 
     def view(self) -> SandboxView:
-        phases = tuple(Phase(one.state, one.at_s, one.reason) for one in self.phases)
+        phases = tuple(Phase(one.state, one.at_s, one.reason, one.cause) for one in self.phases)
         spec = self.spec.spec()
         return SandboxView(self.sandbox_id, self.box_id, self.node, self.tenant, spec, phases, self.expires_at_s)
 
@@ -337,9 +338,9 @@ class ProbeReply(msgspec.Struct, frozen=True):
 
 
 class WaitReply(msgspec.Struct, frozen=True):
-    """Why a sandbox is gone, in one line; null while it is not: ask again."""
+    """Why a sandbox is gone; null while it is not: ask again."""
 
-    cause: str | None
+    cause: Cause | None
 
 
 class EventReply(msgspec.Struct, frozen=True):
@@ -352,6 +353,7 @@ class EventReply(msgspec.Struct, frozen=True):
     tenant: str
     text: str
     state: SandboxState | None
+    cause: Cause | None = None
 
 
 def read_sandbox_id(text: str) -> str:

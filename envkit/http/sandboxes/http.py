@@ -295,6 +295,7 @@ async def _beat(send: Send) -> None:
 
 def _said(event: FleetEvent, caller: Caller) -> bytes:
     name = event.sandbox_id and caller.name(event.sandbox_id)
-    reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, event.state)
+    state, cause = event.state, event.cause
+    reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, state, cause)
     kind = "".join(one for one in event.kind if one.isprintable())
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, kind.encode(), write(reply))

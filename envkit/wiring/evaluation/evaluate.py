@@ -47,6 +47,7 @@ class Evaluation:
         attempts: How often each task was played.
         episodes: Episodes that were played to their end; everything below is about these.
         void: Episodes that were lost with their world or sandbox and say nothing about the policy.
+        void_by_agent: Those whose sandbox was ended by what ran in it, see `envkit.types.Cause.by_agent`.
         metrics: ``"success"``, with several attempts ``"pass@N"`` (share of the tasks that were solved at least once in
             N attempts, over tasks none of whose attempts was lost), ``"return"`` (sum of an episode's rewards),
             ``"turns"``, then whatever else the world measures, folded over each episode. No success where the world
@@ -64,6 +65,7 @@ class Evaluation:
     attempts: int
     episodes: int
     void: int
+    void_by_agent: int
     metrics: Mapping[str, Estimate]
     levels: Sequence[tuple[int, Sequence[bool]]]
     seconds: float
@@ -83,6 +85,7 @@ class Evaluation:
             "attempts": self.attempts,
             "episodes": self.episodes,
             "void": self.void,
+            "void_by_agent": self.void_by_agent,
             "metrics": {name: cast("JSON", one._asdict()) for name, one in self.metrics.items()},
             "by_difficulty": [
                 {
@@ -159,6 +162,7 @@ async def evaluate(
             raise UnreachableError(f"the server at {url} was lost: {error}; evaluate again once it is back") from error
         seconds = clock.now() - began
         display.close()
+    causes = [outcome.cause for task in outcomes for outcome in task if outcome.cause is not None]
     errors = [outcome.error for task in outcomes for outcome in task if outcome.error is not None]
     finished = [[outcome.metrics for outcome in task if outcome.error is None] for task in outcomes]
     if not any(finished):
@@ -171,6 +175,7 @@ async def evaluate(
         attempts=attempts,
         episodes=sum(map(len, finished)),
         void=len(errors),
+        void_by_agent=sum(cause.by_agent for cause in causes),
         metrics=_metrics(finished, attempts),
         levels=list(_levels(finished, [host.shortest(task) for task in tasks])),
         seconds=seconds,

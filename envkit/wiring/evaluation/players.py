@@ -17,6 +17,7 @@ from envkit.protocols import EnvHost, Expert, Player
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.run_folder.display import Display
 from envkit.types import (
+    Cause,
     EpisodeRecord,
     Info,
     Observation,
@@ -48,10 +49,12 @@ class Outcome:
     Attributes:
         metrics: What was measured; empty when the episode is void.
         error: One line when it is void.
+        cause: Why its sandbox was lost, if it was and that is known.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,7 @@ async def play(
 def outcome_of(trajectory: Trajectory) -> Outcome:
     """Return what a policy's episode comes to."""
     if trajectory.stop.is_void:
-        return Outcome(error=trajectory.error or trajectory.stop.value)
+        return Outcome(error=trajectory.error or trajectory.stop.value, cause=trajectory.cause)
     totals = {"return": trajectory.reward, "turns": float(len(trajectory.turns))}
     return Outcome({**trajectory.metrics, **totals})
 
@@ -198,7 +201,7 @@ async def _episode(
     turns: list[TurnRecord] = []
     infos: list[Info] = []
     rewards: list[float] = []
-    stop, error = StopReason.MAX_TURNS, None
+    stop, error, cause = StopReason.MAX_TURNS, None, None
     try:
         async with host.lease(task) as episode:
             start = await episode.reset()
@@ -217,17 +220,17 @@ async def _episode(
     except EnvError as failure:
         stop, error = StopReason.ENV_ERROR, str(failure)
     except SandboxLostError as failure:
-        stop, error = StopReason.SANDBOX_LOST, str(failure)
+        stop, error, cause = StopReason.SANDBOX_LOST, str(failure), failure.cause
     except DeadlineError as failure:
         stop, error = StopReason.TIMEOUT, str(failure)
     folds = None if start is None else start.info.get("metrics")
     metrics = fold_infos(infos, cast("Mapping[str, Fold]", folds)) if isinstance(folds, dict) else {}
     total = math.fsum(rewards)
     record = EpisodeRecord.of(
-        task, start, turns, stop, index=index, member=member, reward=total, metrics=metrics, error=error
+        task, start, turns, stop, index=index, member=member, reward=total, metrics=metrics, error=error, cause=cause
     )
     if error is not None:
-        return Outcome(error=error), record
+        return Outcome(error=error, cause=cause), record
     return Outcome({**metrics, "return": total, "turns": float(len(turns))}), record
 
 

@@ -38,7 +38,7 @@ from envkit.sandbox.pool.health import Watch
 from envkit.sandbox.pool.warm_stock import Stock
 from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec
 from envkit.wiring import environments
 from envkit.wiring.gateway import capacity, metrics
 from envkit.wiring.gateway.env_workers import alone, booted, env_box, env_counts, env_host, forget_seats
@@ -47,9 +47,6 @@ from envkit.wiring.gateway.token_store import lock_state, open_tokens
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-_LACKING = ("No module named 'envkit", "no Python", "neither Python")
-"""What a box says whose image cannot serve environments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +217,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         try:
             shared = await stack.enter_async_context(env_host(config, pool, places, shared_box, "shared", boxes=count))
         except SandboxStartError as error:
-            if places.in_image and any(words in error.cause for words in _LACKING):
+            if places.in_image and _lacks_envkit(error.cause):
                 raise UsageError(image_lacks(shared_box.image or DEFAULT_IMAGE, error.cause)) from None
             raise
         announce(f"sandboxes: {places.what}; environments in {count} {'box' if count == 1 else 'boxes'}")
@@ -237,6 +234,13 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         await forget_seats(places.ledger, pool, shared, own)
         homes = Homes(shared, own, lambda env_id: env_id not in ids)
         yield Fleet(homes, pool, places.disks, (shared, own), scale, places.isolates)
+
+
+def _lacks_envkit(cause: Cause) -> bool:
+    """Say whether a box did not start because its image cannot serve environments."""
+    if cause.kind is CauseKind.IMAGE_UNUSABLE:
+        return True
+    return "No module named 'envkit" in cause.detail  # library's message: CPython
 
 
 def _stock(section: StockSection) -> Stock:

@@ -37,7 +37,7 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     yield CounterMetricFamily("envkit_sandboxes_finished", "Sandboxes that ended with their command.", counts.finished)
     losses = CounterMetricFamily("envkit_sandboxes_lost", "Sandboxes that were lost, by cause.", labels=["cause"])
     for cause, count in sorted(counts.losses.items()):
-        losses.add_metric([cause], count)
+        losses.add_metric([cause.value], count)
     yield losses
     alerts = CounterMetricFamily("envkit_alerts", "Alerts, by kind.", labels=["kind"])
     for kind, count in sorted(counts.alerts.items()):

@@ -16,6 +16,7 @@ from envkit.installation import command
 from envkit.sandbox.docker.backend import DEFAULT_IMAGE, DockerBackend
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.sandbox.process.backend import ProcessBackend
+from envkit.types import Cause
 from envkit.wiring.gateway import capacity
 from envkit.wiring.gateway.token_store import state_folder
 from envkit.wiring.sandboxes import env_sandboxes, running_servers
@@ -72,7 +73,7 @@ async def _require_image(backend: DockerBackend, image: str) -> None:
         )
 
 
-def image_lacks(image: str, cause: str) -> str:
+def image_lacks(image: str, cause: Cause) -> str:
     made = "" if image == DEFAULT_IMAGE else f" --base {image} --tag {image}{'' if ':' in image else ':1'}-envkit"
     return (
         f"environments are served in boxes of image {image}, which lacks envkit or Python ({cause}); make one that has "

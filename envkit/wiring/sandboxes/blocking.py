@@ -30,7 +30,7 @@ from envkit.sandbox.docker.agentless import FallbackBox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import EXEC_TIMEOUT_S, ExecResult, FileUser, SandboxSpec, SandboxUser
+from envkit.types import EXEC_TIMEOUT_S, Cause, CauseKind, ExecResult, FileUser, SandboxSpec, SandboxUser
 
 if TYPE_CHECKING:
     from envkit.http.client.remote_sandbox import RemoteSandbox
@@ -327,7 +327,7 @@ class BlockingSandbox:
     def wait_for(self, function: Callable[[], Awaitable[T]]) -> T:
         """Return what `function` returns, which is called in the loop that the box belongs to."""
         if not self._finalizer.alive:
-            raise SandboxLostError(self.id, "stopped")
+            raise SandboxLostError(self.id, Cause(CauseKind.STOPPED, "stopped"))
         self._require_own_process()
         future: Future[T] = self._portal.start_task_soon(function)
         try:

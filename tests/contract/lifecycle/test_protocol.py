@@ -154,7 +154,7 @@ def test_a_box_answers_until_it_is_stopped_and_says_so_then(name: str) -> None:
                 await box.connect("nobody")
             await box.stop()
             await box.stop()
-            assert await box.wait() == "stopped"
+            assert str(await box.wait()) == "stopped"
             for call in (
                 box.exec(["true"], timeout_s=5),
                 box.shell().run("true", timeout_s=5),

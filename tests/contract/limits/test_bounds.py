@@ -62,6 +62,6 @@ def test_a_bound_that_cannot_be_held_is_refused(kind: Kind, bound: dict[str, flo
                 await backend.start(kind.spec(**bound))
             (name,) = bound
             expected = f"{name}={bound[name]} is refused: " if kind.name == "process" else said
-            assert refusal.value.cause.startswith(expected)
+            assert refusal.value.cause.detail.startswith(expected)
 
     run(main)

@@ -74,7 +74,7 @@ def test_a_view_that_cannot_be_is_refused_with_the_reason(kind: Kind, source: st
         async with isolated(kind).backend() as backend:
             with pytest.raises(SandboxRefusedError) as refusal:
                 await backend.start(kind.spec(views=(("/usr", "/srv/data"), (source, place))))
-            assert refusal.value.cause.startswith(f"views is refused: {said}")
+            assert refusal.value.cause.detail.startswith(f"views is refused: {said}")
 
     run(main)
 

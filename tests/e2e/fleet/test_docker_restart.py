@@ -76,7 +76,7 @@ async def work(client: SandboxClient, id: str, worked: Counter[str], causes: dic
             assert (await client.get(id).exec(["echo", "hello"], timeout_s=30)).stdout == "hello\n"
             worked[id] += 1
     except SandboxLostError as error:
-        causes[id] = error.cause
+        causes[id] = str(error.cause)
 
 
 async def play(host: EnvClient, seeds: Iterator[int], ends: Counter[str], enough: anyio.Event) -> None:

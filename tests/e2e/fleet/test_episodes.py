@@ -221,7 +221,7 @@ def test_an_episode_whose_step_ends_its_box_is_void_after_the_second_and_twenty_
             try:
                 heard[seed].append(await episode.step("boom" if (seed, turn) == (CULPRIT, 2) else f"move {turn}"))
             except SandboxLostError as loss:
-                void[seed] = loss.cause
+                void[seed] = str(loss.cause)
 
         async with EnvClient(gateway.url) as client, AsyncExitStack() as leases:
             episodes = {seed: await leases.enter_async_context(client.lease(Task(MINE, seed, {}))) for seed in heard}

@@ -83,7 +83,7 @@ async def lost(gateway: Gateway, spec: SandboxSpec, harm: Harm) -> tuple[float, 
             with pytest.raises(SandboxLostError) as error:
                 await client.get(victim.id).exec(["sleep", marker], timeout_s=60)
             told_s = clock.now() - began
-            said.append(error.value.cause)
+            said.append(str(error.value.cause))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)

@@ -17,7 +17,8 @@ from envkit.http.protocol.messages import ReadyReply
 from envkit.registry import EnvSpec
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
-from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+from envkit.types import CauseKind, Phase, SandboxSpec, SandboxState, SandboxView
+from tests.causes import cause
 from tests.http.guarded import Stage, on_stage
 from tests.http.stage import over_http
 from tests.http.worlds import serving, slots
@@ -87,10 +88,10 @@ def test_the_page_shows_version_environments_and_sandboxes_by_state_with_those_t
         ):
             for name in ("a", "b", "c", ":envs-1"):
                 await pool.create(name, SandboxSpec())
-            backend.boxes[0].die(EVIL)
-            backend.boxes[3].die("killed by signal 9")
+            backend.boxes[0].die(cause(EVIL))
+            backend.boxes[3].die(cause("killed by signal 9"))
             await pool.create("done", SandboxSpec(command=("true",)))
-            backend.boxes[4].die("exited with code 0")
+            backend.boxes[4].die(cause("exited with code 0", CauseKind.EXITED))
             await client.put("/v1/sessions/x", json=COUNT)
             with anyio.fail_after(20):
                 while any(pool.view(name).state.value != "lost" for name in ("a", ":envs-1", "done")):  # noqa: ASYNC110

@@ -6,6 +6,7 @@ import pytest
 
 from envkit.errors import EnvkitError, ForbiddenError, SandboxLostError
 from envkit.http.auth.caller import EVERYBODY, Caller, caller_of, renamed
+from tests.causes import cause
 
 ACME = Caller("acme", frozenset({"play"}))
 OTHER = Caller("acm", frozenset({"play"}))
@@ -45,9 +46,9 @@ def test_admin_includes_every_scope_and_others_only_their_own() -> None:
 
 def test_an_error_says_the_callers_own_names_and_leaves_paths_alone() -> None:
     names = {"acme:x": "x", "bwrap-1": "x"}
-    lost = renamed(SandboxLostError("acme:x", "bwrap-1: it ended"), names)
+    lost = renamed(SandboxLostError("acme:x", cause("bwrap-1: it ended")), names)
     assert isinstance(lost, SandboxLostError)
-    assert (lost.sandbox_id, lost.cause, str(lost)) == ("x", "x: it ended", "sandbox x lost: x: it ended")
+    assert (lost.sandbox_id, str(lost.cause), str(lost)) == ("x", "x: it ended", "sandbox x lost: x: it ended")
     for text, said in {
         "there is no sandbox 'acme:x'": "there is no sandbox 'x'",
         "bwrap-1: /acme:x/bwrap-1: no file": "x: /acme:x/bwrap-1: no file",

@@ -27,6 +27,7 @@ from envkit.errors import (
 from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode
 from envkit.types import Reset, Step, Task
+from tests.causes import cause
 from tests.http.stage import by_client
 from tests.http.worlds import Lender, Line, serving, slots
 
@@ -374,7 +375,7 @@ def test_a_client_needs_one_way_to_its_server() -> None:
 
 def test_a_place_that_is_gone_is_told_as_such_by_the_way_to_it() -> None:
     async def connect() -> Any:
-        raise SandboxLostError("box-1", "killed by signal 9")
+        raise SandboxLostError("box-1", cause("killed by signal 9"))
 
     async def run() -> None:
         async with EnvClient(connect=connect):

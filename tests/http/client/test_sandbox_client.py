@@ -29,6 +29,7 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.types import SandboxSpec, SandboxState
+from tests.causes import cause
 from tests.http.boxes import Relay, by_client, scripted
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
@@ -48,7 +49,7 @@ def test_a_lease_is_a_sandbox_for_the_length_of_the_block() -> None:
         assert (await client.view(box.id)).state is SandboxState.STOPPED
         with pytest.raises(SandboxLostError, match="lost: stopped"):
             await box.exec(["echo"], timeout_s=5)
-        assert await box.wait() == "stopped"
+        assert str(await box.wait()) == "stopped"
 
     by_client(main)
 
@@ -138,7 +139,7 @@ def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
             causes = []
 
             async def wait() -> None:
-                causes.append(await box.wait())
+                causes.append(str(await box.wait()))
 
             async def work() -> None:
                 with pytest.raises(SandboxLostError, match="lost: out of luck"):
@@ -148,7 +149,7 @@ def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
                 tasks.start_soon(wait)
                 tasks.start_soon(work)
                 await anyio.sleep(0.2)
-                backend.boxes[0].die("out of luck")
+                backend.boxes[0].die(cause("out of luck"))
             assert causes == ["out of luck"]
 
     by_client(main, backend)

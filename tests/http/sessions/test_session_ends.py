@@ -25,6 +25,7 @@ from envkit.http.sessions.session import SessionState
 from envkit.http.sessions.table import SessionTable
 from envkit.protocols import Episode
 from envkit.types import Observation, Reset, Step, Task
+from tests.causes import cause
 from tests.http.stage import on_table, settle
 from tests.http.worlds import Lender, slots
 
@@ -195,7 +196,7 @@ class LosingHost:
         with anyio.move_on_after(10) as scope:
             yield self
         if scope.cancelled_caught:
-            raise SandboxLostError("box-1", "killed by signal 9")
+            raise SandboxLostError("box-1", cause("killed by signal 9"))
 
     async def reset(self) -> Reset:
         return Reset(Observation("start"), {})

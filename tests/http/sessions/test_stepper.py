@@ -26,6 +26,7 @@ from envkit.http.sessions.session import Move, SessionState
 from envkit.http.sessions.table import SessionTable
 from envkit.protocols import AskingEpisode
 from envkit.types import Observation, Reset, Step, Task
+from tests.causes import cause
 from tests.http.stage import settle
 
 TASK = Task("Far-v0", 1)
@@ -49,7 +50,7 @@ class Far:
         self.stepped.append(action)
         await anyio.sleep(5)
         if not self.is_there:
-            raise SandboxLostError("far", "away")
+            raise SandboxLostError("far", cause("away"))
         return Step(Observation(f"stepped {action}"), 0.0, False, False, {})
 
     async def again(self, action: str) -> Step:
@@ -153,7 +154,7 @@ def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
     play(main)
 
 
-@pytest.mark.parametrize("error", [UnreachableError("gone"), SandboxLostError("far", "away")])
+@pytest.mark.parametrize("error", [UnreachableError("gone"), SandboxLostError("far", cause("away"))])
 def test_a_step_that_was_asked_for_in_vain_is_played_as_any_other_and_once(error: Exception) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
@@ -213,7 +214,7 @@ def test_a_loss_that_the_world_cannot_get_over_breaks_the_session() -> None:
         moves: list[Move] = []
         assert table.ask("a", 0, "x", moves.append)
         far.is_there = False
-        far.asked[0][1].set_exception(SandboxLostError("far", "away"))
+        far.asked[0][1].set_exception(SandboxLostError("far", cause("away")))
         await anyio.sleep(6)
         with pytest.raises(SandboxLostError, match="away"):
             moves[0].result()

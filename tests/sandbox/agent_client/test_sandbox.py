@@ -27,7 +27,8 @@ from envkit.errors import (
 )
 from envkit.protocols import Sandbox
 from envkit.sandbox.host.instances import refuse
-from envkit.types import SandboxSpec
+from envkit.types import CauseKind, SandboxSpec
+from tests.causes import cause
 from tests.sandbox.agent_client.peer import HELLO, run
 from tests.sandbox.box_case import COMMAND, RESULT, Case, answered
 
@@ -57,7 +58,7 @@ def test_a_box_without_a_command_has_started_with_the_agents_first_word() -> Non
 def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) -> None:
     async def main() -> None:
         case = Case()
-        case.cause = "exited with code 127: no-such-program: not found"
+        case.cause = cause("exited with code 127: no-such-program: not found", CauseKind.EXITED)
 
         async def end() -> None:
             if when == "before the first answer":
@@ -70,19 +71,17 @@ def test_a_box_that_ends_while_it_starts_says_why_and_leaves_nothing(when: str) 
             with pytest.raises(SandboxStartError) as caught:
                 await case.box.started(COMMAND, 5)
         assert isinstance(caught.value, SandboxEndedError) is (when == "before the first answer")
-        assert (caught.value.sandbox_id, caught.value.cause) == ("case-1", case.cause)
+        assert (caught.value.sandbox_id, str(caught.value.cause)) == ("case-1", str(case.cause))
         assert case.done == ["asked", "killed", "forgotten"]
 
     run(main)
 
 
-@pytest.mark.parametrize(
-    "cause", ["its streams ended", "the Docker daemon does not answer: Connection refused", "removed"]
-)
-def test_a_box_whose_end_nobody_knows_while_it_starts_has_not_ended_by_what_was_asked_for(cause: str) -> None:
+@pytest.mark.parametrize("kind", [CauseKind.BACKEND_LOST, CauseKind.NODE_LOST, CauseKind.UNKNOWN])
+def test_a_box_whose_end_nobody_knows_while_it_starts_has_not_ended_by_what_was_asked_for(kind: CauseKind) -> None:
     async def main() -> None:
         case = Case()
-        case.cause = cause
+        case.cause = cause("its streams ended", kind)
 
         async def end() -> None:
             case.peer.say(HELLO)
@@ -91,7 +90,7 @@ def test_a_box_whose_end_nobody_knows_while_it_starts_has_not_ended_by_what_was_
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end)
-            with pytest.raises(SandboxStartError, match=cause) as caught:
+            with pytest.raises(SandboxStartError, match="its streams ended") as caught:
                 await case.box.started(COMMAND, 5)
         assert not isinstance(caught.value, SandboxEndedError)
 
@@ -205,7 +204,7 @@ def test_a_result_that_is_none_ends_the_box(wrong: dict[str, Any], said: str) ->
             await answered(case, case.box.exec(["true"], timeout_s=5), end=True, **{**RESULT, **wrong})
         (lost,) = caught.value.exceptions
         assert isinstance(lost, SandboxLostError)
-        assert lost.cause == f"broken frame: {said}"
+        assert str(lost.cause) == f"broken frame: {said}"
         await case.box.stop()
         assert case.done == ["killed", "forgotten"]
 
@@ -364,4 +363,4 @@ def test_what_is_not_enforced_is_refused_when_it_is_asked_for(spec: SandboxSpec,
         return
     with pytest.raises(SandboxStartError) as caught:
         refuse("case-1", spec, capabilities)
-    assert caught.value.cause == said
+    assert str(caught.value.cause) == said

@@ -274,7 +274,7 @@ def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
             box = await backend.start(SandboxSpec(stay=True, ttl_s=60))
             await box.write("/workspace/note", b"still here")
             await box.shell().run("cd /tmp; kept=1", timeout_s=20)
-        assert await box.wait() == "stopped"  # that is, for us
+        assert str(await box.wait()) == "stopped"  # that is, for us
         async with LocalBackend() as other:
             found = await other.attach(box.id)
             assert await found.read("/workspace/note") == b"still here"

@@ -133,7 +133,7 @@ def test_a_box_whose_own_program_wants_too_much_is_lost_for_that_reason() -> Non
         async with LocalBackend() as backend:
             hog = "head -c 600000000 /dev/zero | tail -n 1"
             box = await backend.start(SandboxSpec(("sh", "-c", f"exec sh -c '{hog}; kill -9 $$'"), memory_mib=64))
-            assert await box.wait() == "out of memory"
+            assert str(await box.wait()) == "out of memory"
 
     run(main)
 

@@ -182,7 +182,7 @@ def test_a_box_that_is_gone_says_why(without_python: str) -> None:
             box = await started(backend, without_python)
             assert 0 < await box.probe(10) < 10
             await clock.to_thread(docker, "kill", *containers_of(box.id))
-            assert await box.wait() == "killed by signal 9 (SIGKILL)"
+            assert str(await box.wait()) == "killed by signal 9 (SIGKILL)"
             with pytest.raises(SandboxLostError, match="killed by signal 9"):
                 await box.exec(["true"], timeout_s=5)
             await box.stop()

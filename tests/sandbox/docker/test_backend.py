@@ -87,7 +87,7 @@ def test_a_box_runs_commands_as_a_user_without_rights_and_leaves_nothing() -> No
             assert len(containers_of(box.id)) == 1
             await box.stop()
             await box.stop()
-            assert await box.wait() == "stopped"
+            assert str(await box.wait()) == "stopped"
             assert containers_of(box.id) == []
             with pytest.raises(SandboxLostError, match="stopped"):
                 await box.exec(["true"], timeout_s=5)
@@ -133,7 +133,7 @@ def test_a_command_that_ends_takes_its_box_with_it_and_leaves_the_cause(command:
             box = await started(
                 backend, SandboxSpec(("sh", "-c", f"sleep 0.5; {command}"), image=image(), memory_mib=64)
             )
-            assert await box.wait() == cause
+            assert str(await box.wait()) == cause
             await box.stop()
             assert containers_of(box.id) == []
 
@@ -149,7 +149,7 @@ def test_a_container_that_somebody_ends_is_seen_within_two_seconds(deed: tuple[s
             box = await started(backend, SandboxSpec(image=image()))
             await clock.to_thread(docker, *deed, *containers_of(box.id))
             with anyio.fail_after(2):
-                assert await box.wait() == cause
+                assert str(await box.wait()) == cause
             with pytest.raises(SandboxLostError, match=f"{box.id} lost: {cause[:6]}"):
                 await box.exec(["true"], timeout_s=5)
 
@@ -300,7 +300,7 @@ def test_a_box_ends_itself_when_its_time_to_live_is_over() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
             box = await started(backend, SandboxSpec(image=image(), ttl_s=0.5))
-            assert "its time to live is over" in await box.wait()
+            assert "its time to live is over" in str(await box.wait())
 
     run(main)
 

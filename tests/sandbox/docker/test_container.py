@@ -8,7 +8,7 @@ import pytest
 
 from envkit.sandbox.docker import container_config
 from envkit.sandbox.docker.container_config import Bounds, Image
-from envkit.types import JSON, SandboxSpec
+from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
 
@@ -115,7 +115,14 @@ def test_nothing_of_the_environment_is_in_what_the_daemon_shows_to_others() -> N
         ({"Status": "exited", "ExitCode": 137}, "killed by signal 9 (SIGKILL)"),
         ({"Status": "exited", "ExitCode": 139}, "killed by signal 11 (SIGSEGV)"),
         ({"Status": "exited", "ExitCode": 137, "OOMKilled": True}, "out of memory"),
+        ({"Status": "exited", "ExitCode": 0, "OOMKilled": True}, "exited with code 0"),
     ],
 )
 def test_the_daemon_s_record_of_an_end_is_a_cause_in_one_line(state: dict[str, JSON], cause: str | None) -> None:
-    assert container_config.cause(state, "no luck") == cause
+    found = container_config.cause(state, "no luck", out_of_memory=Cause(CauseKind.OUT_OF_MEMORY, "out of memory"))
+    assert found == cause if cause is None else str(found) == cause
+
+
+def test_a_container_that_survived_an_oom_kill_is_not_out_of_memory_when_it_is_killed_later() -> None:
+    found = container_config.cause({"Status": "exited", "ExitCode": 137, "OOMKilled": True}, "", out_of_memory=None)
+    assert found == Cause(CauseKind.KILLED, "killed by signal 9 (SIGKILL)")

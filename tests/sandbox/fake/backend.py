@@ -33,11 +33,23 @@ from envkit.errors import (
 )
 from envkit.sandbox.host.instances import refuse
 from envkit.sandbox.host.layout import WORK
-from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, ExecResult, FileUser, SandboxSpec, SandboxUser, stable_hash
+from envkit.types import (
+    EXEC_TIMEOUT_S,
+    GRADER_HOME,
+    Cause,
+    CauseKind,
+    ExecResult,
+    FileUser,
+    SandboxSpec,
+    SandboxUser,
+    stable_hash,
+)
 from tests.sandbox.fake.script import Answer, Command, Fate, Script, succeed
 
 __all__ = ["Answer", "Command", "FakeBackend", "FakeBox", "FakeShell", "Fate", "Script", "succeed"]
 
+_STOPPED = Cause(CauseKind.STOPPED, "stopped")
+_EXPIRED = Cause(CauseKind.EXPIRED, "its time to live is over")
 _GRACE_S = 10.0
 """Seconds beyond its own time after which a call without an answer ends a box, as it does a real one."""
 _ENFORCED = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
@@ -112,7 +124,7 @@ class FakeBackend:
 
     async def remove(self, box_id: str) -> None:
         """End a box that stays; raises as `attach`."""
-        (await self.attach(box_id)).die("removed")
+        (await self.attach(box_id)).die(Cause(CauseKind.BACKEND_LOST, "removed"))
 
     async def __aenter__(self) -> Self:
         self._is_open = True
@@ -123,7 +135,7 @@ class FakeBackend:
     ) -> None:
         self._is_open = False
         for box in (box for box in self.boxes if not box.spec.stay):
-            box.die("stopped")
+            box.die(_STOPPED)
 
     async def _start(self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None) -> FakeBox:
         if not self._is_open:
@@ -182,7 +194,7 @@ class FakeBox:
         ttl_s = math.inf if spec.ttl_s is None else spec.ttl_s
         self._dies_at = ready + min(fate.dies_after_s, ttl_s)
         self._hangs_at = ready + fate.hangs_after_s
-        self._cause = fate.cause if fate.dies_after_s <= ttl_s else "its time to live is over"
+        self._cause = fate.cause if fate.dies_after_s <= ttl_s else _EXPIRED
         self._is_ended, self._runs = anyio.Event(), anyio.Event()
         self._runs.set()
         self._shells: dict[tuple[str, SandboxUser], FakeShell] = {}
@@ -195,7 +207,7 @@ class FakeBox:
     def is_gone(self) -> bool:
         return self._is_ended.is_set() or clock.now() >= self._dies_at
 
-    def die(self, cause: str) -> None:
+    def die(self, cause: Cause) -> None:
         """Be gone from now on, unless it is already."""
         if not self.is_gone:
             self._cause = cause
@@ -300,14 +312,14 @@ class FakeBox:
         await self._pass(0.0)
         return self._keep({name: self.files[name] for name in self.files if self._reaches("agent", name)})
 
-    async def wait(self) -> str:
+    async def wait(self) -> Cause:
         with anyio.CancelScope(deadline=self._dies_at):
             await self._is_ended.wait()
         return self._cause
 
     async def stop(self) -> None:
         await anyio.lowlevel.checkpoint()
-        self.die("stopped")
+        self.die(_STOPPED)
 
     def _reaches(self, user: FileUser, path: str) -> bool:
         if user not in ("agent", "grader"):
@@ -334,7 +346,7 @@ class FakeBox:
             with anyio.CancelScope(deadline=min(until, self._dies_at)):
                 await self._is_ended.wait()
         if not self.is_gone and not is_answered:
-            self.die("it does not answer")
+            self.die(Cause(CauseKind.UNRESPONSIVE, "it does not answer"))
         if self.is_gone:
             raise SandboxLostError(self._id, self._cause)
 

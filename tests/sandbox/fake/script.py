@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from envkit.types import ExecResult, SandboxUser
+from envkit.types import Cause, CauseKind, ExecResult, SandboxUser
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,9 @@ def succeed(command: Command) -> ExecResult:
     return ExecResult(0)
 
 
+_KILLED = Cause(CauseKind.KILLED, "killed by signal 9 (SIGKILL)")
+
+
 @dataclass(frozen=True, slots=True)
 class Fate:
     """What becomes of one box. Times in seconds.
@@ -56,16 +59,16 @@ class Fate:
         start_s: Until it is ready.
         start_failure: Why it does not become ready after that; None where it does.
         dies_after_s: From being ready to its death; infinity for never.
-        cause: Why it dies, in one line.
+        cause: Why it dies.
         hangs_after_s: From being ready to where it answers nothing any more; infinity for never.
         answer: What its commands do.
         listens: By the names of its sockets and its ports: takes the other end of each connection.
     """
 
     start_s: float = 0.0
-    start_failure: str | None = None
+    start_failure: Cause | str | None = None
     dies_after_s: float = math.inf
-    cause: str = "killed by signal 9 (SIGKILL)"
+    cause: Cause = _KILLED
     hangs_after_s: float = math.inf
     answer: Answer = succeed
     listens: Mapping[str | int, Callable[[socket.socket], None]] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from envkit.errors import (
 )
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.types import ExecResult, SandboxSpec
+from tests.causes import cause
 from tests.sandbox.fake.backend import Command, FakeBackend, FakeBox, Fate
 
 T = TypeVar("T")
@@ -122,23 +123,25 @@ def test_a_death_ends_what_runs_with_its_cause() -> None:
         with pytest.raises(SandboxLostError, match="fake-0 lost: out of memory"):
             await box.exec(["train"], timeout_s=100)
         assert clock.now() == 7.0
-        assert await box.wait() == "out of memory"
+        assert str(await box.wait()) == "out of memory"
         with pytest.raises(SandboxLostError, match="out of memory"):
             await box.write("a", b"")
 
-    with_box(Fate(dies_after_s=7, cause="out of memory", answer=lambda command: ExecResult(0, duration_s=50)), use)
+    with_box(
+        Fate(dies_after_s=7, cause=cause("out of memory"), answer=lambda command: ExecResult(0, duration_s=50)), use
+    )
 
 
 def test_a_wait_returns_at_the_death() -> None:
     async def use(box: FakeBox) -> tuple[str, float]:
-        return await box.wait(), clock.now()
+        return str(await box.wait()), clock.now()
 
     assert with_box(Fate(start_s=1, dies_after_s=7), use) == ("killed by signal 9 (SIGKILL)", 8.0)
 
 
 def test_a_time_to_live_is_kept() -> None:
     async def use(box: FakeBox) -> tuple[str, float]:
-        return await box.wait(), clock.now()
+        return str(await box.wait()), clock.now()
 
     assert with_box(Fate(dies_after_s=70), use, SandboxSpec(ttl_s=60)) == ("its time to live is over", 60.0)
 
@@ -159,7 +162,7 @@ def test_a_call_that_meets_the_hour_of_hanging_ends_the_box_after_its_time_and_t
         with pytest.raises(SandboxLostError, match="it does not answer"):
             await box.exec(["sleep", "8"], timeout_s=9)
         assert clock.now() == 19.0
-        assert await box.wait() == "it does not answer"
+        assert str(await box.wait()) == "it does not answer"
 
     with_box(Fate(hangs_after_s=5, answer=lambda command: ExecResult(0, duration_s=8)), use)
 
@@ -185,7 +188,7 @@ def test_leaving_the_backend_stops_its_boxes() -> None:
     async def main() -> list[str]:
         async with FakeBackend() as backend:
             boxes = [await backend.start(SandboxSpec()) for _ in range(2)]
-        return [await box.wait() for box in boxes]
+        return [str(await box.wait()) for box in boxes]
 
     assert clock.run(main, virtual=True) == ["stopped", "stopped"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from envkit.sandbox.host import cgroups, run_dirs
+from envkit.types import CauseKind
 
 BOUNDS = cgroups.Bounds(memory_mib=64, pids=7, cpus=0.5)
 SETTINGS = {
@@ -121,11 +122,33 @@ def test_a_group_is_joined_in_each_folder_and_seen_where_programs_look(tmp_path:
 def test_who_died_of_the_bound_is_counted(tmp_path: Path) -> None:
     one = cgroups.Group(cgroups.find(version_1(tmp_path / "1")), "g")
     (tmp_path / "1/memory/g/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
-    assert one.oom_kills() == 3
+    (tmp_path / "1/memory/g/memory.limit_in_bytes").write_text(f"{64 << 20}\n")
+    (tmp_path / "1/memory/g/memory.max_usage_in_bytes").write_text(f"{40 << 20}\n")
+    assert one.memory_counters() == cgroups.MemoryCounters(oom_kills=3, limit_hit=False)
+    (tmp_path / "1/memory/g/memory.max_usage_in_bytes").write_text(f"{(64 << 20) - 4096}\n")
+    assert one.memory_counters() == cgroups.MemoryCounters(oom_kills=3, limit_hit=True)
     root, own = version_2(tmp_path / "2", own="/a/b", shared="cpu memory pids")
     files(root / "a/g", "memory.events")
     (root / "a/g/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 2\noom_group_kill 0\n")
-    assert cgroups.Group(cgroups.find(root, own), "g").oom_kills() == 2
+    two = cgroups.Group(cgroups.find(root, own), "g")
+    assert two.memory_counters() == cgroups.MemoryCounters(oom_kills=2, limit_hit=True)
+
+
+@pytest.mark.parametrize(
+    ("counters", "survived", "found"),
+    [
+        (cgroups.MemoryCounters(oom_kills=1, limit_hit=True), 0, (CauseKind.OUT_OF_MEMORY, True)),
+        (cgroups.MemoryCounters(oom_kills=3, limit_hit=True), 2, (CauseKind.OUT_OF_MEMORY, True)),
+        (cgroups.MemoryCounters(oom_kills=1, limit_hit=False), 0, (CauseKind.OUT_OF_MEMORY, False)),
+        (cgroups.MemoryCounters(oom_kills=2, limit_hit=True), 2, None),
+        (cgroups.MemoryCounters(oom_kills=0, limit_hit=True), 0, None),
+    ],
+)
+def test_only_an_oom_kill_at_the_sandbox_s_own_limit_is_by_the_agent(
+    counters: cgroups.MemoryCounters, survived: int, found: tuple[CauseKind, bool] | None
+) -> None:
+    cause = counters.cause(survived)
+    assert found == (None if cause is None else (cause.kind, cause.by_agent))
 
 
 def test_groups_of_the_dead_are_found_and_those_of_the_living_are_not(tmp_path: Path) -> None:
@@ -213,4 +236,6 @@ def test_a_real_group_counts_who_ran_out_of_memory(real: cgroups.Group) -> None:
     with joined(real, "head -c 100000000 /dev/zero | tail -n 1 | wc -c") as process:
         out, _ = process.communicate(timeout=20)
     assert out.strip() != b"100000000"
-    assert real.oom_kills() >= 1
+    counters = real.memory_counters()
+    assert counters.oom_kills >= 1
+    assert counters.limit_hit

@@ -107,7 +107,7 @@ def test_of_twenty_episodes_each_is_finished_or_lost_when_a_box_is_killed_half_w
                     while not (await episode.step("<answer>down</answer>")).ended:
                         pass
             except SandboxLostError as error:
-                ends[error.cause] += 1
+                ends[str(error.cause)] += 1
             else:
                 ends["finished"] += 1
 

@@ -15,6 +15,7 @@ from envkit.sandbox.pool.history import Ledger, Saver
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
+from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeBox
 from tests.sandbox.pool.pools import SPEC, Book, run, states, told
 
@@ -122,7 +123,7 @@ def test_what_is_gone_meanwhile_is_lost() -> None:
         backend, book = lasting(), Book()
         async with opened(backend, book, is_killed=True) as pool:
             await pool.create("a", SPEC, tenant="ann")
-        backend.boxes[0].die("killed")
+        backend.boxes[0].die(cause("killed"))
         async with opened(backend, book) as pool:
             assert states(pool.view("a")) == [STARTING, LEASED, LOST]
             with pytest.raises(SandboxLostError, match="gone while the server was down"):
@@ -193,7 +194,7 @@ def test_what_ran_on_a_node_that_was_lost_is_ended_when_its_machine_is_back() ->
             (box,) = backend.boxes
             assert isinstance(box, Lasting)
             box.is_alone = True
-            pool.remove_node("here", "it is lost")
+            pool.remove_node("here", cause("it is lost"))
             await anyio.sleep(1)
             assert not box.is_gone
             pool.add_node(Node("here again", backend))
@@ -217,7 +218,7 @@ def test_nodes_that_come_and_go_while_a_server_takes_back_what_was_left_are_clea
 
             async def change() -> None:
                 await anyio.sleep(1)
-                pool.remove_node("gone", "it is lost")
+                pool.remove_node("gone", cause("it is lost"))
                 pool.add_node(Node("late", late))
 
             tasks.start_soon(change)
@@ -296,7 +297,7 @@ def test_a_sandbox_that_may_reach_hosts_ends_with_the_server_whose_proxy_it_uses
             await pool.create("a", SandboxSpec(network=("example.org",)))
             await pool.create("b", SandboxSpec(network="open"))
             assert [(box.spec.stay, box.spec.ledger) for box in backend.boxes] == [(False, ""), (True, "book")]
-        backend.boxes[0].die("its server is gone")
+        backend.boxes[0].die(cause("its server is gone"))
         async with opened(backend, book) as pool:
             assert pool.view("a").phases[-1].reason == "gone while the server was down"
             assert states(pool.view("b")) == [STARTING, LEASED, LEASED]

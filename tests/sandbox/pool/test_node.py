@@ -10,6 +10,7 @@ from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxLostErro
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.types import SandboxSpec, SandboxState
+from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pool.pools import SPEC, borrow, opened, run
 
@@ -144,8 +145,8 @@ def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
             box = pool.get("a")
             pool.add_node(Node("two", backend, Holds(boxes=1)))
             await pool.create("b", SPEC)
-            pool.remove_node("one", "node one was shut down")
-            pool.remove_node("one", "again")
+            pool.remove_node("one", cause("node one was shut down"))
+            pool.remove_node("one", cause("again"))
             with pytest.raises(SandboxLostError, match="a lost: node one was shut down"):
                 await box.exec(["true"], timeout_s=1)
             await anyio.sleep(1)
@@ -153,7 +154,7 @@ def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
             assert backend.boxes[0].is_gone
             with pytest.raises(CapacityError):
                 await pool.create("c", SPEC)
-            pool.remove_node("two", "node two is on fire")
+            pool.remove_node("two", cause("node two is on fire"))
             with pytest.raises(CapacityError, match="there are no nodes now; node two is on fire"):
                 await pool.create("c", SPEC)
 
@@ -174,7 +175,7 @@ def test_a_start_that_a_node_takes_with_it_has_failed() -> None:
 
 async def remove_later(pool: Pool, name: str) -> None:
     await anyio.sleep(5)
-    pool.remove_node(name, "gone")
+    pool.remove_node(name, cause("gone"))
 
 
 def test_a_lease_waits_for_a_node_that_comes() -> None:

@@ -12,7 +12,8 @@ from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoun
 from envkit.protocols import SandboxPool
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Holds, Node
-from envkit.types import ExecResult, SandboxSpec, SandboxState
+from envkit.types import CauseKind, ExecResult, SandboxSpec, SandboxState
+from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, run, states, told
 
@@ -80,7 +81,9 @@ def test_calls_end_with_the_cause_in_the_moment_in_which_the_box_dies() -> None:
         return ExecResult(0, duration_s=100)
 
     async def main() -> None:
-        async with opened(Fate(dies_after_s=3, cause="out of memory", answer=answer)) as (pool, _):
+        async with opened(
+            Fate(dies_after_s=3, cause=cause("out of memory", CauseKind.OUT_OF_MEMORY), answer=answer)
+        ) as (pool, _):
             async with pool.lease(SPEC) as box:
                 shell = box.shell()
                 with pytest.raises(SandboxLostError, match="pool-1 lost: out of memory"):
@@ -88,17 +91,17 @@ def test_calls_end_with_the_cause_in_the_moment_in_which_the_box_dies() -> None:
                 assert clock.now() == 3
                 with pytest.raises(SandboxLostError, match="out of memory"):
                     await shell.run("true", timeout_s=1)
-                assert await box.wait() == "out of memory"
+                assert str(await box.wait()) == "out of memory"
                 assert pool.view(box.id).state is LOST
             assert states(pool.view(box.id)) == [STARTING, LEASED, LOST]
-            assert pool.counts().losses == {"out of memory": 1}
+            assert pool.counts().losses == {"out_of_memory": 1}
 
     run(main)
 
 
 def test_a_sandbox_whose_command_has_exited_is_finished_and_not_lost() -> None:
     async def main() -> None:
-        async with opened(Fate(dies_after_s=3, cause="exited with code 0")) as (pool, _):
+        async with opened(Fate(dies_after_s=3, cause=cause("exited with code 0", CauseKind.EXITED))) as (pool, _):
             await pool.create("a", replace(SPEC, command=("sleep", "3")))
             await pool.create("b", SPEC)
             await pool.create(":envs-1", replace(SPEC, command=("serve",)))

@@ -16,6 +16,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import FleetEvent, SandboxSpec, SandboxState
+from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pool.pools import told
 
@@ -54,14 +55,14 @@ class Play:
         elif kind == "wait":
             await anyio.sleep(number % 50 / 10)
         elif kind == "remove":
-            self.pool.remove_node(f"node {number % 2}", "it was removed")
+            self.pool.remove_node(f"node {number % 2}", cause("it was removed"))
         elif kind == "add":
             node = self.nodes[number % 2] = new_node(number % 2, self.backends[number % 2])
-            self.pool.remove_node(node.name, "it was replaced")
+            self.pool.remove_node(node.name, cause("it was replaced"))
             self.pool.add_node(node)
         elif boxes:
             box = boxes[number % len(boxes)]
-            {"kill": lambda: box.die("killed"), "pause": box.pause, "resume": box.resume}[kind]()
+            {"kill": lambda: box.die(cause("killed")), "pause": box.pause, "resume": box.resume}[kind]()
         await anyio.lowlevel.checkpoint()
 
     async def create(self, number: int) -> None:

@@ -12,7 +12,8 @@ from envkit.errors import SandboxEndedError, SandboxRefusedError, SandboxStartEr
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Holds, Node
-from envkit.types import SandboxSpec, SandboxState
+from envkit.types import CauseKind, SandboxSpec, SandboxState
+from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, run
 
@@ -204,7 +205,9 @@ def test_a_node_is_to_blame_for_what_takes_longer_than_it_may_and_for_what_fails
 
 def test_a_node_is_not_to_blame_for_a_bound_on_memory_in_which_nothing_starts() -> None:
     async def main() -> None:
-        async with FakeBackend(lambda number, rng: Fate(start_failure="out of memory")) as backend:
+        async with FakeBackend(
+            lambda number, rng: Fate(start_failure=cause("out of memory", CauseKind.OUT_OF_MEMORY))
+        ) as backend:
             node = Node("a", backend)
             async with Pool([node]) as pool:
                 with pytest.raises(SandboxEndedError, match="out of memory"):

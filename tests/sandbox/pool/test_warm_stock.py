@@ -12,7 +12,8 @@ from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.sandbox.pool.warm_stock import Stock
-from envkit.types import SandboxSpec, SandboxState
+from envkit.types import CauseKind, SandboxSpec, SandboxState
+from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pool.pools import SPEC, opened, run, states, told
 
@@ -116,7 +117,7 @@ def test_with_a_budget_of_none_no_spare_is_replaced() -> None:
     async def main() -> None:
         async with opened(stocks=[Stock(SPEC, 1)], restarts=RestartBudget(restarts=0)) as (pool, backend):
             await anyio.sleep(1)
-            backend.boxes[0].die("killed")
+            backend.boxes[0].die(cause("killed"))
             await anyio.sleep(10_000)
             (event,) = (event for event in await told(pool) if event.kind == "restarts")
             assert event.text.endswith("are used up; there is no other any more; last: killed")
@@ -232,10 +233,10 @@ def test_spares_that_went_with_their_node_are_replaced_elsewhere_on_nobodys_acco
         async with FakeBackend() as backend, Pool([Node("a", backend)], stocks=[Stock(SPEC, 3)]) as pool:
             await anyio.sleep(1)
             pool.add_node(Node("b", backend))
-            pool.remove_node("a", "gone")
+            pool.remove_node("a", cause("gone", CauseKind.NODE_LOST))
             await anyio.sleep(1)
             assert [view.node for view in pool.views() if view.state is READY] == ["b"] * 3
             assert pool.counts().restarts == 0
-            assert pool.counts().losses == {"other": 3}
+            assert pool.counts().losses == {"node_lost": 3}
 
     run(main)

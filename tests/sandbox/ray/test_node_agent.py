@@ -12,12 +12,13 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxRefusedError, from_problem
-from envkit.sandbox.agent_client.channel import Channel, SocketStream
+from envkit.sandbox.agent_client.channel import Channel, SocketStream, Survived
 from envkit.sandbox.agent_client.resources import Hold
 from envkit.sandbox.agent_client.sandbox import Box
 from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.ray.node_agent import Answer, NodeActor, NodeKind, greeting
-from envkit.types import SandboxSpec
+from envkit.types import Cause, SandboxSpec
+from tests.causes import cause
 from tests.contract.boxes import KINDS, new_marker, run, sleepers, traces, until
 
 
@@ -46,11 +47,11 @@ async def visited(opened: Answer, ticket: int) -> Box:
     async def nothing() -> None:
         return None
 
-    async def cause() -> str:
-        return "the connection broke"
+    async def broke(survived: Survived) -> Cause:
+        return cause("the connection broke")
 
     stream = await dialled(opened, greeting(opened["secret"], ticket))
-    box = Box("far", Channel(SocketStream(stream)), Hold(cause, nothing), work="/workspace", forget=lambda box: None)
+    box = Box("far", Channel(SocketStream(stream)), Hold(broke, nothing), work="/workspace", forget=lambda box: None)
     await box.started({}, 20)
     return box
 
@@ -147,10 +148,10 @@ def test_why_a_box_is_gone_and_what_cannot_be_started_are_answers() -> None:
             assert await actor.look(2) == {"look": ""}
             refused = from_problem((await actor.start(3, SandboxSpec(image="/nowhere"), 30.0, None))["problem"])
             assert isinstance(refused, SandboxRefusedError)
-            assert "'/nowhere' is not a folder" in refused.cause
+            assert "'/nowhere' is not a folder" in refused.cause.detail
             ended = from_problem((await actor.start(4, SandboxSpec(("no-such-program",)), 30.0, None))["problem"])
             assert isinstance(ended, SandboxEndedError)
-            assert "exited with code 127: no-such-program" in ended.cause
+            assert "exited with code 127: no-such-program" in ended.cause.detail
             unknown = from_problem((await actor.cause(3))["problem"])
             assert str(unknown) == "its node knows nothing of it"
 

@@ -28,7 +28,7 @@ from envkit.sandbox.pool.node import Node
 from envkit.sandbox.ray.backend import RayNodeBackend
 from envkit.sandbox.ray.cluster import Cluster as Connection
 from envkit.sandbox.ray.node_watcher import RayNodes
-from envkit.types import SandboxSpec
+from envkit.types import Cause, SandboxSpec
 from tests.contract.boxes import agent_above, new_marker, parent, run, sleepers, until
 from tests.sandbox.pool.pools import Book
 from tests.sandbox.ray.clusters import Cluster, running
@@ -120,7 +120,7 @@ async def found(cluster: Cluster) -> AsyncIterator[dict[str, RayNodeBackend]]:
         assert isinstance(node.backend, RayNodeBackend)
         backends[node.name] = node.backend
 
-    def remove(name: str, cause: str) -> None:
+    def remove(name: str, cause: Cause) -> None:
         backends.pop(name, None)
 
     async with RayNodes(add, remove, address=cluster.address, lonely_s=LONELY_S):
@@ -192,7 +192,7 @@ def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_ne
             with pytest.raises(SandboxLostError) as lost:
                 await pool.get("doomed").exec(["sleep", "1000"], timeout_s=1000)
         assert clock.now() - began < 5
-        assert lost.value.cause == f"node {node} of the Ray cluster is lost"
+        assert str(lost.value.cause) == f"node {node} of the Ray cluster is lost"
         assert (await pool.get("spared").exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
         assert len(sleepers(doomed)) == 1  # it would wait for another server, and all nodes are on this machine
         added = await clock.to_thread(cluster.add)

@@ -20,6 +20,7 @@ from envkit.trainer_bridge.run_folder.episodes import episode_of, read_episodes,
 from envkit.trainer_bridge.run_folder.rows import replace_rows
 from envkit.types import FinishReason, StopReason, Task
 from envkit.wiring import environments
+from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
 
 LIMITS = RolloutLimits(max_turns=9, max_tokens=5000, turn_tokens=40, timeout_s=10, retries=0)
@@ -99,7 +100,7 @@ def test_a_line_says_how_the_episode_ended_and_what_it_earned(tmp_path: Path) ->
 
 
 def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: Path) -> None:
-    lost = Answer(error=SandboxLostError("box-1", "oom-killed"))
+    lost = Answer(error=SandboxLostError("box-1", cause("oom-killed")))
     (episode,) = written(tmp_path / "file", scripted(Answer("s"), Answer("m", 1.0), lost))
     assert [episode[key] for key in ("stop", "valid", "error")] == [
         "sandbox_lost",
@@ -115,7 +116,7 @@ def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: P
 
 
 def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
-    lost = Answer(error=SandboxLostError("box-1", "gone"))
+    lost = Answer(error=SandboxLostError("box-1", cause("gone")))
     host = ScriptedHost(lambda task, time: [lost] if time else [Answer("first attempt"), lost])
     rollout = Rollout(host, ScriptedEngine(), LetterRenderer(), replace(LIMITS, retries=1), 1)
 

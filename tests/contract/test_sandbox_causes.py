@@ -1,0 +1,110 @@
+"""One promise for every kind of sandbox: its cause tells what its own programs did from what was done from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from envkit.protocols import Sandbox
+from envkit.types import Cause, CauseKind
+from tests.contract.boxes import KINDS, Kind, agent_above, run, sleepers, until
+
+_HOG = "head -c 600000000 /dev/zero | tail -n 1"
+bounded = pytest.mark.parametrize(
+    "name", [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
+)
+"""The kinds whose memory has a limit."""
+
+
+async def cause_of(box: Sandbox) -> tuple[CauseKind, bool]:
+    """Return kind and `by_agent` of the end of a sandbox, which comes within 10 s."""
+    with anyio.fail_after(10):
+        found: Cause = await box.wait()
+    return found.kind, found.by_agent
+
+
+async def agent_of(box: Sandbox, marker: str) -> int:
+    """Return the process of the agent of a sandbox, whose command sleeps for `marker` or is to be one that does."""
+    await until(lambda: bool(sleepers(marker)))
+    return agent_above(sleepers(marker)[0])
+
+
+@pytest.mark.parametrize("code", [0, 3, 7])
+def test_a_command_that_exits_ends_its_sandbox_by_itself(kind: Kind, code: int) -> None:
+    async def main() -> None:
+        async with kind.box("sh", "-c", f"until [ -e go ]; do sleep 0.01; done; exit {code}") as box:
+            await box.write("go", b"")
+            assert await cause_of(box) == (CauseKind.EXITED, True)
+
+    run(main)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_from_outside_is_not_by_the_agent(kind: Kind, marker: str, number: signal.Signals) -> None:
+    async def main() -> None:
+        async with kind.box("sleep", marker) as box:
+            os.kill(await agent_of(box, marker), number)
+            assert await cause_of(box) == (CauseKind.KILLED, False)
+
+    run(main)
+
+
+def test_a_signal_that_ends_the_command_is_not_by_the_agent_since_it_may_come_from_outside(
+    kind: Kind, marker: str
+) -> None:
+    async def main() -> None:
+        async with kind.box("sleep", marker) as box:
+            await until(lambda: bool(sleepers(marker)))
+            os.kill(sleepers(marker)[0], signal.SIGKILL)
+            assert await cause_of(box) == (CauseKind.KILLED, False)
+
+    run(main)
+
+
+def test_a_time_to_live_that_is_over_is_not_by_the_agent(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box(ttl_s=0.5) as box:
+            assert await cause_of(box) == (CauseKind.EXPIRED, False)
+
+    run(main)
+
+
+def test_a_sandbox_that_is_stopped_was_stopped_and_not_by_the_agent(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.box() as box:
+            await box.stop()
+            assert await cause_of(box) == (CauseKind.STOPPED, False)
+
+    run(main)
+
+
+@bounded
+def test_a_command_at_the_sandbox_s_own_limit_of_memory_is_by_the_agent(name: str) -> None:
+    async def main() -> None:
+        command = f"until [ -e go ]; do sleep 0.01; done; {_HOG}; kill -9 $$"
+        async with KINDS[name].box("sh", "-c", command, memory_mib=64) as box:
+            await box.write("go", b"")
+            assert await cause_of(box) == (CauseKind.OUT_OF_MEMORY, True)
+
+    run(main)
+
+
+@bounded
+@pytest.mark.parametrize(
+    "argv", [["sh", "-c", f"exec sh -c '{_HOG}'"], ["sh", "-c", f"{_HOG}; true"]], ids=["it fails", "it goes on"]
+)
+def test_a_kill_from_outside_after_a_program_ran_out_of_memory_is_not_by_the_agent(
+    name: str, marker: str, argv: Sequence[str]
+) -> None:
+    async def main() -> None:
+        async with KINDS[name].box("sleep", marker, memory_mib=64) as box:
+            agent = await agent_of(box, marker)
+            await box.exec(argv, timeout_s=20)
+            os.kill(agent, signal.SIGKILL)
+            assert await cause_of(box) == (CauseKind.KILLED, False)
+
+    run(main)
