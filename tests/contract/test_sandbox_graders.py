@@ -279,17 +279,16 @@ def test_where_all_are_one_user_a_grader_writes_as_that_user(kind: Kind, tests: 
     assert not any(home.exists() for home in homes)
 
 
-def test_nobody_reads_or_writes_files_as_root(kind: Kind, tests: Path, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with kind.box() as box:
-            for call in (
-                box.read("/etc/passwd", user="root"),  # type: ignore[arg-type]
-                box.write("/tmp/x", b"", user="root"),  # type: ignore[arg-type]
-                box.upload(tests, "/tmp/x", user="root"),  # type: ignore[arg-type]
-                box.download("/etc", tmp_path / "etc", user="root"),  # type: ignore[arg-type]
-            ):
-                with pytest.raises(UnsupportedError, match="files as root"):
-                    await call
-            assert await sh(box, "ls -A") == ""
+def test_nobody_reads_or_writes_files_as_root(shared: Shared, tests: Path, tmp_path: Path) -> None:
+    async def main(box: AnyBox) -> None:
+        for call in (
+            box.read("/etc/passwd", user="root"),  # type: ignore[arg-type]
+            box.write("/tmp/x", b"", user="root"),  # type: ignore[arg-type]
+            box.upload(tests, "/tmp/x", user="root"),  # type: ignore[arg-type]
+            box.download("/etc", tmp_path / "etc", user="root"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(UnsupportedError, match="files as root"):
+                await call
+        assert await sh(box, "ls -A") == ""
 
-    run(main)
+    shared.run(main)
