@@ -159,13 +159,15 @@ async def _start(kind: Kind, fields: Mapping[str, object]) -> _Held:
 async def _tidy(held: _Held) -> None:
     """Close the shells, remove all files, and require that no program runs."""
     box = held.box
-    users: tuple[SandboxUser, ...] = ("grader", "agent") if held.capabilities["uid"] else ("agent",)
+    users: tuple[SandboxUser, ...] = ("root", "grader", "agent") if held.capabilities["uid"] else ("grader", "agent")
     folders = f"{box.work} {box.grader_home} $ENVKIT_SOCKETS"
     if held.capabilities["isolation"]:
         folders += " /tmp /dev/shm"
     for user in users:
         if not isinstance(box, FallbackBox):
             await box.shell(user=user).close()
+        if user == "root":  # it has no files, and may not remove those of others
+            continue
         # The agent, who comes last, sees all files but those in the grader's home.
         empty = _EMPTY.format(which="" if user == "agent" else "-user $(id -u)")
         left = await box.exec(["sh", "-c", f"set -- {folders}\n{empty}"], cwd="/", user=user, timeout_s=_TIDY_S)
