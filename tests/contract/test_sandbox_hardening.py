@@ -53,13 +53,13 @@ names = sys.argv[1:]
 for place in names[:names.index("read")]:
     try:
         os.open("/proc/" + place, os.O_WRONLY)
-        print("opened", place)
+        print("opened for writing", place)
     except OSError:
         pass
 for place in names[names.index("read") + 1:]:
     try:
-        if os.read(os.open("/proc/" + place, os.O_RDONLY | os.O_NONBLOCK), 16):
-            print("read", place)
+        file = os.open("/proc/" + place, os.O_RDONLY | os.O_NONBLOCK)
+        print("read" if os.read(file, 16) else "found empty", place)
     except OSError:
         pass
 """
@@ -240,7 +240,10 @@ def test_the_kernels_settings_cannot_be_written_nor_its_secrets_read(
 
     async def main(box: AnyBox) -> None:
         tried = await box.exec([python(kind), "-c", OPEN, *settings, "read", *secrets], timeout_s=30, user=user)
-        assert (tried.exit_code, tried.stdout, tried.stderr) == (0, "", "")
+        assert (tried.exit_code, tried.stderr) == (0, "")
+        # Docker puts empty files in their places.
+        said = [line for line in tried.stdout.splitlines() if kind.name != "docker" or "found empty" not in line]
+        assert said == []
 
     hostile.run(main, **HOSTILE)
 
