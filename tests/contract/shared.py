@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import anyio
 import pytest
 
 from envkit.sandbox.box import Box
 from envkit.sandbox.fallback import FallbackBox
+from envkit.sandbox.interior import WORK
 from envkit.types import SandboxUser
 from tests.contract.boxes import Backend, Kind
 from tests.contract.remote import RemoteBox
 
-AnyBox: TypeAlias = Box | FallbackBox | RemoteBox
+AnyBox: TypeAlias = Box | RemoteBox
+"""As the cases see it; one without Python is a `FallbackBox`, with what all sandboxes have and no more."""
 
 # Empties the folders that it is given, and lists what it could not remove; then lists the programs that still run,
 # which are those that are neither of the agent nor this one.
@@ -37,7 +39,7 @@ _TIDY_S = 10.0
 class _Held:
     """A sandbox that runs, what its backend enforces, and how to end both."""
 
-    box: AnyBox
+    box: AnyBox | FallbackBox
     capabilities: Mapping[str, bool]
     end: asyncio.Event
     host: asyncio.Task[None]
@@ -83,7 +85,7 @@ class SharedSandboxes:
         held = await self._get(kind, fields)
         try:
             with anyio.fail_after(90):
-                await main(held.box)
+                await main(cast("AnyBox", held.box))
             try:
                 with anyio.fail_after(_TIDY_S):
                     await _tidy(held)
@@ -140,7 +142,7 @@ def _key(kind: Kind, fields: Mapping[str, object]) -> str:
 
 async def _start(kind: Kind, fields: Mapping[str, object]) -> _Held:
     """Start a sandbox in a task of its own: what a backend opens must be closed by the task that opened it."""
-    ready: asyncio.Future[tuple[AnyBox, Mapping[str, bool]]] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[tuple[AnyBox | FallbackBox, Mapping[str, bool]]] = asyncio.get_running_loop().create_future()
     end = asyncio.Event()
 
     async def host() -> None:
@@ -160,7 +162,8 @@ async def _tidy(held: _Held) -> None:
     """Close the shells, remove all files, and require that no program runs."""
     box = held.box
     users: tuple[SandboxUser, ...] = ("root", "grader", "agent") if held.capabilities["uid"] else ("grader", "agent")
-    folders = f"{box.work} {box.grader_home} $ENVKIT_SOCKETS"
+    work = WORK if isinstance(box, FallbackBox) else box.work
+    folders = f"{work} {box.grader_home} $ENVKIT_SOCKETS"
     if held.capabilities["isolation"]:
         folders += " /tmp /dev/shm"
     for user in users:

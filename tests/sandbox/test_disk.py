@@ -15,7 +15,8 @@ from envkit.sandbox.box import Box
 from envkit.sandbox.disk import tasks
 from envkit.sandbox.docker import DockerBackend
 from envkit.types import SandboxSpec
-from tests.sandbox.containers import containers_of, docker, image, run
+from tests.contract.boxes import run
+from tests.sandbox.containers import containers_of, docker, image
 
 pytestmark = [
     pytest.mark.docker,

@@ -17,7 +17,8 @@ from envkit.sandbox import folders, leftovers
 from envkit.sandbox.daemon import Daemon
 from envkit.sandbox.docker import DockerBackend
 from envkit.types import JSON, SandboxSpec
-from tests.sandbox.containers import containers_of, docker, image, run
+from tests.contract.boxes import run
+from tests.sandbox.containers import containers_of, docker, image
 
 pytestmark = pytest.mark.docker
 

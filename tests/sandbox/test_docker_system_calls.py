@@ -20,7 +20,8 @@ from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
 from envkit.sandbox.fallback import FallbackBox
 from envkit.types import SandboxSpec
-from tests.sandbox.containers import containers_of, docker, image, run
+from tests.contract.boxes import run
+from tests.sandbox.containers import containers_of, docker, image
 
 MACHINES = ("x86_64", "aarch64")
 ALLOWED = 0x7FFF0000

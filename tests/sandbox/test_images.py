@@ -13,7 +13,8 @@ from envkit.sandbox import images
 from envkit.sandbox.box import Box
 from envkit.sandbox.docker import DockerBackend
 from envkit.types import SandboxSpec
-from tests.sandbox.containers import docker, image, run
+from tests.contract.boxes import run
+from tests.sandbox.containers import docker, image
 
 TAG = "envkit-test/python:1"
 
