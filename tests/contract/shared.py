@@ -10,6 +10,7 @@ from typing import TypeAlias, cast
 import anyio
 import pytest
 
+from envkit.errors import EnvkitError
 from envkit.sandbox.box import Box
 from envkit.sandbox.fallback import FallbackBox
 from envkit.sandbox.interior import WORK
@@ -97,6 +98,11 @@ class SharedSandboxes:
 
     async def _get(self, kind: Kind, fields: Mapping[str, object]) -> _Held:
         key = _key(kind, fields)
+        if key in self._held:
+            try:
+                await self._held[key].box.probe(_TIDY_S)
+            except EnvkitError:  # it ended between two cases
+                await self._drop(key)
         if key not in self._held:
             self._held[key] = await _start(kind, fields)
         return self._held[key]
@@ -147,14 +153,16 @@ async def _start(kind: Kind, fields: Mapping[str, object]) -> _Held:
 
     async def host() -> None:
         backend: Backend
-        async with kind.backend() as backend:
-            ready.set_result((await backend.start(kind.spec(**fields)), backend.capabilities()))
-            await end.wait()
+        try:
+            async with kind.backend() as backend:
+                ready.set_result((await backend.start(kind.spec(**fields)), backend.capabilities()))
+                await end.wait()
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
 
     task = asyncio.create_task(host())  # noqa: TID251 - it outlives the case that starts it
-    await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        await task
     return _Held(*await ready, end, task)
 
 
