@@ -123,9 +123,9 @@ def test_a_root_that_stops_everybody_holds_no_call_back_for_longer_than_its_time
             box = await backend.start(SandboxSpec(image=image(), profile="system"))
             assert isinstance(box, Box)
             await box.shell().run("(sleep 0.3; kill -STOP -1) &", timeout_s=20)
-            waiting = await box.exec(["sh", "-c", "sleep 0.6; echo on"], timeout_s=2)
+            waiting = await box.exec(["sh", "-c", "sleep 0.6; echo on"], timeout_s=1)
             assert (waiting.exit_code, waiting.timed_out) == (None, True)
-            stopped = await box.shell().run("echo on", timeout_s=1)
+            stopped = await box.shell().run("echo on", timeout_s=0.5)
             assert (stopped.timed_out, stopped.is_shell_lost) == (True, True)
             assert (await box.shell().run("echo on", timeout_s=20)).stdout == "on\n"
             assert (await box.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"

@@ -86,7 +86,7 @@ async def end(kind: Kind, harm: Callable[[Victim], Awaitable[None]]) -> tuple[fl
         async def hurt() -> None:
             nonlocal done_at
             await until(lambda: bool(sleepers(marker)))
-            await anyio.sleep(0.5)
+            await anyio.sleep(0.1)
             victim = Victim(kind, pool.view("a").box_id, agent_above(sleepers(marker)[0]))
             done_at = clock.now()
             await harm(victim)
