@@ -31,7 +31,7 @@ Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend | RemoteBacke
 SOON_S = 5.0
 """What takes a moment takes no longer on a machine where others work too."""
 
-_BOOT = b"take(0,int(take(0,9)))"
+BOOT = b"take(0,int(take(0,9)))"
 """Part of the command line of every agent."""
 
 
@@ -109,7 +109,7 @@ def agent_above(pid: int) -> int:
     found = None
     while pid > 1:
         program, *rest = arguments(pid)
-        if any(_BOOT in argument for argument in rest) and not program.startswith(b"envkit-"):  # bubblewrap's
+        if any(BOOT in argument for argument in rest) and not program.startswith(b"envkit-"):  # bubblewrap's
             found = pid
         pid = parent(pid)
     assert found is not None
