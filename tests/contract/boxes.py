@@ -74,7 +74,10 @@ PARAMS = [
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
 ]
-REMOTE = pytest.param("remote", marks=pytest.mark.bwrap)
+ISOLATING = pytest.mark.parametrize("kind", [PARAMS[0], PARAMS[2]], indirect=True)
+"""For cases about what only sandboxes that isolate can promise."""
+ALSO_REMOTE = pytest.mark.parametrize("kind", [*PARAMS, pytest.param("remote", marks=pytest.mark.bwrap)], indirect=True)
+"""For one case of each operation and of each way to answer: a promise that a server on the way must keep too."""
 
 
 def run(main: Callable[[], Awaitable[object]], timeout_s: float = 90) -> None:

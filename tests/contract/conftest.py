@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.boxes import KINDS, PARAMS, REMOTE, Kind, new_marker
+from tests.contract.boxes import KINDS, PARAMS, Kind, new_marker
+from tests.contract.shared import Shared, SharedSandboxes, sandboxes
 
-_REACHED_FROM_AFAR = ("test_sandbox_exec", "test_sandbox_files", "test_sandbox_shell")
-"""Modules whose promises hold for a sandbox of another machine too."""
+__all__ = ["sandboxes"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "kind" in metafunc.fixturenames:
-        assert metafunc.module is not None
-        is_reached = metafunc.module.__name__.rpartition(".")[2] in _REACHED_FROM_AFAR
-        metafunc.parametrize("kind", [*PARAMS, REMOTE] if is_reached else PARAMS, indirect=True)
+    chosen = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "kind"]
+    if "kind" in metafunc.fixturenames and not chosen:
+        metafunc.parametrize("kind", PARAMS, indirect=True)
 
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[str(request.param)]
+
+
+@pytest.fixture
+def shared(kind: Kind, sandboxes: SharedSandboxes) -> Shared:
+    """The shared sandbox of the case's kind."""
+    return Shared(sandboxes, kind)
 
 
 @pytest.fixture

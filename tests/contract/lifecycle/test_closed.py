@@ -8,6 +8,7 @@ import pytest
 
 from envkit.protocols import Sandbox
 from tests.contract.boxes import Kind, run
+from tests.contract.shared import AnyBox, Shared
 
 CLOSE = """
 mkdir -p tree/no/deep tree/unlisted && echo in > tree/no/deep/file && echo seen > tree/unlisted/file &&
@@ -22,20 +23,19 @@ async def sh(box: Sandbox, command: str) -> str:
     return result.stdout
 
 
-def test_a_download_holds_what_is_in_closed_folders_and_leaves_them_closed(kind: Kind, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with kind.box() as box:
-            await sh(box, CLOSE)
-            await box.download("tree", tmp_path / "copy")
-            copy = tmp_path / "copy"
-            assert (copy / "no" / "deep" / "file").read_text() == "in\n"
-            assert (copy / "no" / "closed").read_text() == "secret\n"
-            assert (copy / "unlisted" / "file").read_text() == "seen\n"
-            await box.download("tree/no", tmp_path / "alone")
-            assert (tmp_path / "alone" / "closed").read_text() == "secret\n"
-            assert await sh(box, MODES) == "0\n300\n0\n0\n"
+def test_a_download_holds_what_is_in_closed_folders_and_leaves_them_closed(shared: Shared, tmp_path: Path) -> None:
+    async def main(box: AnyBox) -> None:
+        await sh(box, CLOSE)
+        await box.download("tree", tmp_path / "copy")
+        copy = tmp_path / "copy"
+        assert (copy / "no" / "deep" / "file").read_text() == "in\n"
+        assert (copy / "no" / "closed").read_text() == "secret\n"
+        assert (copy / "unlisted" / "file").read_text() == "seen\n"
+        await box.download("tree/no", tmp_path / "alone")
+        assert (tmp_path / "alone" / "closed").read_text() == "secret\n"
+        assert await sh(box, MODES) == "0\n300\n0\n0\n"
 
-    run(main)
+    shared.run(main)
 
 
 def test_a_snapshot_holds_what_is_in_closed_folders_and_leaves_them_closed_here_and_there(kind: Kind) -> None:

@@ -16,6 +16,7 @@ from envkit.protocols import Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
 from envkit.types import SandboxSpec
 from tests.contract.boxes import (
+    PARAMS,
     SOON_S,
     Kind,
     agent_above,
@@ -132,7 +133,7 @@ def test_what_a_box_is_told_is_in_no_argument_that_others_could_read(kind: Kind,
 
 def test_a_box_ends_itself_when_its_time_is_over(kind: Kind, marker: str) -> None:
     async def main() -> None:
-        async with kind.box("sleep", marker, ttl_s=2.0) as box:
+        async with kind.box("sleep", marker, ttl_s=1.0) as box:
             with anyio.fail_after(10):
                 assert "its time to live is over" in str(await box.wait())
             await box.stop()
@@ -288,6 +289,7 @@ def test_an_agent_that_hangs_is_seen_by_probing_and_its_box_can_be_stopped(kind:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [PARAMS[0]], indirect=True)  # its time is that of the channel, which all kinds have
 def test_a_call_to_an_agent_that_hangs_fails_ten_seconds_late_and_ends_the_box(kind: Kind, marker: str) -> None:
     async def main() -> None:
         async with sleeping(kind, marker) as (box, agent):

@@ -21,7 +21,7 @@ from envkit.sandbox.host import run_dirs
 from envkit.wiring.sandboxes.local_service import list_staying
 from tests.contract.boxes import KINDS, Kind, groups_of, run, sleepers, until
 
-LONELY_S = 2.0
+LONELY_S = 1.0
 
 # Starts a box of the kind that it is told, in which the marker sleeps, says its id, and waits.
 OWNER = """
@@ -105,13 +105,13 @@ def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_noth
 def test_a_box_that_stays_goes_on_while_its_owner_or_a_visitor_is_there(lasting: Kind, stay: Stay, marker: str) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
-        await anyio.sleep(LONELY_S + 1)
+        await anyio.sleep(LONELY_S + 0.5)
         assert len(sleepers(marker)) == 1
         async with opened(lasting) as backend:
             visited = await backend.attach(stay.box_id)
             stay.owner.send_signal(signal.SIGKILL)
             stay.owner.wait(20)
-            await anyio.sleep(LONELY_S + 1)
+            await anyio.sleep(LONELY_S + 0.5)
             assert (await visited.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
             began = clock.now()
         await until(lambda: not sleepers(marker))
@@ -142,7 +142,7 @@ def test_who_looks_at_a_box_beside_a_visitor_takes_no_visitor_away(lasting: Kind
         await until(lambda: len(sleepers(marker)) == 1)
         for _ in range(3):
             await list_staying(with_servers=True, warn=list[str]().append)
-        await anyio.sleep(LONELY_S + 1)
+        await anyio.sleep(LONELY_S + 0.5)
         assert len(sleepers(marker)) == 1
 
     run(main)
@@ -158,7 +158,7 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
                 with anyio.fail_after(10):
                     await anyio.wait_readable(door)
                 assert b'"hello": 1' in door.recv(4096)
-                await anyio.sleep(LONELY_S + 1)
+                await anyio.sleep(LONELY_S + 0.5)
                 assert len(sleepers(marker)) == 1
             await until(lambda: not sleepers(marker))
             with pytest.raises(SandboxError, match="there is no box 'bwrap-nothere1' that stays on this machine"):

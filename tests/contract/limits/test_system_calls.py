@@ -13,6 +13,7 @@ from envkit.sandbox.agent_client.sandbox import Box
 from envkit.sandbox.host import seccomp
 from envkit.types import SandboxUser
 from tests.contract.boxes import Kind, run
+from tests.contract.shared import AnyBox, Shared
 from tests.sandbox.docker.containers import image
 
 # Makes each call that it is told, with zeros and with families of sockets, and writes the errors as JSON.
@@ -105,7 +106,8 @@ async def filtered(kind: Kind, *command: str, **fields: object) -> AsyncIterator
 
 def orders() -> str:
     machine = platform.machine()
-    return json.dumps([{**seccomp.denied(machine), "clone3": 435}, list(range(1, 46)), CLONE[machine]])
+    calls = {**seccomp.denied(machine), "clone3": 435, "newer than the filter": 600}
+    return json.dumps([calls, list(range(1, 46)), CLONE[machine]])
 
 
 def require_refused(said: str) -> None:
@@ -114,25 +116,28 @@ def require_refused(said: str) -> None:
     allowed = {name for name, number in found.items() if number not in (1, 38, 97)}  # EPERM, ENOSYS, EAFNOSUPPORT
     assert allowed <= {f"family {family}" for family in ALLOWED_FAMILIES}
     assert {found[name] for name in ("io_uring_setup", "keyctl", "ptrace", "userfaultfd", "new user")} == {1}
-    assert found["clone3"] == 38
+    assert found["clone3"] == found["newer than the filter"] == 38
     assert found["family 2"] == 0
     assert found["family 40"] in (1, 97)
 
 
-@pytest.mark.parametrize("user", ["agent", "grader"])
-def test_what_reaches_past_the_box_is_refused_to_programs_and_shells(kind: Kind, user: SandboxUser) -> None:
-    async def main() -> None:
-        async with filtered(kind) as box:
-            done = await box.exec([kind.python, "-c", TRIES, orders()], timeout_s=30, user=user)
-            assert done.exit_code == 0, done.stderr
-            require_refused(done.stdout)
-            await box.write("/tmp/tries.py", TRIES.encode())
-            script = f"{kind.python} /tmp/tries.py '{orders()}'"
-            done = await box.shell(user=user).run(script, timeout_s=30)
-            assert done.exit_code == 0, done.stderr
-            require_refused(done.stdout)
+@pytest.mark.parametrize("user", ["agent", "grader", "root"])
+def test_what_reaches_past_the_box_is_refused_to_programs_and_shells(
+    kind: Kind, shared: Shared, user: SandboxUser
+) -> None:
+    shared.require("seccomp")
 
-    run(main)
+    async def main(box: AnyBox) -> None:
+        done = await box.exec([kind.python, "-c", TRIES, orders()], timeout_s=30, user=user)
+        assert done.exit_code == 0, done.stderr
+        require_refused(done.stdout)
+        await box.write("/tmp/tries.py", TRIES.encode())
+        script = f"{kind.python} /tmp/tries.py '{orders()}'"
+        done = await box.shell(user=user).run(script, timeout_s=30)
+        assert done.exit_code == 0, done.stderr
+        require_refused(done.stdout)
+
+    shared.run(main)
 
 
 def test_what_reaches_past_the_box_is_refused_to_its_command(kind: Kind) -> None:
@@ -146,24 +151,28 @@ def test_what_reaches_past_the_box_is_refused_to_its_command(kind: Kind) -> None
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86_64 has a second interface")
-def test_the_second_interface_of_the_kernel_is_closed(kind: Kind) -> None:
-    async def main() -> None:
-        async with filtered(kind) as box:
-            done = await box.exec([kind.python, "-c", OTHER_INTERFACE], timeout_s=30)
-            assert (done.exit_code, done.stdout) == (0, "0\n"), done.stderr
+def test_the_second_interface_of_the_kernel_is_closed(kind: Kind, shared: Shared) -> None:
+    shared.require("seccomp")
 
-    run(main)
+    async def main(box: AnyBox) -> None:
+        done = await box.exec([kind.python, "-c", OTHER_INTERFACE], timeout_s=30)
+        assert (done.exit_code, done.stdout) == (0, "0\n"), done.stderr
+
+    shared.run(main)
 
 
 @pytest.mark.parametrize("user", ["agent", "grader"])
-def test_threads_processes_sockets_and_work_with_files_go_on_as_ever(kind: Kind, user: SandboxUser) -> None:
-    async def main() -> None:
-        async with filtered(kind) as box:
-            done = await box.exec([kind.python, "-W", "ignore", "-c", WORKS], timeout_s=60, user=user)
-            assert (done.exit_code, done.stdout, done.stderr) == (0, "all of it\n", "")
-            done = await box.shell(user=user).run(
-                "cat <(echo a) | tee >(cat >&2); coproc cat; echo $((1 + 1))", timeout_s=20
-            )
-            assert done.stdout.split() == ["a", "2"]
+def test_threads_processes_sockets_and_work_with_files_go_on_as_ever(
+    kind: Kind, shared: Shared, user: SandboxUser
+) -> None:
+    shared.require("seccomp")
 
-    run(main)
+    async def main(box: AnyBox) -> None:
+        done = await box.exec([kind.python, "-W", "ignore", "-c", WORKS], timeout_s=60, user=user)
+        assert (done.exit_code, done.stdout, done.stderr) == (0, "all of it\n", "")
+        done = await box.shell(user=user).run(
+            "cat <(echo a) | tee >(cat >&2); coproc cat; echo $((1 + 1))", timeout_s=20
+        )
+        assert done.stdout.split() == ["a", "2"]
+
+    shared.run(main)

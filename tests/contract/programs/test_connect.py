@@ -14,6 +14,7 @@ import pytest
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.protocols import Sandbox
 from tests.contract.boxes import Kind, run
+from tests.contract.shared import AnyBox, Shared
 
 # Listens on a socket of the name or the port that it is told, and sends each connection back what comes from it.
 SERVER = """
@@ -119,7 +120,7 @@ def test_who_does_not_read_holds_nobody_else_up(kind: Kind, place: str | int) ->
         async with kind.box(kind.python, "-c", SERVER, str(place)) as box:
             loop = asyncio.get_running_loop()
             with await reached(box, place) as deaf:
-                with anyio.move_on_after(1) as limit:
+                with anyio.move_on_after(0.3) as limit:
                     await loop.sock_sendall(deaf, b"x" * 50_000_000)
                 assert limit.cancelled_caught
                 assert await box.probe(5) < 5
@@ -157,29 +158,27 @@ def test_a_connection_ends_with_its_box(kind: Kind, place: str | int) -> None:
     run(main)
 
 
-def test_where_nobody_listens_is_unreachable(kind: Kind) -> None:
-    async def main() -> None:
+def test_where_nobody_listens_is_unreachable(kind: Kind, shared: Shared) -> None:
+    async def main(box: AnyBox) -> None:
         leave = "import os, socket; socket.socket(socket.AF_UNIX).bind(os.environ['ENVKIT_SOCKETS'] + '/old.sock')"
-        async with kind.box() as box:
-            with pytest.raises(UnreachableError, match="No such file"):
-                await box.connect("new.sock")
-            assert (await box.exec([kind.python, "-c", leave], timeout_s=20)).exit_code == 0
-            with pytest.raises(UnreachableError, match="Connection refused"):
-                await box.connect("old.sock")
-            with pytest.raises(UnreachableError, match="Connection refused"):
-                await box.connect(free_port())
+        with pytest.raises(UnreachableError, match="No such file"):
+            await box.connect("new.sock")
+        assert (await box.exec([kind.python, "-c", leave], timeout_s=20)).exit_code == 0
+        with pytest.raises(UnreachableError, match="Connection refused"):
+            await box.connect("old.sock")
+        with pytest.raises(UnreachableError, match="Connection refused"):
+            await box.connect(free_port())
 
-    run(main)
+    shared.run(main)
 
 
-def test_only_names_within_the_folder_of_sockets_are_connected_to(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.box() as box:
-            for name in ("", ".", "..", "../../etc/passwd", "/var/run/docker.sock", "a\0b"):
-                with pytest.raises(UnreachableError, match="is not the name of a socket"):
-                    await box.connect(name)
+def test_only_names_within_the_folder_of_sockets_are_connected_to(shared: Shared) -> None:
+    async def main(box: AnyBox) -> None:
+        for name in ("", ".", "..", "../../etc/passwd", "/var/run/docker.sock", "a\0b"):
+            with pytest.raises(UnreachableError, match="is not the name of a socket"):
+                await box.connect(name)
 
-    run(main)
+    shared.run(main)
 
 
 @pytest.fixture
@@ -197,7 +196,7 @@ def host_socket(tmp_path: Path) -> Iterator[Path]:
         os.chdir(before)
 
 
-def test_what_is_not_a_socket_itself_is_not_connected_to(kind: Kind, host_socket: Path) -> None:
+def test_what_is_not_a_socket_itself_is_not_connected_to(shared: Shared, host_socket: Path) -> None:
     baits = {
         "link-to-a-socket": f"ln -s {host_socket} $0",
         "link-to-nowhere": "ln -s /nowhere $0",
@@ -205,12 +204,11 @@ def test_what_is_not_a_socket_itself_is_not_connected_to(kind: Kind, host_socket
         "folder": "mkdir $0",
     }
 
-    async def main() -> None:
-        async with kind.box() as box:
-            for bait, make in baits.items():
-                made = await box.exec(["sh", "-c", f'cd "$ENVKIT_SOCKETS"; {make}', bait], timeout_s=10)
-                assert made.exit_code == 0, bait
-                with pytest.raises(UnreachableError, match=f"{bait} is not a socket"):
-                    await box.connect(bait)
+    async def main(box: AnyBox) -> None:
+        for bait, make in baits.items():
+            made = await box.exec(["sh", "-c", f'cd "$ENVKIT_SOCKETS"; {make}', bait], timeout_s=10)
+            assert made.exit_code == 0, bait
+            with pytest.raises(UnreachableError, match=f"{bait} is not a socket"):
+                await box.connect(bait)
 
-    run(main)
+    shared.run(main)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from envkit.errors import MissingFileError, RefusedFileError, UnsupportedError
 from envkit.protocols import Sandbox
 from envkit.sandbox.agent_client.sandbox import Box
 from tests.contract.boxes import Kind, run, until
+from tests.contract.shared import AnyBox, Shared
 
 # Tries, for as long as it is told, all that could make a grader run or give away something; says what came of it.
 TRY_ALL = """
@@ -74,16 +73,6 @@ async def sh(box: Sandbox, command: str, user: str = "agent") -> str:
     return result.stdout
 
 
-@asynccontextmanager
-async def box_with_users(kind: Kind) -> AsyncIterator[Box]:
-    async with kind.backend() as backend:
-        if not backend.capabilities()["uid"]:
-            pytest.skip("one user is all that there is")
-        box = await backend.start(kind.spec())
-        assert isinstance(box, Box)
-        yield box
-
-
 @pytest.fixture
 def tests(tmp_path: Path) -> Path:
     """A folder as a grader's tests come in."""
@@ -95,116 +84,123 @@ def tests(tmp_path: Path) -> Path:
     return top
 
 
-def test_the_agents_programs_never_get_at_a_graders_script_between_its_writing_and_its_run(kind: Kind) -> None:
-    async def main() -> None:
-        async with box_with_users(kind) as box:
-            script = f"{box.grader_home}/deep/grade.sh"
-            verdicts = set()
+def test_the_agents_programs_never_get_at_a_graders_script_between_its_writing_and_its_run(
+    kind: Kind, shared: Shared
+) -> None:
+    shared.require("uid")
 
-            async def grade() -> None:
-                while True:
-                    await box.write(script, b"echo failed", user="grader")
-                    await anyio.sleep(0.01)
-                    done = await box.exec(["sh", script], cwd=box.grader_home, timeout_s=20, user="grader")
-                    verdicts.add((done.exit_code, done.stdout, done.stderr))
+    async def main(box: AnyBox) -> None:
+        script = f"{box.grader_home}/deep/grade.sh"
+        verdicts = set()
 
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(grade)
-                tried = await box.exec([kind.python, "-c", TRY_ALL, box.grader_home, "2"], timeout_s=60)
-                await until(lambda: bool(verdicts))
-                tasks.cancel_scope.cancel()
-            assert (tried.stdout, tried.stderr) == ("[]\n", "")
-            assert verdicts == {(0, "failed\n", "")}
+        async def grade() -> None:
+            while True:
+                await box.write(script, b"echo failed", user="grader")
+                await anyio.sleep(0.01)
+                done = await box.exec(["sh", script], cwd=box.grader_home, timeout_s=20, user="grader")
+                verdicts.add((done.exit_code, done.stdout, done.stderr))
 
-    run(main)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(grade)
+            tried = await box.exec([kind.python, "-c", TRY_ALL, box.grader_home, "1"], timeout_s=60)
+            await until(lambda: bool(verdicts))
+            tasks.cancel_scope.cancel()
+        assert (tried.stdout, tried.stderr) == ("[]\n", "")
+        assert verdicts == {(0, "failed\n", "")}
 
-
-def test_a_graders_file_belongs_to_it_and_is_closed_unless_a_mode_is_given(kind: Kind) -> None:
-    async def main() -> None:
-        async with box_with_users(kind) as box:
-            home = box.grader_home
-            await box.write(f"{home}/a/b/plain", b"1", user="grader")
-            await box.write(f"{home}/open", b"2", mode=0o755, user="grader")
-            await box.write("/tmp/plain", b"3", user="grader")
-            look = f"cd {home}; stat -c '%u %g %a' . a a/b a/b/plain open /tmp/plain"
-            closed, plain = "1001 1001 700\n", "1001 1001 600\n"
-            assert await sh(box, look, "grader") == f"{closed * 3}{plain}1001 1001 755\n{plain}"
-            for name, content in ((f"{home}/a/b/plain", b"1"), (f"{home}/open", b"2"), ("/tmp/plain", b"3")):
-                assert await box.read(name, user="grader") == content
-                with pytest.raises(MissingFileError, match="Permission denied"):
-                    await box.read(name)
-                with pytest.raises(RefusedFileError):
-                    await box.write(name, b"mine")
-
-    run(main)
+    shared.run(main)
 
 
-def test_a_graders_folder_goes_in_and_out_and_is_open_to_nobody_else(kind: Kind, tests: Path, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with box_with_users(kind) as box:
-            for target in (f"{box.grader_home}/tests", box.grader_home, "/tmp/tests"):
-                await box.upload(tests, target, user="grader")
-                found = await sh(box, f"cd {target}; ./run.sh; stat -c ' %u %a' . inner inner/key", "grader")
-                assert found == "42 1001 700\n 1001 700\n 1001 600\n"
-                with pytest.raises(MissingFileError):
-                    await box.download(target, tmp_path / "stolen")
-                with pytest.raises(RefusedFileError):
-                    await box.upload(tests, target)
-            await box.download("/tmp/tests", tmp_path / "copy", user="grader")
-            assert (tmp_path / "copy" / "inner" / "key").read_text() == "42"
-            assert stat.S_IMODE((tmp_path / "copy" / "run.sh").stat().st_mode) == 0o700
-            assert not (tmp_path / "stolen").exists()
+def test_a_graders_file_belongs_to_it_and_is_closed_unless_a_mode_is_given(shared: Shared) -> None:
+    shared.require("uid")
 
-    run(main)
+    async def main(box: AnyBox) -> None:
+        home = box.grader_home
+        await box.write(f"{home}/a/b/plain", b"1", user="grader")
+        await box.write(f"{home}/open", b"2", mode=0o755, user="grader")
+        await box.write("/tmp/plain", b"3", user="grader")
+        look = f"cd {home}; stat -c '%u %g %a' . a a/b a/b/plain open /tmp/plain"
+        closed, plain = "1001 1001 700\n", "1001 1001 600\n"
+        assert await sh(box, look, "grader") == f"{closed * 3}{plain}1001 1001 755\n{plain}"
+        for name, content in ((f"{home}/a/b/plain", b"1"), (f"{home}/open", b"2"), ("/tmp/plain", b"3")):
+            assert await box.read(name, user="grader") == content
+            with pytest.raises(MissingFileError, match="Permission denied"):
+                await box.read(name)
+            with pytest.raises(RefusedFileError):
+                await box.write(name, b"mine")
 
-
-def test_what_a_graders_programs_leave_is_closed_to_the_agent(kind: Kind) -> None:
-    async def main() -> None:
-        async with box_with_users(kind) as box:
-            leave = "mkdir /tmp/grades; echo 42 > /tmp/grades/all; echo 42 > /tmp/grade"
-            await sh(box, leave, "grader")
-            assert (await box.shell(user="grader").run("echo 42 > /tmp/other", timeout_s=20)).exit_code == 0
-            look = "cat /tmp/grade /tmp/other /tmp/grades/all; stat -c %a /tmp/grade /tmp/other /tmp/grades"
-            seen = await box.exec(["sh", "-c", f"({look}) 2>/dev/null"], timeout_s=20)
-            assert seen.stdout == "600\n600\n700\n"
-            assert await box.read("/tmp/grades/all", user="grader") == b"42\n"
-
-    run(main)
+    shared.run(main)
 
 
-def test_a_link_of_the_agents_leads_a_grader_no_further_than_it_may_go(kind: Kind) -> None:
-    async def main() -> None:
-        async with box_with_users(kind) as box:
-            await box.write("answer", b"mine")
-            assert await box.read("answer", user="grader") == b"mine"
-            await sh(box, "ln -s /etc/shadow link; ln -s /etc folder")
+def test_a_graders_folder_goes_in_and_out_and_is_open_to_nobody_else(
+    shared: Shared, tests: Path, tmp_path: Path
+) -> None:
+    shared.require("uid")
+
+    async def main(box: AnyBox) -> None:
+        for target in (f"{box.grader_home}/tests", box.grader_home, "/tmp/tests"):
+            await box.upload(tests, target, user="grader")
+            found = await sh(box, f"cd {target}; ./run.sh; stat -c ' %u %a' . inner inner/key", "grader")
+            assert found == "42 1001 700\n 1001 700\n 1001 600\n"
             with pytest.raises(MissingFileError):
-                await box.read("link", user="grader")
-            for name in ("answer", "folder/x", "/etc/x"):
-                with pytest.raises(RefusedFileError):
-                    await box.write(name, b"x", user="grader")
-            assert await box.read("answer") == b"mine"
+                await box.download(target, tmp_path / "stolen")
+            with pytest.raises(RefusedFileError):
+                await box.upload(tests, target)
+        await box.download("/tmp/tests", tmp_path / "copy", user="grader")
+        assert (tmp_path / "copy" / "inner" / "key").read_text() == "42"
+        assert stat.S_IMODE((tmp_path / "copy" / "run.sh").stat().st_mode) == 0o700
+        assert not (tmp_path / "stolen").exists()
 
-    run(main)
+    shared.run(main)
 
 
-def test_files_are_reached_with_the_agents_rights_alone(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.backend() as backend:
-            if not backend.capabilities()["uid"]:
-                pytest.skip("one user is all that there is")
-            box = await backend.start(kind.spec())
-            await sh(box, "umask 077; mkdir /tmp/g; echo secret > /tmp/g/x; echo secret > /tmp/gx", user="grader")
-            await sh(box, "ln -s /tmp/gx link; ln -s /tmp/g folder")
-            for name in ("/tmp/gx", "link", "folder/x", "/etc/shadow", "/proc/1/environ"):
-                with pytest.raises(MissingFileError):
-                    await box.read(name)
-            for name in ("/tmp/gx", "folder/y", "/etc/x", "/usr/x", "/run/x", "/proc/sys/kernel/hostname"):
-                with pytest.raises(RefusedFileError):
-                    await box.write(name, b"x")
-            assert await sh(box, "cat /tmp/gx; ls /tmp/g", user="grader") == "secret\nx\n"
+def test_what_a_graders_programs_leave_is_closed_to_the_agent(shared: Shared) -> None:
+    shared.require("uid")
 
-    run(main)
+    async def main(box: AnyBox) -> None:
+        leave = "mkdir /tmp/grades; echo 42 > /tmp/grades/all; echo 42 > /tmp/grade"
+        await sh(box, leave, "grader")
+        assert (await box.shell(user="grader").run("echo 42 > /tmp/other", timeout_s=20)).exit_code == 0
+        look = "cat /tmp/grade /tmp/other /tmp/grades/all; stat -c %a /tmp/grade /tmp/other /tmp/grades"
+        seen = await box.exec(["sh", "-c", f"({look}) 2>/dev/null"], timeout_s=20)
+        assert seen.stdout == "600\n600\n700\n"
+        assert await box.read("/tmp/grades/all", user="grader") == b"42\n"
+
+    shared.run(main)
+
+
+def test_a_link_of_the_agents_leads_a_grader_no_further_than_it_may_go(shared: Shared) -> None:
+    shared.require("uid")
+
+    async def main(box: AnyBox) -> None:
+        await box.write("answer", b"mine")
+        assert await box.read("answer", user="grader") == b"mine"
+        await sh(box, "ln -s /etc/shadow link; ln -s /etc folder")
+        with pytest.raises(MissingFileError):
+            await box.read("link", user="grader")
+        for name in ("answer", "folder/x", "/etc/x"):
+            with pytest.raises(RefusedFileError):
+                await box.write(name, b"x", user="grader")
+        assert await box.read("answer") == b"mine"
+
+    shared.run(main)
+
+
+def test_files_are_reached_with_the_agents_rights_alone(shared: Shared) -> None:
+    shared.require("uid")
+
+    async def main(box: AnyBox) -> None:
+        await sh(box, "umask 077; mkdir /tmp/g; echo secret > /tmp/g/x; echo secret > /tmp/gx", user="grader")
+        await sh(box, "ln -s /tmp/gx link; ln -s /tmp/g folder")
+        for name in ("/tmp/gx", "link", "folder/x", "/etc/shadow", "/proc/1/environ"):
+            with pytest.raises(MissingFileError):
+                await box.read(name)
+        for name in ("/tmp/gx", "folder/y", "/etc/x", "/usr/x", "/run/x", "/proc/sys/kernel/hostname"):
+            with pytest.raises(RefusedFileError):
+                await box.write(name, b"x")
+        assert await sh(box, "cat /tmp/gx; ls /tmp/g", user="grader") == "secret\nx\n"
+
+    shared.run(main)
 
 
 def test_a_snapshot_leaves_out_what_a_grader_keeps_closed(kind: Kind, tests: Path) -> None:
@@ -225,38 +221,37 @@ def test_a_snapshot_leaves_out_what_a_grader_keeps_closed(kind: Kind, tests: Pat
     run(main)
 
 
-def test_a_grader_reads_no_settings_that_the_agent_wrote(kind: Kind) -> None:
+def test_a_grader_reads_no_settings_that_the_agent_wrote(kind: Kind, shared: Shared) -> None:
     if kind.name == "process":
         pytest.skip("one user is all that there is")
+    has_users = shared.has("uid")
 
-    async def main() -> None:
-        async with kind.backend() as backend:
-            box = await backend.start(kind.spec())
-            home = box.grader_home if backend.capabilities()["uid"] else "/"
-            await sh(box, "echo 'echo mine' >~/.bash_profile")
-            login = partial(box.exec, ["bash", "-lc", "echo $HOME"], timeout_s=20)
-            assert (await login()).stdout == "mine\n/workspace\n"
-            assert (await login(user="grader")).stdout == f"{home}\n"
-            assert (await box.shell(user="grader").run("echo $HOME", timeout_s=20)).stdout == f"{home}\n"
+    async def main(box: AnyBox) -> None:
+        home = box.grader_home if has_users else "/"
+        await sh(box, "echo 'echo mine' >~/.bash_profile")
+        login = partial(box.exec, ["bash", "-lc", "echo $HOME"], timeout_s=20)
+        assert (await login()).stdout == "mine\n/workspace\n"
+        assert (await login(user="grader")).stdout == f"{home}\n"
+        assert (await box.shell(user="grader").run("echo $HOME", timeout_s=20)).stdout == f"{home}\n"
 
-    run(main)
+    shared.run(main)
 
 
-def test_a_grader_starts_in_its_home_and_imports_nothing_that_the_agent_left_in_the_workspace(kind: Kind) -> None:
+def test_a_grader_starts_in_its_home_and_imports_nothing_that_the_agent_left_in_the_workspace(
+    kind: Kind, shared: Shared
+) -> None:
     load = [kind.python, "-c", "import json; print(json.dumps(6 * 7))"]
 
-    async def main() -> None:
-        async with kind.backend() as backend:
-            box = await backend.start(kind.spec())
-            work = (await sh(box, "echo \"print('hijacked')\" > json.py; pwd")).strip()
-            assert (await box.exec(load, timeout_s=20, user="grader")).stdout == "42\n"
-            shell = box.shell(user="grader")
-            assert (await shell.run(f"pwd; {shlex.join(load)}", timeout_s=20)).stdout == f"{box.grader_home}\n42\n"
-            assert (await sh(box, "pwd", user="grader")).strip() == box.grader_home
-            there = await box.exec(load, timeout_s=20, user="grader", cwd=work)
-            assert there.stdout.startswith("hijacked\n")
+    async def main(box: AnyBox) -> None:
+        work = (await sh(box, "echo \"print('hijacked')\" > json.py; pwd")).strip()
+        assert (await box.exec(load, timeout_s=20, user="grader")).stdout == "42\n"
+        shell = box.shell(user="grader")
+        assert (await shell.run(f"pwd; {shlex.join(load)}", timeout_s=20)).stdout == f"{box.grader_home}\n42\n"
+        assert (await sh(box, "pwd", user="grader")).strip() == box.grader_home
+        there = await box.exec(load, timeout_s=20, user="grader", cwd=work)
+        assert there.stdout.startswith("hijacked\n")
 
-    run(main)
+    shared.run(main)
 
 
 def test_where_all_are_one_user_a_grader_writes_as_that_user(kind: Kind, tests: Path, tmp_path: Path) -> None:
@@ -279,17 +274,16 @@ def test_where_all_are_one_user_a_grader_writes_as_that_user(kind: Kind, tests: 
     assert not any(home.exists() for home in homes)
 
 
-def test_nobody_reads_or_writes_files_as_root(kind: Kind, tests: Path, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with kind.box() as box:
-            for call in (
-                box.read("/etc/passwd", user="root"),  # type: ignore[arg-type]
-                box.write("/tmp/x", b"", user="root"),  # type: ignore[arg-type]
-                box.upload(tests, "/tmp/x", user="root"),  # type: ignore[arg-type]
-                box.download("/etc", tmp_path / "etc", user="root"),  # type: ignore[arg-type]
-            ):
-                with pytest.raises(UnsupportedError, match="files as root"):
-                    await call
-            assert await sh(box, "ls -A") == ""
+def test_nobody_reads_or_writes_files_as_root(shared: Shared, tests: Path, tmp_path: Path) -> None:
+    async def main(box: AnyBox) -> None:
+        for call in (
+            box.read("/etc/passwd", user="root"),  # type: ignore[arg-type]
+            box.write("/tmp/x", b"", user="root"),  # type: ignore[arg-type]
+            box.upload(tests, "/tmp/x", user="root"),  # type: ignore[arg-type]
+            box.download("/etc", tmp_path / "etc", user="root"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(UnsupportedError, match="files as root"):
+                await call
+        assert await sh(box, "ls -A") == ""
 
-    run(main)
+    shared.run(main)

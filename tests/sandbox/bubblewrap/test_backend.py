@@ -9,31 +9,22 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
-from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
 from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from envkit.types import SandboxSpec, SandboxUser
+from tests.contract.boxes import run
 
 pytestmark = pytest.mark.bwrap
 
 SLEEP = SandboxSpec(("sleep", "1000"))
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(60):
-            await main()
-
-    clock.run(bounded)
 
 
 def open_files() -> int:

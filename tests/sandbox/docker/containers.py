@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import NoReturn
 
-import anyio
 import pytest
 
-from envkit import clock
 from envkit.sandbox.docker.images import OFFLINE_BASE
 
 _REDUCED = """
@@ -63,11 +61,3 @@ def containers_of(box_id: str, pid: int | None = None) -> list[str]:
     ).splitlines()
     ours = (line.split(" ") for line in lines if f"-{owner}-" in line)
     return [container for container, box, _ in ours if box == box_id]
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(90):
-            await main()
-
-    clock.run(bounded)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 import pytest
@@ -20,10 +21,13 @@ from envkit.errors import (
 from envkit.sandbox.docker.agentless import FallbackBox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
-from tests.contract.boxes import until
-from tests.sandbox.docker.containers import containers_of, docker, image, run
+from tests.contract.boxes import KINDS, run, until
+from tests.contract.shared import AnyBox, SharedSandboxes
+from tests.sandbox.docker.containers import containers_of, docker, image
 
 pytestmark = pytest.mark.docker
+
+RunShared: TypeAlias = Callable[[Callable[[AnyBox], Awaitable[None]]], None]
 
 
 @pytest.fixture(scope="module")
@@ -37,131 +41,118 @@ def without_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     docker("rmi", name)
 
 
-async def started(backend: DockerBackend, name: str) -> FallbackBox:
-    box = await backend.start(SandboxSpec(image=name, env={"COLOUR": "blue"}))
-    assert isinstance(box, FallbackBox)
-    return box
+@pytest.fixture
+def shared(without_python: str, sandboxes: SharedSandboxes) -> RunShared:
+    """Runs a case in a sandbox of that image which others use before and after it."""
+    return lambda main: sandboxes.run(KINDS["docker"], main, image=without_python, env={"COLOUR": "blue"})
 
 
-def test_a_command_has_input_output_environment_and_an_exit_code(without_python: str) -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, without_python)
-            script = "id -u; pwd; echo $COLOUR $SIZE; cat; echo oh >&2; exit 3"
-            result = await box.exec(["sh", "-c", script], timeout_s=20, env={"SIZE": "7"}, stdin=b"text\n")
-            assert (result.exit_code, result.stdout, result.stderr) == (3, "1000\n/workspace\nblue 7\ntext\n", "oh\n")
-            result = await box.exec(["sh", "-c", "id -u; pwd"], timeout_s=20, user="grader", cwd="/tmp")
-            assert result.stdout == "1001\n/tmp\n"
-            assert (await box.exec(["no-such-program"], timeout_s=20)).exit_code == 127
-            assert (await box.exec(["exit", "7"], timeout_s=20)).exit_code == 127
-            assert (await box.exec(["sh", "-c", "kill -TERM $$"], timeout_s=20)).exit_code == -15
+def test_a_command_has_input_output_environment_and_an_exit_code(shared: RunShared) -> None:
+    async def main(box: AnyBox) -> None:
+        assert isinstance(box, FallbackBox)
+        script = "id -u; pwd; echo $COLOUR $SIZE; cat; echo oh >&2; exit 3"
+        result = await box.exec(["sh", "-c", script], timeout_s=20, env={"SIZE": "7"}, stdin=b"text\n")
+        assert (result.exit_code, result.stdout, result.stderr) == (3, "1000\n/workspace\nblue 7\ntext\n", "oh\n")
+        result = await box.exec(["sh", "-c", "id -u; pwd"], timeout_s=20, user="grader", cwd="/tmp")
+        assert result.stdout == "1001\n/tmp\n"
+        assert (await box.exec(["no-such-program"], timeout_s=20)).exit_code == 127
+        assert (await box.exec(["exit", "7"], timeout_s=20)).exit_code == 127
+        assert (await box.exec(["sh", "-c", "kill -TERM $$"], timeout_s=20)).exit_code == -15
 
-    run(main)
+    shared(main)
 
 
-def test_a_grader_s_files_and_settings_are_its_own(without_python: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, without_python)
-            script = f"{box.grader_home}/deep/grade.sh"
-            await box.write(script, b"echo graded; umask; echo $HOME; pwd; echo 42 > /tmp/grade", user="grader")
-            result = await box.exec(["sh", script], timeout_s=20, user="grader")
-            assert result.stdout == f"graded\n0077\n{box.grader_home}\n{box.grader_home}\n"
-            assert await box.read("/tmp/grade", user="grader") == b"42\n"
-            look = f"stat -c '%u %a' {script} {box.grader_home}/deep {box.grader_home}"
-            assert (await box.exec(["sh", "-c", look], timeout_s=20, user="grader")).stdout == (
-                "1001 600\n1001 700\n1001 700\n"
-            )
-            for name in (script, "/tmp/grade"):
-                with pytest.raises(MissingFileError):
-                    await box.read(name)
-                with pytest.raises(RefusedFileError):
-                    await box.write(name, b"mine")
-            with pytest.raises(UnsupportedError, match="copying folders"):
-                await box.upload(tmp_path, "tests", user="grader")
-            with pytest.raises(UnsupportedError, match="user 'root'"):
-                await box.read("/etc/shadow", user="root")  # type: ignore[arg-type]
+def test_a_grader_s_files_and_settings_are_its_own(shared: RunShared, tmp_path: Path) -> None:
+    async def main(box: AnyBox) -> None:
+        script = f"{box.grader_home}/deep/grade.sh"
+        await box.write(script, b"echo graded; umask; echo $HOME; pwd; echo 42 > /tmp/grade", user="grader")
+        result = await box.exec(["sh", script], timeout_s=20, user="grader")
+        assert result.stdout == f"graded\n0077\n{box.grader_home}\n{box.grader_home}\n"
+        assert await box.read("/tmp/grade", user="grader") == b"42\n"
+        look = f"stat -c '%u %a' {script} {box.grader_home}/deep {box.grader_home}"
+        assert (await box.exec(["sh", "-c", look], timeout_s=20, user="grader")).stdout == (
+            "1001 600\n1001 700\n1001 700\n"
+        )
+        for name in (script, "/tmp/grade"):
+            with pytest.raises(MissingFileError):
+                await box.read(name)
+            with pytest.raises(RefusedFileError):
+                await box.write(name, b"mine")
+        with pytest.raises(UnsupportedError, match="copying folders"):
+            await box.upload(tmp_path, "tests", user="grader")
+        with pytest.raises(UnsupportedError, match="user 'root'"):
+            await box.read("/etc/shadow", user="root")  # type: ignore[arg-type]
 
-    run(main)
+    shared(main)
 
 
 def test_what_a_command_leaves_running_ends_with_it(
-    without_python: str, marker: str, sleepers: Callable[[], int]
+    shared: RunShared, marker: str, sleepers: Callable[[], int]
 ) -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, without_python)
-            leave = f"(setsid sleep {marker} &) ; trap '' TERM; sleep {marker} &"
-            result = await box.exec(["sh", "-c", leave], timeout_s=20)
-            assert (result.exit_code, result.timed_out) == (0, False)
-            await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
+    async def main(box: AnyBox) -> None:
+        leave = f"(setsid sleep {marker} &) ; trap '' TERM; sleep {marker} &"
+        result = await box.exec(["sh", "-c", leave], timeout_s=20)
+        assert (result.exit_code, result.timed_out) == (0, False)
+        await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
 
-    run(main)
+    shared(main)
 
 
 @pytest.mark.parametrize("deed", ["sleep {0}", "kill -STOP $PPID; sleep {0}", "kill -KILL $PPID; sleep {0}"])
 def test_a_command_out_of_time_ends_with_all_that_it_started(
-    deed: str, without_python: str, marker: str, sleepers: Callable[[], int]
+    deed: str, shared: RunShared, marker: str, sleepers: Callable[[], int]
 ) -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, without_python)
-            script = f"echo part; (setsid sleep {marker} &); trap '' TERM; {deed.format(marker)}"
-            result = await box.exec(["sh", "-c", script], timeout_s=1)
-            assert (result.exit_code, result.timed_out, result.stdout) == (None, True, "part\n")
-            await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
-            assert (await box.exec(["echo", "alive"], timeout_s=20)).stdout == "alive\n"
+    async def main(box: AnyBox) -> None:
+        script = f"echo part; (setsid sleep {marker} &); trap '' TERM; {deed.format(marker)}"
+        result = await box.exec(["sh", "-c", script], timeout_s=1)
+        assert (result.exit_code, result.timed_out, result.stdout) == (None, True, "part\n")
+        await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
+        assert (await box.exec(["echo", "alive"], timeout_s=20)).stdout == "alive\n"
 
-    run(main)
+    shared(main)
 
 
-def test_a_cancelled_command_ends(without_python: str, marker: str, sleepers: Callable[[], int]) -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, without_python)
-            with anyio.move_on_after(0.5):
-                await box.exec(["sleep", marker], timeout_s=60)
-            await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
+def test_a_cancelled_command_ends(shared: RunShared, marker: str, sleepers: Callable[[], int]) -> None:
+    async def main(box: AnyBox) -> None:
+        with anyio.move_on_after(0.5):
+            await box.exec(["sleep", marker], timeout_s=60)
+        await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
 
-    run(main)
+    shared(main)
 
 
-def test_of_much_output_the_end_is_kept(without_python: str) -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, without_python)
-            flood = "head -c 3000000 /dev/zero; echo end; head -c 100 /dev/zero >&2; echo END >&2"
-            result = await box.exec(["sh", "-c", flood], timeout_s=20, max_output_bytes=10)
-            assert result.stdout_bytes == b"\0" * 6 + b"end\n"
-            assert result.stderr_bytes == b"\0" * 6 + b"END\n"
-            assert result.truncated_bytes == 3_000_000 - 6 + 100 - 6
+def test_of_much_output_the_end_is_kept(shared: RunShared) -> None:
+    async def main(box: AnyBox) -> None:
+        flood = "head -c 3000000 /dev/zero; echo end; head -c 100 /dev/zero >&2; echo END >&2"
+        result = await box.exec(["sh", "-c", flood], timeout_s=20, max_output_bytes=10)
+        assert result.stdout_bytes == b"\0" * 6 + b"end\n"
+        assert result.stderr_bytes == b"\0" * 6 + b"END\n"
+        assert result.truncated_bytes == 3_000_000 - 6 + 100 - 6
 
-    run(main)
+    shared(main)
 
 
-def test_files_are_read_and_written_whole(without_python: str) -> None:
-    async def main() -> None:
+def test_files_are_read_and_written_whole(shared: RunShared) -> None:
+    async def main(box: AnyBox) -> None:
         content = bytes(range(256)) * 4096
-        async with DockerBackend() as backend:
-            box = await started(backend, without_python)
-            await box.write("a b/-c", content, mode=0o750)
-            assert await box.read("/workspace/a b/-c") == content
-            shown = await box.exec(["sh", "-c", "ls -A 'a b'; stat -c %a 'a b/-c'"], timeout_s=20)
-            assert shown.stdout == "-c\n750\n"
-            with pytest.raises(TooLargeError):
-                await box.read("a b/-c", max_bytes=1000)
-            with pytest.raises(MissingFileError, match="/none: there is no such file"):
-                await box.read("/none")
-            with pytest.raises(RefusedFileError, match="Read-only file system"):
-                await box.write("/usr/new", b"")
+        await box.write("a b/-c", content, mode=0o750)
+        assert await box.read("/workspace/a b/-c") == content
+        shown = await box.exec(["sh", "-c", "ls -A 'a b'; stat -c %a 'a b/-c'"], timeout_s=20)
+        assert shown.stdout == "-c\n750\n"
+        with pytest.raises(TooLargeError):
+            await box.read("a b/-c", max_bytes=1000)
+        with pytest.raises(MissingFileError, match="/none: there is no such file"):
+            await box.read("/none")
+        with pytest.raises(RefusedFileError, match="Read-only file system"):
+            await box.write("/usr/new", b"")
 
-    run(main)
+    shared(main)
 
 
 def test_what_needs_python_is_refused_by_name(without_python: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(backend, without_python)
+            box = await backend.start(SandboxSpec(image=without_python))
             with pytest.raises(UnsupportedError, match="has no Python, which a shell that stays needs"):
                 box.shell()
             with pytest.raises(UnsupportedError, match="has no Python"):
@@ -178,15 +169,17 @@ def test_what_needs_python_is_refused_by_name(without_python: str, tmp_path: Pat
 
 def test_a_box_that_is_gone_says_why(without_python: str) -> None:
     async def main() -> None:
+        others = set(containers_of("docker-1"))  # of the shared sandbox, which another backend started
         async with DockerBackend() as backend:
-            box = await started(backend, without_python)
+            box = await backend.start(SandboxSpec(image=without_python))
+            (container,) = set(containers_of(box.id)) - others
             assert 0 < await box.probe(10) < 10
-            await clock.to_thread(docker, "kill", *containers_of(box.id))
+            await clock.to_thread(docker, "kill", container)
             assert str(await box.wait()) == "killed by signal 9 (SIGKILL)"
             with pytest.raises(SandboxLostError, match="killed by signal 9"):
                 await box.exec(["true"], timeout_s=5)
             await box.stop()
             await box.stop()
-            assert containers_of(box.id) == []
+            assert set(containers_of(box.id)) <= others
 
     run(main)

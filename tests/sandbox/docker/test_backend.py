@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
@@ -17,42 +15,16 @@ from envkit.errors import (
     SandboxLostError,
     SandboxRefusedError,
     SandboxStartError,
-    UnreachableError,
 )
 from envkit.sandbox.agent_client.sandbox import Box
 from envkit.sandbox.docker import orphans
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
 from envkit.types import SandboxSpec
-from tests.sandbox.docker.containers import containers_of, docker, image, run
+from tests.contract.boxes import run
+from tests.sandbox.docker.containers import containers_of, docker, image
 
 pytestmark = pytest.mark.docker
-
-# Starts a box, says so, and waits for ever.
-OWNER = """
-import sys, anyio
-from envkit.sandbox.docker.backend import DockerBackend
-from envkit.types import SandboxSpec
-
-async def main():
-    async with DockerBackend() as backend:
-        await backend.start(SandboxSpec(image=sys.argv[1]))
-        print("ready", flush=True)
-        await anyio.sleep_forever()
-
-anyio.run(main)
-"""
-
-SERVER = """
-import os, socket
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(os.environ["ENVKIT_SOCKETS"] + "/echo.sock")
-listener.listen()
-while True:
-    stream, _ = listener.accept()
-    stream.sendall(stream.recv(100).upper())
-    stream.close()
-"""
 
 
 async def started(backend: DockerBackend, spec: SandboxSpec) -> Box:
@@ -63,36 +35,6 @@ async def started(backend: DockerBackend, spec: SandboxSpec) -> Box:
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-async def talk(box: Box, text: bytes) -> bytes:
-    while True:
-        try:
-            stream = await box.connect("echo.sock")
-            break
-        except UnreachableError:  # its server does not listen yet
-            await anyio.sleep(0.01)
-    with stream:
-        stream.sendall(text)
-        await anyio.wait_readable(stream)
-        return stream.recv(100)
-
-
-def test_a_box_runs_commands_as_a_user_without_rights_and_leaves_nothing() -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image(), env={"COLOUR": "blue"}))
-            result = await box.exec(["sh", "-c", "id -u; pwd; echo $HOME $COLOUR $0", "end"], timeout_s=20)
-            assert result.stdout == "1000\n/workspace\n/workspace blue end\n"
-            assert len(containers_of(box.id)) == 1
-            await box.stop()
-            await box.stop()
-            assert str(await box.wait()) == "stopped"
-            assert containers_of(box.id) == []
-            with pytest.raises(SandboxLostError, match="stopped"):
-                await box.exec(["true"], timeout_s=5)
-
-    run(main)
 
 
 def test_leaving_the_backend_removes_containers_and_their_volumes() -> None:
@@ -107,23 +49,9 @@ def test_leaving_the_backend_removes_containers_and_their_volumes() -> None:
     run(main)
 
 
-def test_a_socket_of_the_box_is_reached() -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(("python3", "-c", SERVER), image=image()))
-            assert await talk(box, b"hello") == b"HELLO"
-            with pytest.raises(UnreachableError, match="other"):
-                await box.connect("other")
-
-    run(main)
-
-
 @pytest.mark.parametrize(
     ("command", "cause"),
     [
-        ("exit 0", "exited with code 0"),
-        ("echo no luck today >&2; exit 3", "exited with code 3: no luck today"),
-        ("kill -9 $$", "killed by signal 9 (SIGKILL)"),
         ("exec tail /dev/zero", "out of memory"),
     ],
 )
@@ -166,30 +94,6 @@ def test_a_paused_container_does_not_answer_a_probe_and_can_be_stopped() -> None
                 await box.probe(0.5)
             await box.stop()
             assert containers_of(box.id) == []
-
-    run(main)
-
-
-def test_a_command_killed_for_want_of_memory_says_so_and_the_box_goes_on() -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image(), memory_mib=64))
-            result = await box.exec(["tail", "/dev/zero"], timeout_s=30)
-            assert (result.exit_code, result.is_out_of_memory) == (-9, True)
-            result = await box.exec(["echo", "alive"], timeout_s=20)
-            assert (result.stdout, result.is_out_of_memory) == ("alive\n", False)
-
-    run(main)
-
-
-def test_a_cancelled_start_leaves_nothing() -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            for moment_s in (0.001, 0.01, 0.05, 0.15, 0.2):
-                with anyio.move_on_after(moment_s):
-                    await (await backend.start(SandboxSpec(image=image()))).stop()
-            for number in range(1, 6):
-                assert containers_of(f"docker-{number}") == []
 
     run(main)
 
@@ -293,33 +197,6 @@ def test_a_box_that_stays_is_reached_by_a_later_backend() -> None:
 
     if os.geteuid() != 0:
         pytest.skip("only root can come back to a box that stays")
-    run(main)
-
-
-def test_a_box_ends_itself_when_its_time_to_live_is_over() -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image(), ttl_s=0.5))
-            assert "its time to live is over" in str(await box.wait())
-
-    run(main)
-
-
-def test_of_a_killed_owner_the_box_ends_and_the_next_backend_removes_it() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, image()], stdout=subprocess.PIPE, text=True)
-    with owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "ready\n"
-        (container,) = containers_of("docker-1", owner.pid)
-        owner.kill()
-
-    async def main() -> None:
-        with anyio.fail_after(5):
-            while docker("inspect", "--format", "{{.State.Running}}", container) == "true":  # noqa: ASYNC110
-                await anyio.sleep(0.05)
-        async with DockerBackend():
-            assert containers_of("docker-1", owner.pid) == []
-
     run(main)
 
 

@@ -15,7 +15,8 @@ from envkit.sandbox.agent_client.sandbox import Box
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.docker.disk_quota import tasks
 from envkit.types import SandboxSpec
-from tests.sandbox.docker.containers import containers_of, docker, image, run
+from tests.contract.boxes import run
+from tests.sandbox.docker.containers import containers_of, docker, image
 
 pytestmark = [
     pytest.mark.docker,

@@ -13,7 +13,8 @@ from envkit.sandbox.agent_client.sandbox import Box
 from envkit.sandbox.docker import image_build
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
-from tests.sandbox.docker.containers import docker, image, run
+from tests.contract.boxes import run
+from tests.sandbox.docker.containers import docker, image
 
 TAG = "envkit-test/python:1"
 

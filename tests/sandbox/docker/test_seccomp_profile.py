@@ -21,7 +21,8 @@ from envkit.sandbox.docker.agentless import FallbackBox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import seccomp
 from envkit.types import SandboxSpec
-from tests.sandbox.docker.containers import containers_of, docker, image, run
+from tests.contract.boxes import run
+from tests.sandbox.docker.containers import containers_of, docker, image
 
 MACHINES = ("x86_64", "aarch64")
 ALLOWED = 0x7FFF0000

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -22,6 +21,7 @@ from envkit.protocols import EnvHost
 from envkit.types import Task
 from envkit.wiring import environments
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
+from tests.contract.boxes import run
 
 Kind: TypeAlias = Literal["local", "process"]
 
@@ -29,14 +29,6 @@ Kind: TypeAlias = Literal["local", "process"]
 @pytest.fixture(params=[pytest.param("local", marks=pytest.mark.bwrap), "process"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return "local" if request.param == "local" else "process"
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(90):
-            await main()
-
-    clock.run(bounded)
 
 
 async def play(host: EnvHost, task: Task) -> list[str]:

@@ -7,11 +7,10 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import anyio
 import pytest
 
 from envkit import clock
@@ -21,6 +20,7 @@ from envkit.sandbox.bubblewrap import uid_ranges
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec, SandboxUser
+from tests.contract.boxes import run, until
 from tests.sandbox.docker.containers import image
 
 as_root = pytest.mark.skipif(
@@ -103,14 +103,6 @@ anyio.run(main)
 """
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(60):
-            await main()
-
-    clock.run(bounded)
-
-
 @asynccontextmanager
 async def taking(box: Box, what: str, python: str = PYTHON) -> AsyncIterator[str]:
     """Have the agent of `box` hold all that it gets, for the length of the block; gives how many, and why no more."""
@@ -138,12 +130,6 @@ def open_files() -> int:
 def is_free(base: int) -> bool:
     """Whether no process has the range."""
     return f"@envkit-uids-{base}\n" not in Path("/proc/net/unix").read_text()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 - the kernel tells nobody
-            await anyio.sleep(0.01)
 
 
 class TestTwoLocalSandboxes:

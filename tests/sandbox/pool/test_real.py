@@ -86,7 +86,7 @@ async def end(kind: Kind, harm: Callable[[Victim], Awaitable[None]]) -> tuple[fl
         async def hurt() -> None:
             nonlocal done_at
             await until(lambda: bool(sleepers(marker)))
-            await anyio.sleep(0.5)
+            await anyio.sleep(0.1)
             victim = Victim(kind, pool.view("a").box_id, agent_above(sleepers(marker)[0]))
             done_at = clock.now()
             await harm(victim)
@@ -222,30 +222,6 @@ def test_what_an_earlier_server_had_not_written_down_yet_is_ended_and_that_of_ot
                 await backend.remove(box.id)
 
     run(main)
-    assert traces() == before
-
-
-def test_boxes_that_were_left_running_are_taken_back_with_what_is_in_them(kind: Kind) -> None:
-    before = traces()
-    book = Book()
-
-    async def main() -> None:
-        spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
-        stocks = [Stock(kind.spec(memory_mib=32), 1)]
-        async with kind.backend() as backend:
-            await (await leave(backend, book, "a", spec, SandboxState.LEASED)).write("there", b"x")
-            await leave(backend, book, "pool-1", stocks[0].spec, SandboxState.READY)
-        assert len(sleepers(marker)) == 1
-        async with opened(kind, stocks, book) as pool:
-            assert pool.view("a").phases[-1].reason == "taken back after a restart"
-            assert await pool.get("a").read("there") == b"x"
-            assert pool.counts().spares == 1
-            async with pool.lease(stocks[0].spec) as spare:
-                assert (await spare.exec(["echo", "hello"], timeout_s=5)).stdout == "hello\n"
-        await until(lambda: not sleepers(marker))
-
-    run(main)
-    assert {view.state for view in book.pages.values()} == {SandboxState.STOPPED}
     assert traces() == before
 
 

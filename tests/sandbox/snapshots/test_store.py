@@ -6,33 +6,24 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
-from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxError
 from envkit.protocols import Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.snapshots import snapshot_inside
 from envkit.types import SandboxSpec
+from tests.contract.boxes import run
 
 pytestmark = pytest.mark.bwrap
 
 # Names of 23 bytes, of which a file has one in a snapshot.
 TOUCH = "import os\nfor n in range(16_000): os.mknod('/tmp/a-file-of-no-size-%06d' % n + 200 * '.')"
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with anyio.fail_after(60):
-            await main()
-
-    clock.run(bounded)
 
 
 async def sh(box: Sandbox, command: str) -> str:
