@@ -46,8 +46,8 @@ LOCK = "run.lock"
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 
-_FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
-_IN_FOLDERS = {
+FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
+FOLDERS = {
     TRAJECTORIES: ("step-*.jsonl",),
     "plots": ("learning_curve.png", "training.png"),
     "tensorboard": ("events.out.tfevents.*",),
@@ -231,10 +231,10 @@ def _locked(folder: Path) -> IO[bytes]:
 
 def _holdings(folder: Path) -> Iterator[Path]:
     """Every path in `folder` that bears the name of something that runs write."""
-    for name in _FILES:
+    for name in FILES:
         if (folder / name).exists():
             yield folder / name
-    for name, patterns in _IN_FOLDERS.items():
+    for name, patterns in FOLDERS.items():
         for pattern in patterns:
             yield from sorted((folder / name).glob(pattern))
 
@@ -262,7 +262,7 @@ def _remove_run(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    for name in _IN_FOLDERS:
+    for name in FOLDERS:
         place = folder / name
         if place.is_dir() and not any(place.iterdir()):
             place.rmdir()
