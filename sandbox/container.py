@@ -22,6 +22,8 @@ from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
+FORMAT_LABEL = "envkit.format"
+"""Of an image: the format that `envkit image build` made."""
 
 KILLED = cause_of(-signal.SIGKILL, "")
 """The cause of an end that somebody, or the want of memory, has brought about."""
@@ -62,11 +64,13 @@ class Image:
         id: Its content's digest.
         env: Environment variables that it sets.
         volumes: Folders that it declares as places to write to.
+        format: Its format number, as labelled; None for an image that envkit did not build.
     """
 
     id: str
     env: Mapping[str, str]
     volumes: tuple[str, ...]
+    format: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from envkit import clock
 from envkit.errors import SandboxError
 from envkit.installation import load
 from envkit.sandbox import daemon_client
-from envkit.sandbox.container import Image
+from envkit.sandbox.container import FORMAT_LABEL, Image
 from envkit.sandbox.stream import Address, AttachStream, attach
 from envkit.types import JSON
 
@@ -192,7 +192,10 @@ class Daemon:
         config = found.get("Config") or {}
         variables = (line.partition("=") for line in config.get("Env") or ())
         return Image(
-            found["Id"], {name: value for name, _, value in variables}, tuple(sorted(config.get("Volumes") or ()))
+            found["Id"],
+            {name: value for name, _, value in variables},
+            tuple(sorted(config.get("Volumes") or ())),
+            (config.get("Labels") or {}).get(FORMAT_LABEL),
         )
 
     async def images(self, label: str) -> Sequence[Mapping[str, Any]]:

@@ -36,7 +36,7 @@ from envkit.sandbox.fallback import LIFE_LINE, FallbackBox
 from envkit.sandbox.hold import Hold
 from envkit.sandbox.interior import AGENT_UID, DOOR, SOCKETS, WORK
 from envkit.sandbox.leftovers import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
-from envkit.sandbox.wanted_image import DEFAULT_IMAGE, find_image, why_missing
+from envkit.sandbox.wanted_image import DEFAULT_IMAGE, find_image, why_unusable
 from envkit.types import SandboxSpec
 
 __all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
@@ -59,9 +59,7 @@ async def why_unavailable(image: str | None = None) -> str | None:
     except (DaemonError, UsageError) as error:
         return str(error)
     try:
-        if image is not None and await daemon.image(image) is None:
-            return await why_missing(daemon, image)
-        return None
+        return None if image is None else await why_unusable(daemon, image)
     finally:
         await daemon.close()
 
@@ -115,9 +113,9 @@ class DockerBackend:
         free_mib = self._disk.free_mib()
         return self._boxes.disks() | ({} if free_mib is None else {"Docker's disk": (free_mib, LEAST_FREE_MIB)})
 
-    async def has_image(self, name: str) -> bool:
-        """Say whether there is an image of this name."""
-        return await self._daemon.image(name) is not None
+    async def image(self, name: str) -> Image | None:
+        """Return what is known of an image; None when there is no such."""
+        return await self._daemon.image(name)
 
     async def start(self, spec: SandboxSpec) -> Box | FallbackBox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.

@@ -27,7 +27,7 @@ from envkit import clock
 from envkit.errors import SandboxError, UsageError, did_you_mean
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.docker import DockerBackend
-from envkit.sandbox.wanted_image import OFFLINE_BASE, ONLINE_BASE
+from envkit.sandbox.wanted_image import IMAGE_FORMAT, OFFLINE_BASE, ONLINE_BASE
 from envkit.types import SandboxSpec
 
 _PACKAGE = Path(__file__).parents[1]
@@ -96,8 +96,9 @@ async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, say: C
     """Build, and remove what nobody will ask for: the stage in which packages are installed, and what `tag` was."""
     before = await daemon.image(tag)
     build_id = secrets.token_hex(8)
+    arguments = {"BASE": base, "BUILD": build_id, "FORMAT": str(IMAGE_FORMAT)}
     try:
-        await daemon.build(archive, tag=tag, arguments={"BASE": base, "BUILD": build_id}, say=say)
+        await daemon.build(archive, tag=tag, arguments=arguments, say=say)
     finally:
         for stage in await daemon.images(f"{_STAGE_LABEL}={build_id}"):
             await daemon.remove_image(stage["Id"])
