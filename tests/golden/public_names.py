@@ -27,6 +27,7 @@ from envkit.cli import app
 from envkit.config import RunConfig, ServeConfig
 from envkit.environments.catalog import CATALOG
 from envkit.errors import EnvkitError
+from envkit.formats import FORMAT_FILE
 from envkit.http import wire
 from envkit.http.calls import Calls
 from envkit.http.described import describe
@@ -163,7 +164,7 @@ def _errors() -> Names:
 
 def _run_folder() -> Names:
     """Return the files of a training run's folder, and the patterns below its folders."""
-    files: Names = {name: [] for name in (*record.FILES, record.LOCK)}
+    files: Names = {name: [] for name in (*record.FILES, record.LOCK, FORMAT_FILE)}
     return files | {f"{name}/": sorted(patterns) for name, patterns in record.FOLDERS.items()}
 
 
