@@ -1,4 +1,4 @@
-"""Evidence: each program of `benchmarks/evidence/` has its file in `docs/evidence/`, which says what was measured on what."""
+"""Evidence: each program of `benchmarks/evidence/` has its file in `docs/evidence/`, which says what was measured."""
 
 from __future__ import annotations
 

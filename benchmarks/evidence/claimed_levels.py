@@ -2,7 +2,7 @@
 
     python benchmarks/evidence/claimed_levels.py
 
-Takes about two minutes on an idle core. Ends with status 1 when a level is not what it claims to be.
+Takes about half a minute on an idle core. Ends with status 1 when a level is not what it claims to be.
 """
 
 from __future__ import annotations
