@@ -63,6 +63,11 @@ bench-false-losses: .venv/dev
 	docker/install-missing
 	docker/with-daemon docker/with-base $(BIN)/python benchmarks/bench_false_losses.py $(ARGS)
 
+# Which files of docs/evidence/ are fresh, stale or missing.
+.PHONY: evidence-status
+evidence-status:
+	@$(PYTHON) benchmarks/evidence/status.py
+
 # The references of the configuration files, written from envkit/config/.
 docs: .venv/dev
 	$(BIN)/python docs/generate.py

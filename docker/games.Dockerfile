@@ -11,5 +11,7 @@ COPY envkit /opt/envkit/envkit
 RUN python3 -m compileall -q /opt/envkit/envkit
 
 FROM ${BASE}
+ARG FORMAT
+LABEL envkit.format=${FORMAT}
 COPY --from=install /opt/envkit /opt/envkit
 ENV PYTHONPATH=/opt/envkit PYTHONDONTWRITEBYTECODE=1

@@ -9,27 +9,48 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
+import traceback
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
+from types import FrameType
 from typing import Any, ClassVar, TypeAlias, cast
 
 import gymnasium
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
-from envkit.errors import StepOrderError
+from envkit.errors import (
+    ConfigError,
+    EnvError,
+    EnvkitError,
+    OptionError,
+    SandboxError,
+    StepOrderError,
+    UnknownEnvError,
+    UsageError,
+)
 from envkit.metrics import Fold
 from envkit.protocols import EnvHost, Episode
 from envkit.spaces import Utf8Text
-from envkit.tracebacks import env_error
 from envkit.types import JSON, Info, Observation, Options, Reset, Step, Task
 
 MAX_TEXT = 1 << 20
 """Characters that the blocking face accepts in an observation or an action."""
 
 OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
+
+_MAX_TRACE = 8192
+"""Characters of a traceback that are kept; the end says most."""
+
+_SPOKEN_BY_ENVS = (ConfigError, EnvError, OptionError, SandboxError, StepOrderError, UnknownEnvError, UsageError)
+"""What an environment raises on purpose: about the caller's request, or about its own sandbox."""
+
+_SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
+_BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
+"""Top-level packages that lie between a player and an environment."""
 
 _LOOP_THREADS: dict[int, BlockingPortalProvider] = {}
 """By process, since a process that was forked has inherited the object but not the thread."""
@@ -220,3 +241,53 @@ def close_here(pid: int, resources: ExitStack) -> None:
 def _with_moves(info: Info, observation: Observation) -> Info:
     """Put the legal moves where a ``gymnasium.Env`` of text has them."""
     return {"legal_moves": list(observation.legal_moves), **info} if observation.legal_moves else info
+
+
+def env_error(error: Exception, env_id: str, call: str) -> EnvkitError:
+    """Return the error of an environment that raised `error`.
+
+    What it raised on purpose about the caller's request stays as it is. A sandbox that the environment could not open
+    is a fault of the environment and not of its caller.
+
+    Args:
+        error: The exception, with its traceback.
+        env_id: Id of the environment.
+        call: The method that raised: ``"reset"``, ``"step"``, ``"render"`` or ``"__init__"``.
+    """
+    frames = list(_frames(error))
+    raised_in = _module(frames[-1][0]) if frames else ""
+    is_about_request = not (isinstance(error, (ConfigError, UsageError)) and raised_in.startswith(_SANDBOX_CODE))
+    if isinstance(error, _SPOKEN_BY_ENVS) and is_about_request:
+        return error
+    trace = "".join(traceback.format_exception(error))[-_MAX_TRACE:]
+    return EnvError(env_id, f"{type(error).__name__} in {call}: {error}", _place(frames), trace)
+
+
+def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
+    """Return ``FILE:LINE`` of the innermost frame of the environment's own code; empty if there is none.
+
+    Its own are its package, and files that are not installed; a library that it calls is not.
+    """
+    own = [(frame, line) for frame, line in frames if _is_env_code(_module(frame))]
+    for frame, line in reversed(own):
+        file = frame.f_code.co_filename
+        if _package(_module(frame)) == _package(_module(own[0][0])) or "site-packages" not in file:
+            return f"{file}:{line}"
+    return ""
+
+
+def _frames(error: Exception) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of the traceback, outermost first, with the line in each."""
+    return traceback.walk_tb(error.__traceback__)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_env_code(module: str) -> bool:
+    return module.startswith("envkit.environments.") or _package(module) not in _BETWEEN

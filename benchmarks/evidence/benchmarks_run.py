@@ -16,35 +16,35 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from record import ROOT, Evidence
-
-from envkit import clock
+from running import run
 
 _TARGETS = ("bench", "bench-boxes", "bench-fleet", "bench-many-boxes", "bench-false-losses")
-_FILES = ("benchmarks", "docker", "envkit", "environments", "sandbox", "trainer_bridge", "Makefile", "pyproject.toml")
+NAME = "benchmarks-run"
+STALE_AFTER = (
+    "benchmarks",
+    "docker",
+    "envkit",
+    "environments",
+    "sandbox",
+    "trainer_bridge",
+    "Makefile",
+    "pyproject.toml",
+)
+TWIN = "tests/project/test_benchmarks.py::test_a_benchmark_of_games_runs_and_says_which_peers_are_not_installed"
 _LINES_KEPT = 8
 
 
 def make(clone: Path, target: str) -> dict[str, Any]:
-    """Make a target, show its output, and return what became of it."""
-    print(f"make {target} ARGS=--quick", flush=True)
-    begin = clock.stopwatch()
-    command = ["make", target, "ARGS=--quick"]
-    said: list[str] = []
-    with subprocess.Popen(
-        command, cwd=clone, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as made:
-        assert made.stdout is not None
-        for line in made.stdout:
-            print(line, end="", flush=True)
-            said = [*said, line.rstrip()][-_LINES_KEPT:]
-    return {"exit_code": made.returncode, "seconds": round(clock.stopwatch() - begin), "last_lines": said}
+    """Make a target with its smallest setting, show its output, and return what became of it."""
+    done = run(["make", target, "ARGS=--quick"], clone)
+    return {"exit_code": done["exit_code"], "seconds": done["seconds"], "last_lines": done["lines"][-_LINES_KEPT:]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fresh", action="store_true", help="also make again what was made on this commit")
     told = parser.parse_args()
-    evidence = Evidence("benchmarks-run", stale_after=_FILES, fresh=told.fresh)
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, fresh=told.fresh)
     with TemporaryDirectory(prefix="envkit-clone-") as folder:
         clone = Path(folder) / "envkit"
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)

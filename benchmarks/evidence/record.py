@@ -1,11 +1,19 @@
 """Evidence: figures that take too long for a test, kept as ``docs/evidence/NAME.json`` with what they were measured on.
 
 A program of this folder measures in parts and stores each as soon as it is done, so that an interrupted run goes on
-where it was. Parts that were measured on another commit are dropped at the start.
+where it was. Parts that were measured on another commit are dropped at the start. Each program has three constants that
+`status.py` and the tests read:
+
+    NAME          of its file, without ``.json``
+    STALE_AFTER   files and folders of the repository; a later change of one makes the figures stale
+    TWIN          the test that runs the same in short, as ``FILE::FUNCTION``
+
+Programs can import what the tests share, as ``tests.FOLDER.MODULE``.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -18,6 +26,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "evidence"
+
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+
+
+def parser(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """Return what reads the arguments that every program takes: ``--folder`` and ``--fresh``."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--folder", type=Path, default=FOLDER, help=f"where {name}.json is written")
+    made.add_argument("--fresh", action="store_true", help="measure again what is there already")
+    return made
 
 
 class Evidence:

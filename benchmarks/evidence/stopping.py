@@ -10,7 +10,6 @@ see whatever a run leaves behind.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -26,7 +25,7 @@ from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any
 
-from record import FOLDER, Evidence
+from record import Evidence, parser
 
 from envkit import clock
 
@@ -43,11 +42,16 @@ warmup:
 tracking: {tensorboard: false}
 """
 CHECKPOINT_EVERY = 3
+NAME = "stopping"
 STALE_AFTER = (
     "trainer_bridge",
     "envkit/wiring/training/run.py",
     "envkit/wiring/training/warmup.py",
     "envkit/wiring/training/signals.py",
+)
+TWIN = (
+    "tests/e2e/training/test_stopped_runs.py::"
+    "test_runs_that_are_stopped_or_killed_lose_nothing_since_their_last_checkpoint"
 )
 MOMENTS = ("warm-up", "train step", "evaluation", "checkpoint", "warm-up")
 PATIENCE_S = 600.0
@@ -236,13 +240,11 @@ def _command(pid: int) -> str:
 
 def main() -> int:
     """Measure and return the exit code: 1 when a run lost more than it may."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where stopping.json is written")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--short", action="store_true", help="one Ctrl-C and one kill, without timeout 20")
-    asked = parser.parse_args()
-    evidence = Evidence("stopping", stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    arguments = parser(__doc__, NAME)
+    arguments.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    arguments.add_argument("--short", action="store_true", help="one Ctrl-C and one kill, without timeout 20")
+    asked = arguments.parse_args()
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     found: dict[str, Mapping[str, Any]] = {}
     with (
         TemporaryDirectory(prefix="envkit-stopping-") as place,

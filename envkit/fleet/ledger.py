@@ -24,10 +24,11 @@ from envkit.errors import UnrecordedError, UsageError
 from envkit.fleet.session_store import SeatRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
-_VERSION = 2
+_FORMAT = 2
 _PHASES_KEPT = 50
 _OVER = (SandboxState.LOST, SandboxState.STOPPED)
-_SCHEMA = """
+_SCHEMA = f"""
+begin;
 create table if not exists seats (
     key text primary key, box text not null, session text not null, env_id text not null, seed text not null,
     options text not null
@@ -37,6 +38,8 @@ create table if not exists sandboxes (
     spec text not null, phases text not null, expires_at_s real
 ) without rowid;
 create table if not exists identity (id text not null);
+pragma user_version = {_FORMAT};
+commit;
 """
 
 _log = logging.getLogger(__name__)
@@ -206,16 +209,16 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("pragma locking_mode = exclusive")
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
-        (version,) = connection.execute("pragma user_version").fetchone()
-        if version not in (0, _VERSION):
+        (number,) = connection.execute("pragma user_version").fetchone()
+        (tables,) = connection.execute("select count(*) from sqlite_master").fetchone()
+        if number != _FORMAT and (number or tables):
             raise UsageError(
-                f"{path} was written by another version of envkit (its form is {version}, ours is {_VERSION}); start "
-                "that version, or move the file away, or choose another folder (--state)"
+                f"{path} was written by another version of envkit (found format {number}; this version reads "
+                f"{_FORMAT}); start that version, or move the file away, or choose another folder (--state)"
             )
         connection.executescript(_SCHEMA)
         named = "insert into identity select ? where not exists (select 1 from identity)"
         connection.execute(named, (secrets.token_hex(8),))
-        connection.execute(f"pragma user_version = {_VERSION}")
     except sqlite3.OperationalError as error:
         connection.close()
         if "locked" in str(error):  # library's message: sqlite

@@ -14,12 +14,11 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envkit import registry
-from envkit.env import AsyncEnv, BlockingEnv
+from envkit.env import AsyncEnv, BlockingEnv, env_error
 from envkit.errors import ConfigError, EnvkitError, OptionError, did_you_mean
 from envkit.installation import explain
 from envkit.protocols import EnvHost, Expert
 from envkit.registry import EnvSpec
-from envkit.tracebacks import env_error
 from envkit.types import JSON, Options
 from envkit.vector import SlotHost, World
 from envkit.wiring.catalogue import load_catalogue

@@ -21,7 +21,7 @@ from envkit.types import JSON
 
 from . import api_patches
 from .attach_stream import Address, AttachStream, attach
-from .container_config import Image
+from .container_config import FORMAT_LABEL, Image
 
 T = TypeVar("T")
 
@@ -193,7 +193,10 @@ class Daemon:
         config = found.get("Config") or {}
         variables = (line.partition("=") for line in config.get("Env") or ())
         return Image(
-            found["Id"], {name: value for name, _, value in variables}, tuple(sorted(config.get("Volumes") or ()))
+            found["Id"],
+            {name: value for name, _, value in variables},
+            tuple(sorted(config.get("Volumes") or ())),
+            (config.get("Labels") or {}).get(FORMAT_LABEL),
         )
 
     async def images(self, label: str) -> Sequence[Mapping[str, Any]]:

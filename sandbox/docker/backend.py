@@ -43,7 +43,7 @@ from .api import Daemon, DaemonError
 from .container import AttachedContainer, MissingProgramError, Written
 from .container_config import DISK_LABEL, PROFILE_LABEL, Bounds, Image
 from .disk_quota import LEAST_FREE_MIB, DaemonDisk, DiskUse
-from .images import DEFAULT_IMAGE, find_image, why_missing
+from .images import DEFAULT_IMAGE, find_image, why_unusable
 from .orphans import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
 
 __all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
@@ -66,9 +66,7 @@ async def why_unavailable(image: str | None = None) -> str | None:
     except (DaemonError, UsageError) as error:
         return str(error)
     try:
-        if image is not None and await daemon.image(image) is None:
-            return await why_missing(daemon, image)
-        return None
+        return None if image is None else await why_unusable(daemon, image)
     finally:
         await daemon.close()
 
@@ -122,9 +120,9 @@ class DockerBackend:
         free_mib = self._disk.free_mib()
         return self._boxes.disks() | ({} if free_mib is None else {"Docker's disk": (free_mib, LEAST_FREE_MIB)})
 
-    async def has_image(self, name: str) -> bool:
-        """Say whether there is an image of this name."""
-        return await self._daemon.image(name) is not None
+    async def image(self, name: str) -> Image | None:
+        """Return what is known of an image; None when there is no such."""
+        return await self._daemon.image(name)
 
     async def start(self, spec: SandboxSpec) -> Box | FallbackBox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.

@@ -23,6 +23,8 @@ from ..host.layout import AGENT_UID, DOOR, GRADER_UID, PATH, SOCKETS, WORK, most
 
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
+FORMAT_LABEL = "envkit.format"
+"""Of an image: the format that `envkit image build` made."""
 
 _MEMORY_MIB = 1024
 _PIDS = 256
@@ -60,11 +62,13 @@ class Image:
         id: Its content's digest.
         env: Environment variables that it sets.
         volumes: Folders that it declares as places to write to.
+        format: Its format number, as labelled; None for an image that envkit did not build.
     """
 
     id: str
     env: Mapping[str, str]
     volumes: tuple[str, ...]
+    format: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

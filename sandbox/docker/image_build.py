@@ -29,7 +29,7 @@ from envkit.types import SandboxSpec
 
 from .api import Daemon, DaemonError
 from .backend import DockerBackend
-from .images import OFFLINE_BASE, ONLINE_BASE
+from .images import IMAGE_FORMAT, OFFLINE_BASE, ONLINE_BASE
 
 _PACKAGE = Path(__file__).parents[2]
 _DOCKERFILES = _PACKAGE.parent / "docker"
@@ -97,8 +97,9 @@ async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, say: C
     """Build, and remove what nobody will ask for: the stage in which packages are installed, and what `tag` was."""
     before = await daemon.image(tag)
     build_id = secrets.token_hex(8)
+    arguments = {"BASE": base, "BUILD": build_id, "FORMAT": str(IMAGE_FORMAT)}
     try:
-        await daemon.build(archive, tag=tag, arguments={"BASE": base, "BUILD": build_id}, say=say)
+        await daemon.build(archive, tag=tag, arguments=arguments, say=say)
     finally:
         for stage in await daemon.images(f"{_STAGE_LABEL}={build_id}"):
             await daemon.remove_image(stage["Id"])

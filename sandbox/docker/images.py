@@ -10,9 +10,11 @@ from envkit.installation import command
 from envkit.types import SandboxSpec
 
 from .api import Daemon, DaemonError
-from .container_config import Image
+from .container_config import FORMAT_LABEL, Image
 
 DEFAULT_IMAGE = "envkit/games:1"
+IMAGE_FORMAT = 1
+"""Format of what `envkit image build` makes; grows when another version could not use what is inside."""
 ONLINE_BASE = "python:3.11-slim"
 OFFLINE_BASE = "envkit/base:bookworm"
 """What images are built upon: the first comes from a registry, ``docker/base-from-debootstrap`` makes the second."""
@@ -28,7 +30,7 @@ async def find_image(daemon: Daemon, box_id: str, spec: SandboxSpec, *, pull: bo
         pull: Whether a missing image is fetched from its registry.
 
     Raises:
-        SandboxRefusedError: There is no such image.
+        SandboxRefusedError: There is no such image, or it has another format.
         DaemonError: The daemon does not answer, or cannot fetch it.
     """
     name = spec.image or DEFAULT_IMAGE
@@ -41,9 +43,29 @@ async def find_image(daemon: Daemon, box_id: str, spec: SandboxSpec, *, pull: bo
                 raise
             raise SandboxRefusedError(box_id, str(error)) from None
         image = await daemon.image(name)
-    if image is not None:
-        return image
-    raise SandboxRefusedError(box_id, await why_missing(daemon, name))
+    if image is None:
+        raise SandboxRefusedError(box_id, await why_missing(daemon, name))
+    if why := why_other_format(image, name):
+        raise SandboxRefusedError(box_id, why)
+    return image
+
+
+async def why_unusable(daemon: Daemon, name: str) -> str | None:
+    """Return in one line why no box can start from the image of this name, and what to do; None if one can."""
+    image = await daemon.image(name)
+    return await why_missing(daemon, name) if image is None else why_other_format(image, name)
+
+
+def why_other_format(image: Image, name: str) -> str | None:
+    """Return in one line that `image` was built in another format, and what to do; None if it can be used.
+
+    An image that envkit did not build has no number and can be used, unless it has the name of the default one.
+    """
+    if image.format == str(IMAGE_FORMAT) or (image.format is None and name != DEFAULT_IMAGE):
+        return None
+    found = f"0, since it has no label {FORMAT_LABEL}" if image.format is None else image.format
+    again = command("image", "build", "games") if name == DEFAULT_IMAGE else f"envkit image build NAME --tag {name}"
+    return f"image {name} has another format (found {found}; this version of envkit needs {IMAGE_FORMAT}); run {again}"
 
 
 async def why_missing(daemon: Daemon, name: str) -> str:

@@ -200,16 +200,17 @@ def test_eval_refuses_in_one_line(call: Call, words: list[str], line: str) -> No
     assert call("eval", *words, "--policy", "random") == (2, "", f"{line}\n")
 
 
-def test_serve_says_when_it_is_ready_plays_for_others_and_ends_with_a_signal(call: Call) -> None:
+def test_serve_says_when_it_is_ready_plays_for_others_and_ends_with_a_signal(call: Call, tmp_path: Path) -> None:
+    state = ["--state", str(tmp_path)]
     with subprocess.Popen(
-        [SCRIPT, "serve", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [SCRIPT, "serve", "--port", "0", *state], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
         try:
             assert server.stdout is not None
             ready, url = server.stdout.readline().split()
             words = ["eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "5", "--json"]
             here, there = call(*words), call(*words, "--url", url)
-            taken = call("serve", "--port", url.rpartition(":")[2])
+            taken = call("serve", "--port", url.rpartition(":")[2], "--state", str(tmp_path / "other"))
         finally:
             server.send_signal(signal.SIGINT)
             rest, errors = server.communicate(timeout=120)

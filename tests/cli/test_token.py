@@ -12,7 +12,8 @@ from typing import TypeAlias
 import pytest
 
 from envkit import cli, clock
-from envkit.wiring.gateway.token_store import open_tokens, state_folder
+from envkit.errors import UsageError
+from envkit.wiring.gateway.token_store import lock_state, open_tokens, state_folder
 
 Call: TypeAlias = Callable[..., tuple[int, str, str]]
 
@@ -97,3 +98,39 @@ def test_the_folder_of_state_is_the_chosen_one_or_the_users(monkeypatch: pytest.
     assert state_folder() == tmp_path / ".local" / "state" / "envkit"
     monkeypatch.delenv("XDG_STATE_HOME")
     assert state_folder() == tmp_path / ".local" / "state" / "envkit"
+
+
+def test_a_new_folder_of_state_gets_the_number_of_its_format(call: Call, tmp_path: Path) -> None:
+    assert call("ls")[0] == 0
+
+    assert (tmp_path / "state/format.json").read_text() == '{"format": 1}\n'
+
+
+@pytest.mark.parametrize(("left", "found"), [("tokens.sqlite", "0, since there is no format.json"), ("other", "2")])
+def test_state_of_another_format_is_refused_by_commands_and_servers(
+    left: str, found: str, call: Call, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / left).touch()
+    if found == "2":
+        (state / "format.json").write_text('{"format": 2}')
+    before = sorted(state.iterdir())
+    said = (
+        f"{state}: holds a server's state of another format (found {found}; this version of envkit reads 1); start the "
+        "version of envkit that wrote it, move it away, or choose another folder (--state)"
+    )
+
+    assert call("create", "--tenant", "acme") == (2, "", f"{said}\n")
+    with pytest.raises(UsageError) as refused:
+        lock_state(state)
+    assert str(refused.value) == said
+    assert sorted(state.iterdir()) == before
+
+
+def test_a_folder_with_files_of_others_becomes_a_folder_of_state(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state/notes.txt").touch()
+
+    assert call("create", "--tenant", "acme")[0] == 0
+    assert call("ls")[0] == 0

@@ -158,3 +158,22 @@ def test_an_interrupted_run_keeps_its_last_step_and_says_how_to_go_on(tmp_path: 
     assert Path(shutil.which(program) or "").samefile(SCRIPT)
     assert words_again == [*words, "--resume"]
     assert (tmp_path / f"run/checkpoints/step-{steps[-1]}").exists()
+
+
+def test_a_run_of_another_format_is_refused_by_each_command_that_reads_it(trained: Trained, tmp_path: Path) -> None:
+    folder, _ = trained
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "runs/lake/format.json").write_text('{"format": 2}')
+    said = (
+        "runs/lake: holds a run of another format (found 2; this version of envkit reads 1); "
+        "use the version of envkit that wrote it, or another folder\n"
+    )
+
+    for words in (
+        ["train", "lake.yaml", "--resume", "--set", "trainer.steps=3"],
+        ["train", "lake.yaml", "--force"],
+        ["eval", "FrozenLake-v0", "--policy", "checkpoint:runs/lake"],
+        ["show", "runs/lake"],
+    ):
+        done = envkit(words, tmp_path)
+        assert (done.returncode, done.stderr) == (2, said), words

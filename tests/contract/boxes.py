@@ -24,7 +24,7 @@ from envkit.sandbox.host import run_dirs
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec
 from tests.contract.remote import RemoteBackend, RemoteBox
-from tests.sandbox.docker.containers import image
+from tests.sandbox.containers import image
 
 Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend | RemoteBackend
 

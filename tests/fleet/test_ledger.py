@@ -265,11 +265,18 @@ def test_a_page_that_was_overwritten_is_damage(tmp_path: Path) -> None:
 def test_another_versions_file_and_a_place_that_cannot_be_written_are_said(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     spoil(path, "pragma user_version = 9")
-    with pytest.raises(UsageError, match=r"another version of envkit \(its form is 9, ours is 2\); start that version"):
+    with pytest.raises(UsageError, match=r"of envkit \(found format 9; this version reads 2\); start that version"):
         kept_in(path)
     for place in (tmp_path, path / "deeper.sqlite"):
         with pytest.raises(UsageError, match=r"leases cannot be written down in .*; choose another folder \(--state\)"):
             kept_in(place)
+
+
+def test_a_file_with_tables_and_no_number_is_older_and_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.sqlite"
+    spoil(path, "create table sandboxes (id text)")
+    with pytest.raises(UsageError, match=r"of envkit \(found format 0; this version reads 2\); start that version"):
+        kept_in(path)
 
 
 def test_a_ledger_is_known_by_a_name_of_its_own_whenever_it_is_opened(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@
     policy/                     a tiny policy as it was made, before any learning
     weights/                    the newest weights, from the trainer to the engine
     run.lock                    held while a run writes here; marks the folder as a run's
+    format.json                 the format of all this; a folder of another one is refused
 
 A run that is killed at any moment leaves a folder that `RunRecord.resume` can open. Whatever the file system refuses
 is a `UsageError` that says which path, why, and what to do.
@@ -31,6 +32,7 @@ import orjson
 import yaml
 
 from envkit.errors import UsageError
+from envkit.formats import FORMAT_FILE, require_format, write_format
 from envkit.types import JSON, EpisodeRecord
 
 from .rows import Rows, encoded, keep_until, read_rows, replace_rows
@@ -47,8 +49,11 @@ LOCK = "run.lock"
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 
-_FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
-_IN_FOLDERS = {
+RUN_FORMAT = 1
+"""Format of the folder; grows when another version would misread its files."""
+
+FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
+FOLDERS = {
     TRAJECTORIES: ("step-*.jsonl",),
     "plots": ("learning_curve.png", "training.png"),
     "tensorboard": ("events.out.tfevents.*",),
@@ -92,6 +97,7 @@ class RunRecord:
             if folder.exists() and not folder.is_dir():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         _refuse_strangers(folder)
+        refuse_other_format(folder)
         with writing(folder):
             if _has_begun(folder):
                 raise UsageError(f"{folder}: already holds a run; continue it with --resume or replace it with --force")
@@ -107,10 +113,11 @@ class RunRecord:
             tensorboard: Whether to write event files.
 
         Raises:
-            UsageError: The folder holds a run and `force` is false, holds files of the same names that no run made, is
-                in use by another process, or cannot be written.
+            UsageError: The folder holds a run and `force` is false, holds files of the same names that no run made or
+                a run of another format, is in use by another process, or cannot be written.
         """
         _refuse_strangers(folder)
+        refuse_other_format(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
@@ -119,6 +126,8 @@ class RunRecord:
                 cls.refuse_taken(folder)
             with writing(folder):
                 _remove_run(folder)
+            with writing(folder / FORMAT_FILE):
+                write_format(folder, RUN_FORMAT)
             replace(folder / CONFIG, config_yaml.encode())
             return cls(folder, opened, first_step=0, tensorboard=tensorboard)
 
@@ -138,11 +147,12 @@ class RunRecord:
                 again, and a kill may have left its row.
 
         Raises:
-            UsageError: There is nothing to resume, the configuration differs, a file is damaged, the folder is in use
-                by another process or cannot be written.
+            UsageError: There is nothing to resume, it has another format, the configuration differs, a file is damaged,
+                the folder is in use by another process or cannot be written.
         """
         if not (folder / CONFIG).is_file():
             raise UsageError(f"{folder}: holds no run to continue; start one without --resume")
+        refuse_other_format(folder)
         with ExitStack() as opened:
             opened.enter_context(_locked(folder))
             config = folder / CONFIG
@@ -208,6 +218,18 @@ def recorded_steps(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def refuse_other_format(folder: Path) -> None:
+    """Refuse a folder with a run that another version of envkit would have to read; any other folder passes.
+
+    Raises:
+        UsageError: The run has another format than `RUN_FORMAT`.
+    """
+    with writing(folder):
+        is_used = (folder / LOCK).exists() and any(_holdings(folder))
+    remedy = "use the version of envkit that wrote it, or another folder"
+    require_format(folder, RUN_FORMAT, holds="a run", remedy=remedy, is_used=is_used)
+
+
 def _locked(folder: Path) -> IO[bytes]:
     """Return the open lock file, whose closing gives the folder back."""
     path = folder / LOCK
@@ -232,10 +254,10 @@ def _locked(folder: Path) -> IO[bytes]:
 
 def _holdings(folder: Path) -> Iterator[Path]:
     """Every path in `folder` that bears the name of something that runs write."""
-    for name in _FILES:
+    for name in FILES:
         if (folder / name).exists():
             yield folder / name
-    for name, patterns in _IN_FOLDERS.items():
+    for name, patterns in FOLDERS.items():
         for pattern in patterns:
             yield from sorted((folder / name).glob(pattern))
 
@@ -263,7 +285,7 @@ def _remove_run(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    for name in _IN_FOLDERS:
+    for name in FOLDERS:
         place = folder / name
         if place.is_dir() and not any(place.iterdir()):
             place.rmdir()

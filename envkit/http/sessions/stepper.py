@@ -11,10 +11,10 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Raw
 
+from envkit.env import env_error
 from envkit.errors import EnvError, EnvkitError, SandboxLostError, SessionBrokenError, UnreachableError
 from envkit.http.sessions.counters import Tally
 from envkit.http.sessions.session import Move, Session
-from envkit.tracebacks import env_error
 from envkit.types import Step, Task
 
 _log = logging.getLogger(__name__)

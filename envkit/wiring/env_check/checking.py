@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from envkit.env import env_error
 from envkit.errors import ConfigError, EnvkitError
-from envkit.tracebacks import env_error
 from envkit.types import JSON
 from envkit.wiring.env_check import apart, many, single
 from envkit.wiring.env_check.episodes import EnvUnderTest, FailedCheckError, SkippedCheckError

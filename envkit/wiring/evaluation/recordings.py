@@ -7,7 +7,7 @@ from pathlib import Path
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.run_folder.episodes import EPISODES, read_episodes
-from envkit.trainer_bridge.run_folder.record import CONFIG, recorded_steps
+from envkit.trainer_bridge.run_folder.record import CONFIG, recorded_steps, refuse_other_format
 from envkit.types import EpisodeRecord
 
 _MAX_LISTED = 12
@@ -22,7 +22,7 @@ def open_recording(place: Path, *, step: int | None = None) -> tuple[Path, list[
         step: Train step of a run; None takes the newest that is recorded.
 
     Raises:
-        UsageError: There are no episodes, none of this train step, or the file is damaged.
+        UsageError: There are no episodes, none of this train step, the run has another format, or the file is damaged.
     """
     path = _find(place, step)
     return path, read_episodes(path)
@@ -31,6 +31,7 @@ def open_recording(place: Path, *, step: int | None = None) -> tuple[Path, list[
 def _find(place: Path, step: int | None) -> Path:
     if not place.exists():
         raise UsageError(f"{place}: no such folder or file; name a run, such as runs/quickstart, or one of its files")
+    refuse_other_format(place)
     steps = recorded_steps(place) if place.is_dir() else {}
     if steps:
         if step is not None and step not in steps:

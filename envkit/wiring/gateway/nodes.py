@@ -14,11 +14,12 @@ from envkit.errors import UsageError
 from envkit.fleet.ledger import Ledger
 from envkit.installation import command
 from envkit.sandbox.docker.backend import DEFAULT_IMAGE, DockerBackend
+from envkit.sandbox.docker.images import why_other_format
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import Cause
 from envkit.wiring.gateway import capacity
-from envkit.wiring.gateway.token_store import state_folder
+from envkit.wiring.gateway.token_store import LEDGER, state_folder
 from envkit.wiring.sandboxes import env_sandboxes, running_servers
 
 _HERE = "here"
@@ -63,14 +64,17 @@ async def open_places(config: ServeConfig) -> AsyncIterator[Places]:
 
 async def _require_image(backend: DockerBackend, image: str) -> None:
     """Raises:
-    UsageError: There is no such image; says how to make it.
+    UsageError: There is no such image, or it has another format; says how to make it.
     """
-    if not await backend.has_image(image):
+    found = await backend.image(image)
+    if found is None:
         tag = "" if image == DEFAULT_IMAGE else f" --tag {image}, or fetch it: docker pull {image}"
         raise UsageError(
             f"there is no image {image} here, in whose boxes environments are served; make it: "
             f"{command('image', 'build', 'games')}{tag}"
         )
+    if why := why_other_format(found, image):
+        raise UsageError(why)
 
 
 def image_lacks(image: str, cause: Cause) -> str:
@@ -96,7 +100,7 @@ async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterato
         return
     address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket
     name = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_")
-    path = state_folder(config.state) / f"fleet-{name}.sqlite"
+    path = state_folder(config.state) / LEDGER.format(name)
     async with Ledger(path) as ledger:
         with running_servers.noted(ledger.id, path, _address(listen)):
             yield ledger

@@ -1,4 +1,4 @@
-"""The folder of what outlives a server: its lock, and its tokens for the server and for the commands."""
+"""The folder of what outlives a server: its format, its lock, and its tokens for the server and for the commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import IO
 
 from envkit.errors import UsageError
+from envkit.formats import require_format, write_format
 from envkit.http.auth.tokens import TokenStore
+
+STATE_FORMAT = 1
+"""Format of the folder; grows when another version would misread its files."""
+
+LEDGER = "fleet-{}.sqlite"
+"""Name of the file of leases of the server at an address."""
 
 _FILE = "tokens.sqlite"
 _LOCK = "server.lock"
@@ -27,20 +34,19 @@ def open_tokens(state: Path | str | None = None) -> TokenStore:
     """Open the tokens in a folder of state, making both where they are missing.
 
     Raises:
-        UsageError: They cannot be kept there; the message says why.
+        UsageError: They cannot be kept there, or the folder has another format; the message says why.
     """
-    return TokenStore(state_folder(state) / _FILE)
+    return TokenStore(_opened(state) / _FILE)
 
 
 def lock_state(state: Path | str | None = None) -> IO[bytes]:
     """Keep other servers out of a folder of state until the returned file is closed, or this process ends.
 
     Raises:
-        UsageError: Another server has it, or it cannot be locked.
+        UsageError: Another server has it, it has another format, or it cannot be locked.
     """
-    folder = state_folder(state)
+    folder = _opened(state)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (folder / _LOCK).open("a+b", buffering=0)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,7 +63,29 @@ def lock_state(state: Path | str | None = None) -> IO[bytes]:
             lock.close()
             raise
     except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be used: {error.strerror or error}; choose a folder that can be written (--state)"
-        ) from None
+        raise _unusable(folder, error) from None
     return lock
+
+
+def _opened(state: Path | str | None) -> Path:
+    """Return the folder of state, made and with its format number where it is new.
+
+    Raises:
+        UsageError: It has another format, or cannot be written.
+    """
+    folder = state_folder(state)
+    is_used = (folder / _FILE).exists() or any(folder.glob(LEDGER.format("*")))
+    remedy = "start the version of envkit that wrote it, move it away, or choose another folder (--state)"
+    require_format(folder, STATE_FORMAT, holds="a server's state", remedy=remedy, is_used=is_used)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_format(folder, STATE_FORMAT)
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    return folder
+
+
+def _unusable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{folder} cannot be used: {error.strerror or error}; choose a folder that can be written (--state)"
+    )

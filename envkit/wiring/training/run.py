@@ -21,7 +21,7 @@ from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.run_folder.display import Display
-from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord
+from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
 from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
 from envkit.types import JSON, Options, StopReason, Task, Trajectory
@@ -55,6 +55,7 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
     newest: Path | None = None
     state = RunState()
     if resume:
+        refuse_other_format(folder)
         newest = checkpoint.latest(folder / "checkpoints")
         state = checkpoint.load_state(newest)
     elif not force:
@@ -131,13 +132,14 @@ async def open_checkpoint_player(folder: Path) -> AsyncIterator[CheckpointPlayer
     """Open the checkpoint in `folder`: a run's folder (its newest checkpoint) or one of its checkpoints.
 
     Raises:
-        UsageError: There is no checkpoint.
+        UsageError: There is no checkpoint, or its run has another format.
     """
     from envkit.wiring.training.policy import device_of, load_policy, playing_threads
 
     place = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
     if not (place / "policy" / "config.json").is_file():
         raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
+    refuse_other_format(place.parent.parent)
     run = config.load(place.parent.parent / "config.yaml")
     engine = run.engine
     load = partial(

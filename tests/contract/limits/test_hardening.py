@@ -13,7 +13,7 @@ import pytest
 from envkit.types import ExecResult, SandboxUser
 from tests.contract.boxes import ISOLATING, Kind, run
 from tests.contract.shared import AnyBox, Shared
-from tests.sandbox.docker.containers import docker
+from tests.sandbox.containers import docker
 
 pytestmark = ISOLATING
 

@@ -14,7 +14,7 @@ from envkit.sandbox.host import seccomp
 from envkit.types import SandboxUser
 from tests.contract.boxes import Kind, run
 from tests.contract.shared import AnyBox, Shared
-from tests.sandbox.docker.containers import image
+from tests.sandbox.containers import image
 
 # Makes each call that it is told, with zeros and with families of sockets, and writes the errors as JSON.
 TRIES = """

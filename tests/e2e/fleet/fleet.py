@@ -29,7 +29,7 @@ from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import SandboxSpec
 from envkit.wiring.sandboxes import running_servers
 from tests.contract.boxes import arguments, containers, processes, volumes
-from tests.sandbox.docker.containers import docker, image, missing
+from tests.sandbox.containers import docker, image, missing
 
 LOCAL = pytest.param("local", marks=pytest.mark.bwrap)
 DOCKER = pytest.param("docker", marks=pytest.mark.docker)

@@ -19,7 +19,7 @@ from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
 from tests.contract.boxes import arguments, parent, processes, until
 from tests.e2e.fleet.fleet import NOTHING, Gateway, run, serving
-from tests.sandbox.docker.containers import docker
+from tests.sandbox.containers import docker
 
 PIDFILE = os.environ.get("ENVKIT_DOCKERD_PIDFILE")
 """Of a daemon that may be restarted, and whatever else it runs with it; ``docker/with-daemon`` names its own."""

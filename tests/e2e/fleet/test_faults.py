@@ -18,7 +18,7 @@ from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import SandboxSpec, SandboxView
 from tests.contract.boxes import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, run, serving
-from tests.sandbox.docker.containers import docker
+from tests.sandbox.containers import docker
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
 

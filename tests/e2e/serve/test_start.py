@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.docker.containers import image
+from tests.sandbox.containers import image, labelled_image
 
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
@@ -82,3 +82,11 @@ def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_pat
     assert said.startswith(f"environments are served in boxes of image {image()}, which lacks envkit or Python (")
     assert "No module named 'envkit')); make one that has them: " in said
     assert said.endswith(f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image")
+
+
+@pytest.mark.docker
+def test_an_image_of_another_format_is_said_before_a_sandbox_starts(tmp_path: Path) -> None:
+    with labelled_image("envkit.format=2") as newer:
+        said = said_by(tmp_path, "--backend", "docker", "--set", f"envs.image={newer}")
+    why = "has another format (found 2; this version of envkit needs 1); run envkit image build NAME --tag"
+    assert said == f"image {newer} {why} {newer}"

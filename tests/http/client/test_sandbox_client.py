@@ -33,7 +33,7 @@ from tests.causes import cause
 from tests.http.boxes import Relay, by_client, scripted
 from tests.http.pools import SmallPool
 from tests.http.worlds import serving, slots
-from tests.sandbox.docker.containers import image
+from tests.sandbox.containers import image
 from tests.sandbox.fake.backend import FakeBackend, FakeBox
 
 SPEC = SandboxSpec(env={"SIZE": "5"}, memory_mib=64, network=("example.org",), ttl_s=600)

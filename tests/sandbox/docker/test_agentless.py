@@ -23,7 +23,7 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
 from tests.contract.boxes import KINDS, run, until
 from tests.contract.shared import AnyBox, SharedSandboxes
-from tests.sandbox.docker.containers import containers_of, docker, image
+from tests.sandbox.containers import containers_of, docker, image
 
 pytestmark = pytest.mark.docker
 

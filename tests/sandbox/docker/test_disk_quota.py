@@ -16,7 +16,7 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.docker.disk_quota import tasks
 from envkit.types import SandboxSpec
 from tests.contract.boxes import run
-from tests.sandbox.docker.containers import containers_of, docker, image
+from tests.sandbox.containers import containers_of, docker, image
 
 pytestmark = [
     pytest.mark.docker,

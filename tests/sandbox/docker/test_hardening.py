@@ -15,7 +15,7 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec, SandboxUser
 from tests.contract.boxes import KINDS, run
 from tests.contract.shared import AnyBox, SharedSandboxes
-from tests.sandbox.docker.containers import image, reduced_image
+from tests.sandbox.containers import image, reduced_image
 
 pytestmark = pytest.mark.docker
 

@@ -14,7 +14,7 @@ from envkit.sandbox.docker import image_build
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
 from tests.contract.boxes import run
-from tests.sandbox.docker.containers import docker, image
+from tests.sandbox.containers import docker, image
 
 TAG = "envkit-test/python:1"
 
@@ -51,6 +51,7 @@ def test_every_image_has_a_file_that_takes_a_base() -> None:
         content = Path(image_build.__file__).parents[2].joinpath("docker", f"{name}.Dockerfile").read_text()
         assert "ARG BASE\n" in content
         assert content.count("FROM ${BASE}") == 2
+        assert "LABEL envkit.format=${FORMAT}\n" in content.rpartition("FROM ${BASE}\n")[2]
 
 
 def test_an_unknown_image_is_refused_with_the_nearest() -> None:
@@ -78,6 +79,7 @@ def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(
         said = await build("python", base=image(), packages=(str(wheel),))
         assert any("FROM" in line for line in said)
         assert docker("images", "--all", "--quiet", "--filter", "label=envkit.stage") == before
+        assert docker("image", "inspect", "--format", '{{index .Config.Labels "envkit.format"}}', tag) == "1"
         async with DockerBackend() as backend:
             box = await backend.start(SandboxSpec(image=tag, untrusted=True))
             assert isinstance(box, Box)

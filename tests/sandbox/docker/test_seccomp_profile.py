@@ -22,7 +22,7 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import seccomp
 from envkit.types import SandboxSpec
 from tests.contract.boxes import run
-from tests.sandbox.docker.containers import containers_of, docker, image
+from tests.sandbox.containers import containers_of, docker, image
 
 MACHINES = ("x86_64", "aarch64")
 ALLOWED = 0x7FFF0000

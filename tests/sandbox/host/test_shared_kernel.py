@@ -21,7 +21,7 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec, SandboxUser
 from tests.contract.boxes import run, until
-from tests.sandbox.docker.containers import image
+from tests.sandbox.containers import image
 
 as_root = pytest.mark.skipif(
     sys.platform != "linux" or uid_ranges.why_unavailable() is not None,

@@ -24,7 +24,7 @@ from envkit.sandbox.pool.reattach import Attaches
 from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.contract.boxes import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
-from tests.sandbox.docker.containers import containers_of, docker
+from tests.sandbox.containers import containers_of, docker
 from tests.sandbox.pool.pools import Book
 
 PARAMS = [

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +143,31 @@ def test_force_removes_the_files_of_the_run_and_nothing_else(tmp_path: Path) -> 
     record.close()
 
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {*mine, "config.yaml", "metrics.jsonl", "evaluations.jsonl", "run.lock"}
+    assert left == {*mine, "config.yaml", "metrics.jsonl", "evaluations.jsonl", "run.lock", "format.json"}
     assert read_rows(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "found"), [('{"format": 2}', "2"), (None, "0, since there is no format.json")], ids=["newer", "older"]
+)
+def test_a_run_of_another_format_is_neither_continued_nor_replaced(
+    content: str | None, found: str, tmp_path: Path
+) -> None:
+    run_of(tmp_path, steps=2)
+    (tmp_path / "format.json").unlink()
+    if content is not None:
+        (tmp_path / "format.json").write_text(content)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    said = (
+        f"{tmp_path}: holds a run of another format (found {found}; this version of envkit reads 1); "
+        "use the version of envkit that wrote it, or another folder"
+    )
+
+    for use in (create, partial(create, force=True), partial(resume, step=2), RunRecord.refuse_taken):
+        with pytest.raises(UsageError) as refused:
+            use(tmp_path)
+        assert str(refused.value) == said
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "checkpoints/step-5"])

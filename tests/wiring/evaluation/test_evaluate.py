@@ -185,8 +185,8 @@ class Killer(SilentDisplay):
             self._server.kill()
 
 
-def test_a_server_that_goes_away_is_named() -> None:
-    command = [sys.executable, "-m", "envkit", "serve", "--port", "0"]
+def test_a_server_that_goes_away_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "envkit", "serve", "--port", "0", "--state", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().split()[1]

@@ -1,0 +1,57 @@
+"""A thousand episodes of a real gateway, of which each twentieth has its box killed: each ends once, nothing is left.
+
+    python benchmarks/evidence/killed_episodes.py
+
+On bubblewrap and on Docker, as root; Docker needs the image ``envkit/base:bookworm``. Takes one to five minutes each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from record import Evidence, parser
+
+from envkit import clock
+from tests.e2e.campaign import accounted_for
+from tests.sandbox.containers import docker
+
+NAME = "killed-episodes"
+STALE_AFTER = ("envkit/fleet", "envkit/http", "sandbox", "tests/e2e/campaign.py")
+TWIN = (
+    "tests/e2e/fleet/test_episodes.py::"
+    "test_of_many_episodes_of_which_each_tenth_has_its_box_killed_each_ends_once_and_nothing_is_left"
+)
+KILL_CHANCE = 0.05
+BACKENDS = ("local", "docker")
+
+
+def play(backend: str, episodes: int) -> dict[str, Any]:
+    """Play so many episodes, and return what became of them."""
+    began = clock.stopwatch()
+    with TemporaryDirectory(prefix="envkit-campaign-") as folder:
+        figures = accounted_for(backend, Path(folder), episodes, KILL_CHANCE)
+    return {**figures, "kill_chance": KILL_CHANCE, "seconds": round(clock.stopwatch() - began)}
+
+
+def main() -> int:
+    arguments = parser(__doc__, NAME)
+    arguments.add_argument("--episodes", type=int, default=1000, help="of each backend")
+    asked = arguments.parse_args()
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    try:
+        for backend in BACKENDS:
+            part = f"{backend}, {asked.episodes} episodes"
+            print(part, evidence.part(part, partial(play, backend, asked.episodes)), flush=True)
+    finally:
+        for image in docker("images", "--quiet", f"envkit-test/games:{os.getpid()}").split():
+            docker("image", "rm", "--force", image)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Very many boxes at once: what each takes of memory, how it answers among the others, how all end.
+
+    python benchmarks/evidence/many_boxes.py
+
+Runs `benchmarks/bench_many_boxes.py`. Ends with status 1 when a claim is broken, one was lost, or something is left.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from record import ROOT, Evidence, parser
+from running import run
+
+NAME = "many-boxes"
+STALE_AFTER = ("sandbox", "benchmarks/bench_many_boxes.py", "benchmarks/processes.py", "benchmarks/waiting.py")
+TWIN = "tests/project/test_benchmarks.py::test_many_sandboxes_answer_and_end"
+
+
+def main() -> int:
+    arguments = parser(__doc__, NAME)
+    arguments.add_argument("--docker", type=int, default=200, help="containers")
+    arguments.add_argument("--local", type=int, default=1000, help="boxes of bubblewrap")
+    asked = arguments.parse_args()
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    sizes = ["--docker", str(asked.docker), "--local", str(asked.local)]
+    command = [sys.executable, "benchmarks/bench_many_boxes.py", *sizes]
+    part = f"{asked.docker} containers, {asked.local} boxes of bubblewrap"
+    return int(evidence.part(part, partial(run, command, ROOT))["exit_code"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

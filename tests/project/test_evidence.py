@@ -1,0 +1,108 @@
+"""Evidence: each program of `benchmarks/evidence/` has its file in `docs/evidence/`, which says what was measured."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = ROOT / "benchmarks" / "evidence"
+FILES = ROOT / "docs" / "evidence"
+STATUS = PROGRAMS / "status.py"
+
+
+def constants(source: Path) -> dict[str, object]:
+    """Return the constants that a program declares for its evidence; none for a module that is no such program."""
+    found = {}
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name in ("NAME", "STALE_AFTER", "TWIN"):
+                found[name] = ast.literal_eval(node.value)
+    return found
+
+
+DECLARED = {str(found["NAME"]): found for source in sorted(PROGRAMS.glob("*.py")) if (found := constants(source))}
+each_program = pytest.mark.parametrize("name", DECLARED)
+
+
+def test_each_file_of_evidence_has_a_program_and_each_program_its_file() -> None:
+    assert sorted(path.stem for path in FILES.glob("*.json")) == sorted(DECLARED)
+
+
+@each_program
+def test_a_file_says_when_on_what_and_under_which_load_each_figure_was_measured(name: str) -> None:
+    content = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8"))
+
+    assert re.fullmatch(r"[0-9a-f]{40}", content["commit"])
+    assert isinstance(content["has_uncommitted_changes"], bool)
+    assert content["command"].split()[0].endswith(".py")
+    assert content["machine"].keys() == {"cores", "memory_gib", "kernel", "python"}
+    assert content["stale_after"]
+    assert content["parts"]
+    for part in content["parts"].values():
+        assert datetime.fromisoformat(part["date"]).tzinfo is not None
+        assert part["load_before"] >= 0
+        assert part["figures"]
+
+
+@each_program
+def test_a_program_names_paths_that_exist_and_a_test_that_runs_the_same_in_short(name: str) -> None:
+    declared = DECLARED[name]
+    paths = declared["STALE_AFTER"]
+    file, _, function = str(declared["TWIN"]).partition("::")
+
+    assert isinstance(paths, tuple)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def status(folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, STATUS.relative_to(ROOT)], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_commit_that_touches_a_path_makes_the_figures_stale_and_any_other_does_not(tmp_path: Path) -> None:
+    programs = tmp_path / "benchmarks" / "evidence"
+    programs.mkdir(parents=True)
+    (programs / "status.py").write_text(STATUS.read_text())
+    (programs / "speed.py").write_text(
+        'NAME = "speed"\nSTALE_AFTER = ("engine",)\nTWIN = "tests/test_speed.py::test"\n'
+    )
+    (tmp_path / "docs" / "evidence").mkdir(parents=True)
+    git(tmp_path, "init", "--quiet")
+
+    def commit(name: str) -> str:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "--quiet", "--message", name)
+        return git(tmp_path, "rev-parse", "HEAD")
+
+    measured = commit("engine/first.py")
+    assert status(tmp_path) == [f"{'speed':20} missing: python benchmarks/evidence/speed.py"]
+
+    (tmp_path / "docs" / "evidence" / "speed.json").write_text(json.dumps({"commit": measured}))
+    commit("wheels.py")
+    assert status(tmp_path) == [f"{'speed':20} fresh"]
+
+    newest = git(tmp_path, "rev-parse", "--short", commit("engine/second.py"))
+    assert status(tmp_path) == [f"{'speed':20} stale: 1 commits since {measured[:10]}, the newest {newest}"]
+
+    (tmp_path / "docs" / "evidence" / "speed.json").write_text(json.dumps({"commit": "0" * 40}))
+    assert status(tmp_path) == [f"{'speed':20} stale: commit 0000000000 is unknown here"]

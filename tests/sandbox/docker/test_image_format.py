@@ -1,0 +1,59 @@
+"""Which images a box can start from: those of our format, and those that envkit did not build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from envkit.errors import SandboxRefusedError
+from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
+from envkit.sandbox.docker.container_config import Image
+from envkit.sandbox.docker.images import DEFAULT_IMAGE, why_other_format
+from envkit.types import SandboxSpec
+from tests.contract.boxes import run
+from tests.sandbox.containers import labelled_image
+
+SAID = (
+    "image {} has another format (found 2; this version of envkit needs 1); run envkit image build NAME --tag {}".format
+)
+
+
+def an_image(number: str | None) -> Image:
+    return Image("sha256:1", {}, (), number)
+
+
+@pytest.mark.parametrize(("number", "name"), [("1", DEFAULT_IMAGE), ("1", "my/tools:1"), (None, "python:3.11-slim")])
+def test_an_image_of_our_format_and_one_that_envkit_did_not_build_can_be_used(number: str | None, name: str) -> None:
+    assert why_other_format(an_image(number), name) is None
+
+
+def test_an_image_of_another_format_is_refused_with_both_numbers_and_the_remedy() -> None:
+    assert why_other_format(an_image("2"), "my/tools:1") == SAID("my/tools:1", "my/tools:1")
+
+
+def test_the_default_image_without_a_number_is_older() -> None:
+    said = why_other_format(an_image(None), DEFAULT_IMAGE)
+
+    assert said is not None
+    assert said.startswith(f"image {DEFAULT_IMAGE} has another format (found 0, since it has no label envkit.format; ")
+    assert said.endswith("envkit image build games")
+
+
+@pytest.fixture
+def newer() -> Iterator[str]:
+    """An image of another format."""
+    with labelled_image("envkit.format=2") as tag:
+        yield tag
+
+
+@pytest.mark.docker
+def test_no_box_starts_from_an_image_of_another_format(newer: str) -> None:
+    async def main() -> None:
+        assert await why_unavailable(newer) == SAID(newer, newer)
+        async with DockerBackend() as backend:
+            with pytest.raises(SandboxRefusedError) as refused:
+                await backend.start(SandboxSpec(image=newer))
+            assert str(refused.value.cause) == SAID(newer, newer)
+
+    run(main)
