@@ -58,7 +58,7 @@ def collect() -> dict[str, Names]:
         "training file": _keys(RunConfig.model_json_schema()),
         "serve file": _keys(ServeConfig.model_json_schema()),
         "packages": _packages(),
-        "environments": {env_id: [] for env_id in (spec["id"] for spec in CATALOG)},
+        "environments": {str(spec["id"]): [] for spec in CATALOG},
         "entry points": {**_scripts(), **source.entry_point_groups()},
         "http routes": server.routes(),
         "websocket methods": server.methods(),

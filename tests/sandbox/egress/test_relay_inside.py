@@ -17,7 +17,7 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.egress import proxy, relay_inside
 from envkit.types import SandboxSpec
-from tests.sandbox.docker import containers
+from tests.sandbox import containers
 from tests.sandbox.egress.internet import PATIENCE_S, web_server
 
 # Asks for what its arguments name, each over a connection of its own, and prints what came back.
