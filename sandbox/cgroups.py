@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envkit.sandbox import folders
+from envkit.sandbox.agent_group import AgentGroup
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -58,12 +59,15 @@ class Group:
 
     Attributes:
         name: Of each of them.
+        of_agent: The group below it for the agent's programs, which need not exist; None where memory is unbounded.
     """
 
     def __init__(self, places: Places, name: str) -> None:
         self.name = name
         self._is_unified = places.is_unified
         self._folders = {controller: parent / name for controller, parent in places.parents.items()}
+        memory = self._folders.get("memory")
+        self.of_agent = None if memory is None else AgentGroup(memory, is_unified=self._is_unified)
 
     def make(self, bounds: Bounds) -> None:
         """Make it with its bounds.
@@ -75,6 +79,9 @@ class Group:
             folder.mkdir(exist_ok=True)
         if bounds.memory_mib is not None:
             self._bound_memory(bounds.memory_mib << 20)
+            if self.of_agent is not None:
+                with suppress(OSError):
+                    self.of_agent.make(bounds.memory_mib)
         if bounds.pids is not None:
             self._set("pids", "pids.max", str(bounds.pids))
         if bounds.cpus is not None:
@@ -100,7 +107,9 @@ class Group:
         Raises:
             OSError: The kernel refuses.
         """
-        for door in self._doors():
+        for folder in self._each():
+            of_agent = self.of_agent if folder == self._folders.get("memory") else None
+            door = (folder if of_agent is None else of_agent.first_folder) / "cgroup.procs"
             with door.open("r+") as file:
                 file.write(str(pid))
 
@@ -112,25 +121,28 @@ class Group:
 
     def oom_kills(self) -> int:
         """How many processes were killed in it because memory ran out; 0 where this is not known."""
-        if "memory" not in self._folders:
+        if self.of_agent is None:
             return 0
         name = "memory.events" if self._is_unified else "memory.oom_control"
         try:
             lines = (self._folders["memory"] / name).read_text().splitlines()
         except OSError:
             return 0
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        own = next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        return own + self.of_agent.oom_kills()
 
     def kill(self) -> None:
         """Kill who is in it."""
-        for door in self._doors():
+        for folder in (*self._below(), *self._each()):
             with suppress(OSError):
-                for pid in door.read_text().split():
+                for pid in (folder / "cgroup.procs").read_text().split():
                     with suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> bool:
         """Remove it unless somebody is in it; return whether nothing of it is left."""
+        if self.of_agent is not None:
+            self.of_agent.remove()
         for folder in self._each():
             for place in (*_heirs(folder), folder):
                 with suppress(OSError):
@@ -140,8 +152,8 @@ class Group:
     def _each(self) -> list[Path]:
         return list(dict.fromkeys(self._folders.values()))
 
-    def _doors(self) -> list[Path]:
-        return [folder / "cgroup.procs" for folder in self._each()]
+    def _below(self) -> list[Path]:
+        return [] if self.of_agent is None else self.of_agent.folders
 
     def _bound_memory(self, size: int) -> None:
         if self._is_unified:

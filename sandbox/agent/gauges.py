@@ -8,7 +8,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .flat_json import Json
 
-_KILL_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_KILL_COUNTS = (
+    "/sys/fs/cgroup/memory.events",
+    "/sys/fs/cgroup/memory/memory.oom_control",
+    "/sys/fs/cgroup/memory/agent/memory.oom_control",
+)
+"""Of version 2; of version 1, where a group does not count what is killed in those below it."""
 _WRITABLE = ("/workspace", "/tmp")
 _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
@@ -34,13 +39,13 @@ def fullest() -> dict[str, Json]:
 
 def kill_count() -> int | None:
     """Return how often something in the box was killed because memory ran out, where its kernel group is visible."""
-    if os.getpid() == 1:
-        for path in _KILL_COUNTS:
-            for line in (_content(path) or b"").splitlines():
-                name, _, count = line.partition(b" ")
-                if name == b"oom_kill":
-                    return int(count)
-    return None
+    counts = []
+    for path in _KILL_COUNTS if os.getpid() == 1 else ():
+        for line in (_content(path) or b"").splitlines():
+            name, _, count = line.partition(b" ")
+            if name == b"oom_kill":
+                counts.append(int(count))
+    return sum(counts) if counts else None
 
 
 def memory_in_use() -> int | None:

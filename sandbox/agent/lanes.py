@@ -168,7 +168,9 @@ class Lanes:
         self._trims = False
         self._looks = False
         self._bound = kernel.process_bound()
-        self._score = kernel.Score()
+        lent = kernel.lent_files()
+        self._score = kernel.Score(lent.get("s"))
+        self._agent_group = kernel.AgentGroup(lent.get("g"))
 
     def take(self, user: kernel.User) -> Lane:
         """Return a lane with that user's rights, which is then the caller's.
@@ -208,7 +210,12 @@ class Lanes:
         self._yielding.discard(lane.pid)
 
     def fork(
-        self, run: Callable[[], None], on_exit: Callable[[int], None] | None = None, *, yields: bool = False
+        self,
+        run: Callable[[], None],
+        on_exit: Callable[[int], None] | None = None,
+        *,
+        yields: bool = False,
+        is_charged: bool = False,
     ) -> int:
         """Run `run` in a child and return its pid; `on_exit` gets the exit code.
 
@@ -216,6 +223,7 @@ class Lanes:
             run: Called in the child.
             on_exit: Called here once that has ended.
             yields: Whether it is ended, with all below it, when there is no room for others.
+            is_charged: Whether what it takes of memory counts as the agent's; that of one who yields does.
 
         Raises:
             OSError: No further process can be started.
@@ -225,6 +233,7 @@ class Lanes:
             kernel.hide_memory()
         if not yields:
             self._keep_room()
+        self._agent_group.find()
         try:
             pid = self._score.fork_first_to_die() if yields else os.fork()
         except BlockingIOError:
@@ -233,6 +242,8 @@ class Lanes:
             pid = os.fork()
         if not pid:
             try:
+                if yields or is_charged:
+                    self._agent_group.join()
                 run()
                 os._exit(0)
             except BaseException:
