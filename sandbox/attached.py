@@ -14,7 +14,8 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.sandbox import container, folders, leftovers, oom_score
+from envkit.sandbox import agent_group, container, folders, leftovers, oom_score
+from envkit.sandbox.agent_group import AgentGroup
 from envkit.sandbox.daemon import Daemon, DaemonError
 from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.interior import DOOR, DOOR_SOCKET, SOCKETS
@@ -58,6 +59,7 @@ class AttachedContainer:
     Attributes:
         id: The daemon's name for it.
         stream: Its standard streams.
+        agent_group: The memory cgroup of the agent's programs; None where they have none of their own.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class AttachedContainer:
     ) -> None:
         self.id = container_id
         self.stream = stream
+        self.agent_group: AgentGroup | None = None
         self._daemon = daemon
         self._removes_itself = removes_itself
         self._began_s = int(clock.wall())
@@ -90,9 +93,31 @@ class AttachedContainer:
                 with suppress(OSError):
                     first.bound_terminals({"gid": _TTY_GROUP})
                 if lends_score(self._daemon, spec):
-                    with suppress(OSError):
-                        await clock.to_thread(oom_score.lend, first)
+                    await clock.to_thread(self._lend, first, container.Bounds.of(spec).memory_mib)
         return volumes
+
+    def _lend(self, first: FirstProcess, memory_mib: int) -> None:
+        """Let process 1 set OOM scores, and put the agent's programs into a memory cgroup of their own."""
+        lent: dict[str, str] = {}
+        group = agent_group.of_container(self.id, first.pid)
+        if group is not None:
+            with suppress(OSError):
+                group.make(memory_mib)
+                lent[str(group.door)] = agent_group.INSIDE
+        try:
+            oom_score.lend(first, lent)
+        except OSError:
+            if group is not None:
+                group.remove()
+        else:
+            self.agent_group = group if lent else None
+
+    async def find_agent_group(self, volumes: Mapping[str, Path]) -> None:
+        """Set `agent_group` of a container that was started before."""
+        if (first := await self._first_process(volumes)) is not None:
+            with closing(first):
+                group = agent_group.of_container(self.id, first.pid)
+                self.agent_group = group if group is not None and group.exists else None
 
     async def _first_process(self, volumes: Mapping[str, Path]) -> FirstProcess | None:
         """Return its process 1 on this host, known by what is mounted there; None where we cannot see it."""

@@ -22,6 +22,8 @@ _KEPT_BYTES = 64 << 10
 """How much of the end of standard error is kept."""
 _KILL_S = 5.0
 """Seconds until a process that ignores SIGKILL, because the kernel holds it, is left alone."""
+OUT_OF_MEMORY_CODE = 160
+"""Exit code of an agent whose command was killed for want of memory: that of a signal which no program dies of."""
 
 
 class Child:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from envkit.sandbox import allowlist
-from envkit.sandbox.child import cause_of
+from envkit.sandbox.child import OUT_OF_MEMORY_CODE, cause_of
 from envkit.sandbox.interior import AGENT_UID, DOOR, GRADER_UID, PATH, SOCKETS, WORK, most_inodes
 from envkit.types import GRADER_HOME, JSON, SandboxSpec
 
@@ -184,6 +184,8 @@ def cause(state: Mapping[str, JSON], last_line: str) -> str | None:
     code = state.get("ExitCode")
     if not isinstance(code, int):
         return None
+    if code == OUT_OF_MEMORY_CODE:
+        return "out of memory"
     return cause_of(128 - code if 128 < code <= 192 else code, last_line)
 
 

@@ -16,7 +16,7 @@ import anyio
 from envkit import clock
 from envkit.sandbox import cgroups, folders
 from envkit.sandbox.bubblewrap import Look, options
-from envkit.sandbox.child import Child, cause_of, signal_in
+from envkit.sandbox.child import OUT_OF_MEMORY_CODE, Child, cause_of, signal_in
 from envkit.sandbox.first_process import FirstProcess
 from envkit.sandbox.uids import UidRange
 
@@ -116,7 +116,8 @@ class Life:
         if self._child is None:
             return "its processes have ended"
         code = self._child.returncode
-        if code == 128 + signal.SIGKILL and (self._oom_kills or self.group.oom_kills()):
+        was_killed = code == 128 + signal.SIGKILL and (self._oom_kills or self.group.oom_kills())
+        if was_killed or code == OUT_OF_MEMORY_CODE:
             return "out of memory"
         return cause_of(signal_in(code), self._child.last_line())
 

@@ -4,6 +4,8 @@ Forking is what a command costs; a lane is forked before anybody asks. One that 
 
 A box has only so many processes, and the agent's programs may have taken all. Who must run nevertheless, a grader or
 what copies folders for the host, finds some free: when there are too few, the programs of users that yield are ended.
+Likewise they find memory: those programs are in a memory cgroup of their own, and their System V objects are removed
+before a grader starts, when these hold much.
 """
 
 from __future__ import annotations
@@ -155,10 +157,15 @@ class Lanes:
 
     Args:
         loop: The agent's.
+
+    Attributes:
+        loop: The same.
+        agent: The user whose programs leave room to others; None before the configuration.
     """
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
+        self.agent: kernel.User | None = None
         self._adopts: bool | None = None  # whether orphans of a lane's commands stay below the lane
         self._all: set[Lane] = set()
         self._idle: dict[kernel.User, list[Lane]] = {}  # the last one is taken first
@@ -180,6 +187,10 @@ class Lanes:
         """
         if not user.yields:
             self._keep_room()
+            if self.agent is not None:
+                from . import ipc  # not before it is needed: most sandboxes have no grader
+
+                ipc.remove_large(self.agent)
             if not self._looks:
                 self._look_later(_LOOK_S)
         idle = self._idle.get(user)

@@ -31,6 +31,8 @@ else:
 _LOG_BYTES = 64 << 10
 _LAST_WORDS_BYTES = 4096
 _BROKEN = 3
+_OUT_OF_MEMORY = 160
+"""128 and a signal that no program dies of: the command was killed for want of memory."""
 
 
 class Agent:
@@ -142,6 +144,8 @@ class Agent:
         if self._stderr is not None:
             self._stderr.take_waiting()
         self._say_last(self._log.peek()[-_LAST_WORDS_BYTES:])
+        if self._context.out_of_memory(report.code).get("oom"):
+            self.leave(_OUT_OF_MEMORY)
         self.leave(report.code if report.code >= 0 else 128 - report.code)
 
     def _give_up(self, why: str) -> None:

@@ -155,8 +155,8 @@ def test_what_a_grader_writes_at_home_is_bounded() -> None:
 
 def test_all_that_can_be_written_is_bounded_together() -> None:
     fill = "for place in /tmp /workspace /dev/shm; do head -c 200000000 /dev/zero > $place/file; done 2>/dev/null; "
-    said = attempt(f"{fill} du -cm /tmp/file /workspace/file /dev/shm/file", spec=SandboxSpec(memory_mib=64))
-    assert int(said.split()[-2]) == 3 * 16
+    said = attempt(f"{fill} du -cm /tmp/file /workspace/file /dev/shm/file", spec=SandboxSpec(memory_mib=256))
+    assert int(said.split()[-2]) == 3 * 64
 
 
 @pytest.mark.parametrize("user", ANYBODY)
