@@ -77,8 +77,8 @@ class AgentGroup:
         try:
             if self._is_unified:
                 _write(self._sandbox / "cgroup.subtree_control", "+memory")
-                (self._sandbox / _FIRST).mkdir()
-            self._folder.mkdir()
+                (self._sandbox / _FIRST).mkdir(exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
             if self._is_unified:
                 _write(self._folder / "memory.max", limit)
             else:

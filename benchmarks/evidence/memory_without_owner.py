@@ -3,8 +3,8 @@
     python benchmarks/evidence/memory_without_owner.py
 
 Such memory stays when the processes that took it are gone: System V shared memory, what lies unread in sockets, and
-empty files. The agent of a hostile sandbox takes as much as the kernel gives it; then a grader of 25 MiB is timed. In at
-least 10 of the 12 combinations it must run; a sandbox that is lost must say that it ran out of memory. Sandboxes are
+empty files. The agent of a hostile sandbox takes as much as the kernel gives it; then a grader of 25 MiB is timed. It
+must run in at least 10 of the 12 combinations; a sandbox that is lost must say that it ran out of memory. Sandboxes are
 started one after another, and none takes more than it was given.
 """
 
