@@ -8,7 +8,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .json_fallback import Json
 
-_KILL_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_EVENTS = "/sys/fs/cgroup/memory.events"
+"""Of version 2."""
+_MEMORY_GROUPS = ("/sys/fs/cgroup/memory/", "/sys/fs/cgroup/memory/agent/")
+"""Of version 1, where a group does not count what is killed in those below it."""
+_KILL_COUNTS = (_EVENTS, *(folder + "memory.oom_control" for folder in _MEMORY_GROUPS))
+_HUGE_PAGE_BYTES = 2 << 20
+"""The largest piece of memory that is asked for at once, and so what may be left of a limit that refused it."""
 _WRITABLE = ("/workspace", "/tmp")
 _MEMORY_IN_USE = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
@@ -34,13 +40,24 @@ def fullest() -> dict[str, Json]:
 
 def kill_count() -> int | None:
     """Return how often something in the box was killed because memory ran out, where its kernel group is visible."""
-    if os.getpid() == 1:
-        for path in _KILL_COUNTS:
-            for line in (_content(path) or b"").splitlines():
-                name, _, count = line.partition(b" ")
-                if name == b"oom_kill":
-                    return int(count)
-    return None
+    counts = []
+    for path in _KILL_COUNTS if os.getpid() == 1 else ():
+        for line in (_content(path) or b"").splitlines():
+            name, _, count = line.partition(b" ")
+            if name == b"oom_kill":
+                counts.append(int(count))
+    return sum(counts) if counts else None
+
+
+def was_limit_hit() -> bool:
+    """Return whether the box, or its agent's programs, came to their own limit of memory, as the kernel counts."""
+    if any(line.startswith(b"oom ") and line != b"oom 0" for line in (_content(_EVENTS) or b"").splitlines()):
+        return True
+    for folder in _MEMORY_GROUPS:
+        most, limit = (_content(folder + name) for name in ("memory.max_usage_in_bytes", "memory.limit_in_bytes"))
+        if most and limit and int(most) >= int(limit) - _HUGE_PAGE_BYTES:
+            return True
+    return False
 
 
 def memory_in_use() -> int | None:

@@ -36,6 +36,7 @@ _HIDDEN_UID = 1002
 """A user that nobody in a box is."""
 _BOUNDS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/pids/pids")
 """How the names of the files begin that say how many processes there may be and are: of version 2, of version 1."""
+_AGENT_GROUP = "/sys/fs/cgroup/memory/agent"
 _SCORE = "/proc/self/oom_score_adj"
 _FIRST_TO_DIE = b"1000"
 _PENDING_SIGNALS = 4096
@@ -114,6 +115,45 @@ class User:
             libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
+def lent_files() -> dict[str, int]:
+    """Return the open files that the host sends over the socket whose number is our first argument, by their letters:
+    ``s`` for our OOM score, ``g`` for what moves its writer into the agent's memory cgroup.
+    """
+    if len(sys.argv) < 2:
+        return {}
+    line = socket(fileno=int(sys.argv[1]))
+    names, attached, _, _ = line.recvmsg(8, CMSG_SPACE(8), MSG_CMSG_CLOEXEC)
+    line.close()
+    content = attached[0][2] if attached else b""
+    return dict(zip(names.decode(), struct.unpack("%di" % (len(content) // 4), content)))
+
+
+class AgentGroup:
+    """The memory cgroup of the agent's programs, whose limit leaves a reserve to us and to graders.
+
+    Args:
+        lent: The file that moves its writer, open for writing, where the cgroup file system is read-only.
+    """
+
+    def __init__(self, lent: int | None) -> None:
+        self._fd = lent
+        self._is_known = lent is not None
+
+    def find(self) -> None:
+        """Open the file where the host has made it writable, once; before the first `join`."""
+        if not self._is_known:
+            self._is_known = True
+            try:
+                self._fd = os.open(_AGENT_GROUP + "/tasks", os.O_WRONLY | os.O_CLOEXEC)
+            except OSError:
+                pass
+
+    def join(self) -> None:
+        """Move this process, which has one thread. Raises `OSError` when the kernel refuses."""
+        if self._fd is not None:
+            os.write(self._fd, b"0")
+
+
 def adopt_orphans() -> bool:
     """Become the parent of every orphan below this process; say whether that worked."""
     return _prctl(_library(), _PR_SET_CHILD_SUBREAPER, 1)
@@ -134,16 +174,12 @@ def die_with_parent(number: int) -> None:
 class Score:
     """This process's ``oom_score_adj``: the higher, the sooner the kernel ends it. Children inherit it at the fork.
 
-    Where /proc is read-only, the host sends the open file over the socket whose number is our first argument.
+    Args:
+        lent: The file, open for writing, where /proc is read-only.
     """
 
-    def __init__(self) -> None:
-        self._lent: int | None = None
-        if len(sys.argv) > 1:
-            line = socket(fileno=int(sys.argv[1]))
-            attached = line.recvmsg(1, CMSG_SPACE(4), MSG_CMSG_CLOEXEC)[1]
-            line.close()
-            self._lent = struct.unpack("i", attached[0][2])[0] if attached else None
+    def __init__(self, lent: int | None) -> None:
+        self._lent = lent
 
     def fork_first_to_die(self) -> int:
         """Fork; the child is ended before us where we may change our score. Raises as `os.fork`."""

@@ -49,6 +49,7 @@ class Context:
             "agent": linux.User(config.get("agent_uid") if is_root else None, yields=True),
             "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
         }
+        self.lanes.agent = self.users["agent"]
         if config.get("root") and is_root:
             self.users["root"] = linux.User(None)
         self.work = config.get("work") or "/"

@@ -103,6 +103,8 @@ class Ending:
         try:
             with anyio.move_on_after(_CAUSE_S):
                 found = await self._hold.cause(channel.survived)
+                if found.kind is CauseKind.EXITED and channel.farewell is CauseKind.OUT_OF_MEMORY:
+                    return Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=True)
                 if found.kind is CauseKind.EXITED and channel.farewell is not None:
                     # A code alone does not tell a command's end from the agent's own.
                     is_own = channel.farewell is CauseKind.EXITED

@@ -257,7 +257,11 @@ class LocalBackend:
         self, box_id: str, stream: socket.socket, held: Life, sockets: Path, spec: SandboxSpec, disk_mib: int
     ) -> Box:
         channel = Channel(SocketStream(stream))
-        lost = {"network": spec.network == "open", "uid_range": os.geteuid() == 0 and self._ranges.why_none is not None}
+        lost = {
+            "network": spec.network == "open",
+            "uid_range": os.geteuid() == 0 and self._ranges.why_none is not None,
+            "memory_reserve": not held.holds_reserve,
+        }
         hold = Hold(
             cause=held.cause,
             kill=partial(self._end, held, spec.stay),

@@ -40,12 +40,13 @@ class Life:
         group: Control group of all that runs in it.
         told: Pipe on which bubblewrap says what the first process is.
         first: The first process, where that is known.
-        score_line: Socket whose other end the first process has, for the means to change its own OOM score.
+        score_line: Socket whose other end the first process has, for the files that it is lent.
         uids: The range of uids that it has for itself.
 
     Attributes:
         group: The group.
         folder: What is removed with it; None for nothing.
+        holds_reserve: Whether the agent's programs have a memory limit of their own.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Life:
         self._memory: cgroups.MemoryCounters | None = None
         self._score_line = score_line
         self._uids = uids
+        self.holds_reserve = group.of_agent is not None and group.of_agent.exists
 
     def first(self) -> FirstProcess | None:
         """The box's first process; None until bubblewrap has said which it is, or when that has ended."""
@@ -172,16 +174,22 @@ class Life:
             with suppress(OSError):
                 Path(f"/proc/{pid}/oom_score_adj").write_text(str(_VICTIM))
         if self._score_line is not None:
-            self._lend_score(pids[-1], self._score_line)
+            self._lend(pids[-1], self._score_line)
 
-    def _lend_score(self, pid: int, line: socket.socket) -> None:
-        """Give the first process its own ``oom_score_adj``, open for writing, since it sees /proc read-only."""
-        with line, suppress(OSError):
-            score = os.open(f"/proc/{pid}/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                socket.send_fds(line, [b"s"], [score])
-            finally:
-                os.close(score)
+    def _lend(self, pid: int, line: socket.socket) -> None:
+        """Give process 1 files open for writing that it sees read-only: its OOM score, and the agent's cgroup."""
+        wanted = {b"s": (Path(f"/proc/{pid}/oom_score_adj"), os.O_RDWR)}
+        if self.holds_reserve and self.group.of_agent is not None:
+            wanted[b"g"] = self.group.of_agent.door, os.O_WRONLY
+        with line, ExitStack() as opened:
+            lent: dict[bytes, int] = {}
+            for name, (path, flags) in wanted.items():
+                with suppress(OSError):
+                    lent[name] = os.open(path, flags | os.O_CLOEXEC)
+                    opened.callback(os.close, lent[name])
+            self.holds_reserve = b"g" in lent
+            with suppress(OSError):
+                socket.send_fds(line, [b"".join(lent) or b"-"], list(lent.values()))
 
 
 async def empty(group: cgroups.Group) -> bool:

@@ -173,6 +173,7 @@ class DockerBackend:
         try:
             spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
             volumes, written = await held.volumes(), await held.written(spec)
+            await held.find_agent_group(volumes)
             door = attached.knock(volumes)
         except BaseException:
             held.stream.close()
@@ -355,7 +356,8 @@ class DockerBackend:
         written: Written | None,
     ) -> Box:
         channel = Channel(stream)
-        gives_up = container_config.gives_up(spec, bounds_disk=bool(self._bounds_disk))
+        lost = container_config.gives_up(spec, bounds_disk=bool(self._bounds_disk))
+        gives_up = lost if held.agent_group is not None else (*lost, "memory_reserve")
         use = DiskUse(Bounds.of(spec).disk_mib)
         hold = Hold(
             cause=held.cause,

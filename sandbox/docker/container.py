@@ -17,7 +17,8 @@ from envkit.errors import SandboxError
 from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 
 from ..agent_client.channel import Survived
-from ..host import oom_score, run_dirs
+from ..host import agent_cgroup, oom_score, run_dirs
+from ..host.agent_cgroup import AgentGroup
 from ..host.layout import COUNTED, DOOR, DOOR_SOCKET, SOCKETS
 from ..host.pid1 import FirstProcess
 from . import container_config, orphans
@@ -60,6 +61,7 @@ class AttachedContainer:
     Attributes:
         id: The daemon's name for it.
         stream: Its standard streams.
+        agent_group: The memory cgroup of the agent's programs; None where they have none of their own.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class AttachedContainer:
     ) -> None:
         self.id = container_id
         self.stream = stream
+        self.agent_group: AgentGroup | None = None
         self._daemon = daemon
         self._removes_itself = removes_itself
         self._began_s = int(clock.wall())
@@ -92,9 +95,31 @@ class AttachedContainer:
                 with suppress(OSError):
                     first.bound_terminals({"gid": _TTY_GROUP})
                 if lends_score(self._daemon, spec):
-                    with suppress(OSError):
-                        await clock.to_thread(oom_score.lend, first)
+                    await clock.to_thread(self._lend, first, container_config.Bounds.of(spec).memory_mib)
         return volumes
+
+    def _lend(self, first: FirstProcess, memory_mib: int) -> None:
+        """Let process 1 set OOM scores, and put the agent's programs into a memory cgroup of their own."""
+        lent: dict[str, str] = {}
+        group = agent_cgroup.of_container(self.id, first.pid)
+        if group is not None:
+            with suppress(OSError):
+                group.make(memory_mib)
+                lent[str(group.door)] = agent_cgroup.INSIDE
+        try:
+            oom_score.lend(first, lent)
+        except OSError:
+            if group is not None:
+                group.remove()
+        else:
+            self.agent_group = group if lent else None
+
+    async def find_agent_group(self, volumes: Mapping[str, Path]) -> None:
+        """Set `agent_group` of a container that was started before."""
+        if (first := await self._first_process(volumes)) is not None:
+            with closing(first):
+                group = agent_cgroup.of_container(self.id, first.pid)
+                self.agent_group = group if group is not None and group.exists else None
 
     async def _first_process(self, volumes: Mapping[str, Path]) -> FirstProcess | None:
         """Return its process 1 on this host, known by what is mounted there; None where we cannot see it."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from envkit.types import Cause, CauseKind
 
 from . import run_dirs
+from .agent_cgroup import AgentGroup
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -88,12 +89,15 @@ class Group:
 
     Attributes:
         name: Of each of them.
+        of_agent: The group below it for the agent's programs, which need not exist; None where memory is unbounded.
     """
 
     def __init__(self, places: Places, name: str) -> None:
         self.name = name
         self._is_unified = places.is_unified
         self._folders = {controller: parent / name for controller, parent in places.parents.items()}
+        memory = self._folders.get("memory")
+        self.of_agent = None if memory is None else AgentGroup(memory, is_unified=self._is_unified)
 
     def make(self, bounds: Bounds) -> None:
         """Make it with its bounds.
@@ -105,6 +109,9 @@ class Group:
             folder.mkdir(exist_ok=True)
         if bounds.memory_mib is not None:
             self._bound_memory(bounds.memory_mib << 20)
+            if self.of_agent is not None:
+                with suppress(OSError):
+                    self.of_agent.make(bounds.memory_mib)
         if bounds.pids is not None:
             self._set("pids", "pids.max", str(bounds.pids))
         if bounds.cpus is not None:
@@ -130,7 +137,9 @@ class Group:
         Raises:
             OSError: The kernel refuses.
         """
-        for door in self._doors():
+        for folder in self._each():
+            of_agent = self.of_agent if folder == self._folders.get("memory") else None
+            door = (folder if of_agent is None else of_agent.first_folder) / "cgroup.procs"
             with door.open("r+") as file:
                 file.write(str(pid))
 
@@ -141,27 +150,29 @@ class Group:
         return [(folder, str(ROOT / controller)) for controller, folder in self._folders.items()]
 
     def memory_counters(self) -> MemoryCounters:
-        """Return what the kernel counted in it; zeros where this is not known."""
+        """Return what the kernel counted in it and below; zeros where this is not known."""
         folder = self._folders.get("memory")
-        if folder is None:
+        if folder is None or self.of_agent is None:
             return MemoryCounters()
         if self._is_unified:
             events = _counts(folder / "memory.events")
             return MemoryCounters(events.get("oom_kill", 0), events.get("oom", 0) > 0)
-        kills = _counts(folder / "memory.oom_control").get("oom_kill", 0)
-        most, limit = (_number(folder / name) for name in ("memory.max_usage_in_bytes", "memory.limit_in_bytes"))
-        return MemoryCounters(kills, most >= limit - _HUGE_PAGE_BYTES)  # newer kernels leave memory.failcnt at 0
+        both = (folder, self.of_agent.folder)
+        kills = sum(_counts(one / "memory.oom_control").get("oom_kill", 0) for one in both)
+        return MemoryCounters(kills, any(map(_is_limit_hit, both)))
 
     def kill(self) -> None:
         """Kill who is in it."""
-        for door in self._doors():
+        for folder in (*self._below(), *self._each()):
             with suppress(OSError):
-                for pid in door.read_text().split():
+                for pid in (folder / "cgroup.procs").read_text().split():
                     with suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> bool:
         """Remove it unless somebody is in it; return whether nothing of it is left."""
+        if self.of_agent is not None:
+            self.of_agent.remove()
         for folder in self._each():
             for place in (*_heirs(folder), folder):
                 with suppress(OSError):
@@ -171,8 +182,8 @@ class Group:
     def _each(self) -> list[Path]:
         return list(dict.fromkeys(self._folders.values()))
 
-    def _doors(self) -> list[Path]:
-        return [folder / "cgroup.procs" for folder in self._each()]
+    def _below(self) -> list[Path]:
+        return [] if self.of_agent is None else self.of_agent.folders
 
     def _bound_memory(self, size: int) -> None:
         if self._is_unified:
@@ -220,6 +231,12 @@ def _counts(file: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _is_limit_hit(folder: Path) -> bool:
+    """Whether a group of version 1 came to its limit; newer kernels leave memory.failcnt at 0."""
+    most, limit = (_number(folder / name) for name in ("memory.max_usage_in_bytes", "memory.limit_in_bytes"))
+    return 0 < limit <= most + _HUGE_PAGE_BYTES
 
 
 def _number(file: Path) -> int:

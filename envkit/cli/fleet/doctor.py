@@ -68,6 +68,9 @@ def _print(found: Found) -> None:
                 markup=False,
                 soft_wrap=True,
             )
+        if backend.gives_up:
+            said = f"\n{backend.name}: not enforced (docs/sandboxes.md): {', '.join(backend.gives_up)}"
+            console.print(said, markup=False, soft_wrap=True)
         for remedy in backend.remedies:
             console.print(f"  {backend.name}: {remedy}", markup=False, soft_wrap=True)
     rest = Table(box=None, show_header=False, pad_edge=False)

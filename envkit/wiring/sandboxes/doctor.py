@@ -55,6 +55,7 @@ class BackendFound:
         exec_ms: Median of five runs of ``true``.
         remedies: What to type for what is missing, where `problem` does not say it.
         shared: What the kernel counts for all sandboxes of this kind together, so that one can take it from the others.
+        gives_up: What its sandboxes do not enforce beside what `capabilities` has, such as ``"memory_reserve"``.
     """
 
     name: str
@@ -64,6 +65,7 @@ class BackendFound:
     exec_ms: float | None = None
     remedies: Sequence[str] = ()
     shared: Sequence[str] = ()
+    gives_up: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ async def _docker_daemon() -> tuple[str, Sequence[str]]:
 async def _measure(name: str, backend: Backend, image: str | None) -> BackendFound:
     starts, execs = [], []
     capabilities: Mapping[str, bool] = {}
+    gives_up: Sequence[str] = ()
     problem = None
     try:
         with anyio.fail_after(_PROBE_S):
@@ -160,6 +163,7 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
                     began = clock.now()
                     box = await backend.start(SandboxSpec(image=image))
                     try:
+                        gives_up = [name for name in box.gives_up if name not in CAPABILITIES]
                         await box.probe(_PROBE_S)
                         starts.append(clock.now() - began)
                         began = clock.now()
@@ -177,7 +181,7 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
         return BackendFound(name, problem)
     remedies = [_INSTALL["groups"]] if name == "local" and not capabilities["memory"] else []
     start_ms, exec_ms = (round(1000 * statistics.median(times), 1) for times in (starts, execs))
-    return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies)
+    return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies, gives_up=gives_up)
 
 
 def _machine(docker_version: str) -> dict[str, str]:

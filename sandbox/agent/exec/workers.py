@@ -4,6 +4,8 @@ Forking is what a command costs; a lane is forked before anybody asks. One that 
 
 A box has only so many processes, and the agent's programs may have taken all. Who must run nevertheless, a grader or
 what copies folders for the host, finds some free: when there are too few, the programs of users that yield are ended.
+Likewise they find memory: those programs are in a memory cgroup of their own, and their System V objects are removed
+before a grader starts, when these hold much.
 """
 
 from __future__ import annotations
@@ -156,10 +158,15 @@ class Lanes:
 
     Args:
         loop: The agent's.
+
+    Attributes:
+        loop: The same.
+        agent: The user whose programs leave room to others; None before the configuration.
     """
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
+        self.agent: linux.User | None = None
         self._adopts: bool | None = None  # whether orphans of a lane's commands stay below the lane
         self._all: set[Lane] = set()
         self._idle: dict[linux.User, list[Lane]] = {}  # the last one is taken first
@@ -169,7 +176,9 @@ class Lanes:
         self._trims = False
         self._looks = False
         self._bound = linux.process_bound()
-        self._score = linux.Score()
+        lent = linux.lent_files()
+        self._score = linux.Score(lent.get("s"))
+        self._agent_group = linux.AgentGroup(lent.get("g"))
 
     def take(self, user: linux.User) -> Lane:
         """Return a lane with that user's rights, which is then the caller's.
@@ -179,6 +188,10 @@ class Lanes:
         """
         if not user.yields:
             self._keep_room()
+            if self.agent is not None:
+                from .. import ipc  # not before it is needed: most sandboxes have no grader
+
+                ipc.remove_large(self.agent)
             if not self._looks:
                 self._look_later(_LOOK_S)
         idle = self._idle.get(user)
@@ -209,7 +222,12 @@ class Lanes:
         self._yielding.discard(lane.pid)
 
     def fork(
-        self, run: Callable[[], None], on_exit: Callable[[int], None] | None = None, *, yields: bool = False
+        self,
+        run: Callable[[], None],
+        on_exit: Callable[[int], None] | None = None,
+        *,
+        yields: bool = False,
+        is_charged: bool = False,
     ) -> int:
         """Run `run` in a child and return its pid; `on_exit` gets the exit code.
 
@@ -217,6 +235,7 @@ class Lanes:
             run: Called in the child.
             on_exit: Called here once that has ended.
             yields: Whether it is ended, with all below it, when there is no room for others.
+            is_charged: Whether what it takes of memory counts as the agent's; that of one who yields does.
 
         Raises:
             OSError: No further process can be started.
@@ -226,6 +245,7 @@ class Lanes:
             linux.hide_memory()
         if not yields:
             self._keep_room()
+        self._agent_group.find()
         try:
             pid = self._score.fork_first_to_die() if yields else os.fork()
         except BlockingIOError:
@@ -234,6 +254,8 @@ class Lanes:
             pid = os.fork()
         if not pid:
             try:
+                if yields or is_charged:
+                    self._agent_group.join()
                 run()
                 os._exit(0)
             except BaseException:

@@ -61,7 +61,7 @@ class _Tree(Call):
                 os._exit(2)
 
         try:
-            self._pid = self._context.lanes.fork(run, self._on_exit)
+            self._pid = self._context.lanes.fork(run, self._on_exit, is_charged=user.yields)
         finally:
             for fd in [*theirs, writer]:
                 os.close(fd)

@@ -55,8 +55,8 @@ def test_a_box_whose_own_program_wants_too_much_is_lost_for_that_reason() -> Non
 
 def test_all_that_can_be_written_is_bounded_together() -> None:
     fill = "for place in /tmp /workspace /dev/shm; do head -c 200000000 /dev/zero > $place/file; done 2>/dev/null; "
-    said = attempt(f"{fill} du -cm /tmp/file /workspace/file /dev/shm/file", spec=SandboxSpec(memory_mib=64))
-    assert int(said.split()[-2]) == 3 * 16
+    said = attempt(f"{fill} du -cm /tmp/file /workspace/file /dev/shm/file", spec=SandboxSpec(memory_mib=256))
+    assert int(said.split()[-2]) == 3 * 64
 
 
 def test_a_hostile_box_is_not_shown_what_is_importable_here() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envkit.sandbox.host import cgroups, run_dirs
+from envkit.sandbox.host import agent_cgroup, cgroups, run_dirs
 from envkit.types import CauseKind
 
 BOUNDS = cgroups.Bounds(memory_mib=64, pids=7, cpus=0.5)
@@ -186,6 +186,46 @@ def test_a_group_is_needed_for_as_long_as_who_inherited_it_lives(tmp_path: Path)
     assert [group.name for group in cgroups.gone(places)] == [dead]
 
 
+@pytest.mark.parametrize(
+    ("memory_mib", "reserve_mib"), [(16, 4), (64, 16), (128, 32), (256, 32), (400, 50), (512, 64), (4096, 64)]
+)
+def test_an_eighth_of_a_sandboxs_memory_is_reserved_within_bounds(memory_mib: int, reserve_mib: int) -> None:
+    assert agent_cgroup.reserve_mib(memory_mib) == reserve_mib
+
+
+def test_in_version_1_the_agents_group_is_a_child_with_a_lower_limit(tmp_path: Path) -> None:
+    child = version_1(tmp_path) / "memory/g/agent"
+    files(child, "tasks", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+    group = cgroups.Group(cgroups.find(tmp_path), "g")
+    group.make(BOUNDS)
+    assert (child / "memory.limit_in_bytes").read_text() == str(48 << 20)
+    assert (child / "memory.memsw.limit_in_bytes").read_text() == str(48 << 20)
+    assert group.of_agent is not None
+    assert group.of_agent.door == child / "tasks"
+    group.join(4711)
+    assert (tmp_path / "memory/g/cgroup.procs").read_text() == "4711"
+
+
+def test_in_version_2_process_1_and_the_agents_programs_are_in_two_children(tmp_path: Path) -> None:
+    root, own = version_2(tmp_path, own="/a/b", shared="cpu memory pids")
+    files(root / "a/g", "cgroup.subtree_control", "memory.max", "memory.swap.max", "pids.max", "cpu.max")
+    files(root / "a/g/agent", "cgroup.procs", "memory.max")
+    files(root / "a/g/first", "cgroup.procs")
+    group = cgroups.Group(cgroups.find(root, own), "g")
+    group.make(BOUNDS)
+    assert (root / "a/g/cgroup.subtree_control").read_text() == "+memory"
+    assert (root / "a/g/agent/memory.max").read_text() == str(48 << 20)
+    group.join(4711)
+    assert (root / "a/g/first/cgroup.procs").read_text() == "4711"
+
+
+def test_a_group_whose_child_the_kernel_refuses_is_used_without_one(tmp_path: Path) -> None:
+    group = cgroups.Group(cgroups.find(version_1(tmp_path)), "g")
+    group.make(BOUNDS)
+    assert group.of_agent is not None
+    assert not group.of_agent.exists
+
+
 @pytest.fixture
 def real() -> Iterator[cgroups.Group]:
     places = cgroups.find()
@@ -239,3 +279,14 @@ def test_a_real_group_counts_who_ran_out_of_memory(real: cgroups.Group) -> None:
     counters = real.memory_counters()
     assert counters.oom_kills >= 1
     assert counters.limit_hit
+
+
+def test_a_real_group_counts_who_ran_out_of_memory_in_its_child(real: cgroups.Group) -> None:
+    real.make(cgroups.Bounds(memory_mib=64, pids=8))
+    assert real.of_agent is not None
+    # 56 MiB are within the limit of the sandbox, 64 MiB, and above that of the agent, 48 MiB.
+    hog = f"echo 0 > {real.of_agent.door}; exec {sys.executable} -c 'bytearray(56 << 20)'"
+    with joined(real, hog) as process:
+        process.communicate(timeout=20)
+    assert process.returncode == -9
+    assert real.memory_counters() == cgroups.MemoryCounters(oom_kills=1, limit_hit=True)

@@ -1,0 +1,162 @@
+"""Fill sandboxes with memory that no process owns, and start a grader: it must run within a second.
+
+    python benchmarks/evidence/memory_without_owner.py
+
+Such memory stays when the processes that took it are gone: System V shared memory, what lies unread in sockets, and
+empty files. The agent of a hostile sandbox takes as much as the kernel gives it; then a grader of 25 MiB is timed. It
+must run in at least 10 of the 12 combinations; a sandbox that is lost must say that it ran out of memory. Sandboxes are
+started one after another, and none takes more than it was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+from record import FOLDER, Evidence
+
+from envkit import clock
+from envkit.errors import SandboxLostError
+from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.docker.images import OFFLINE_BASE
+from envkit.types import SandboxSpec
+
+STALE_AFTER = ("sandbox",)
+SIZES_MIB = (512, 1024)
+SHORT_MIB = 128
+MOST_S = 1.0
+FILL_S = 40.0
+LOOK_S = 0.1
+STEADY_LOOKS = 10
+LEAST_HELD = 10
+OUT_OF_MEMORY = "out of memory"
+
+HOGS = {
+    "System V memory": """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+for size, count in ((8 << 20, 160), (1 << 20, 16), (1 << 16, 32), (1 << 12, 64)):  # 1,298 MiB
+    for _ in range(count):
+        if os.fork() == 0:
+            ctypes.memset(libc.shmat(libc.shmget(0, size, 0o1600), None, 0), 1, size)
+            os._exit(0)
+        os.wait()
+""",
+    "socket buffers": """
+import os, signal, socket
+for count in range(20):
+    if os.fork() == 0:
+        kept = []
+        try:
+            for count in range(350):  # about 200 KiB each
+                kept += socket.socketpair()
+                kept[-1].setblocking(False)
+                try:
+                    while True:
+                        kept[-1].send(bytes(65536))
+                except BlockingIOError:
+                    pass
+        except OSError:
+            pass
+        open("/run/envkit/%d" % os.getpid(), "w").close()
+        signal.pause()
+signal.pause()
+""",
+    "empty files": """
+for place in ("/workspace", "/tmp", "/dev/shm"):
+    try:
+        for count in range(1_500_000):
+            open("%s/%d-%s" % (place, count, "x" * 240), "w").close()
+    except OSError:
+        pass
+""",
+}
+"""Programs of the agent, each bounded."""
+
+GRADER = ["python3", "-c", "bytearray(16 << 20)"]
+"""A small one, which takes about 25 MiB."""
+
+Figures = dict[str, Any]
+
+
+async def attacked(backend: LocalBackend | DockerBackend, hog: str, memory_mib: int) -> Figures:
+    """Return what became of a sandbox and of its grader once the agent has run `hog`."""
+    image = OFFLINE_BASE if isinstance(backend, DockerBackend) else None
+    box = await backend.start(SandboxSpec(image=image, untrusted=True, memory_mib=memory_mib))
+    assert isinstance(box, Box)
+    found: Figures = {"cause": None, "grader_exit_code": None, "grader_s": None, "agent_after": None}
+    began = clock.stopwatch()
+    try:
+        await box.write("hog.py", HOGS[hog].encode())
+        await box.shell().run("for try in 1 2 3; do python3 hog.py; done &", timeout_s=20)
+        found["filled_mib"] = await _most_mib(box)
+        found["fill_s"] = round(clock.stopwatch() - began, 2)
+        began = clock.stopwatch()
+        graded = await box.exec(GRADER, user="grader", timeout_s=20)
+        found |= {"grader_exit_code": graded.exit_code, "grader_s": round(clock.stopwatch() - began, 3)}
+        after = await box.exec(["true"], timeout_s=20)
+        found["agent_after"] = OUT_OF_MEMORY if after.is_out_of_memory else f"exit code {after.exit_code}"
+    except SandboxLostError as error:
+        found |= {"cause": str(error.cause), "lost_after_s": round(clock.stopwatch() - began, 3)}
+    finally:
+        await box.stop()
+    return found
+
+
+async def _most_mib(box: Box) -> int:
+    """Return how many MiB the sandbox has in use once that grows no more."""
+    most, quiet = 0, 0
+    with anyio.move_on_after(FILL_S):
+        while quiet < STEADY_LOOKS:
+            now = int(str((await box.stats())["memory_bytes"])) >> 20
+            quiet = 0 if now > most else quiet + 1
+            most = max(most, now)
+            await anyio.sleep(LOOK_S)
+    return most
+
+
+def measured(kind: str, hog: str, memory_mib: int) -> Figures:
+    """Return the figures of one combination, in a backend of its own."""
+
+    async def main() -> Figures:
+        async with LocalBackend() if kind == "local" else DockerBackend() as backend:
+            return await attacked(backend, hog, memory_mib)
+
+    return clock.run(main)
+
+
+def main() -> int:
+    """Measure and return the exit code: 1 when fewer graders ran than must."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where memory-without-owner.json is written")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
+    parser.add_argument("--kind", choices=("local", "docker"), action="append", help="only these sandboxes")
+    parser.add_argument("--within-s", type=float, default=MOST_S, help="seconds that a grader may take")
+    parser.add_argument("--short", action="store_true", help=f"only sandboxes of {SHORT_MIB} MiB")
+    asked = parser.parse_args()
+    evidence = Evidence("memory-without-owner", stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    found: dict[str, Mapping[str, Any]] = {}
+    for kind in asked.kind or ("local", "docker"):
+        for hog in HOGS:
+            for memory_mib in (SHORT_MIB,) if asked.short else SIZES_MIB:
+                name = f"{kind}, {hog}, {memory_mib} MiB"
+                found[name] = evidence.part(name, partial(measured, kind, hog, memory_mib))
+                print(name, json.dumps(found[name]), flush=True)
+    graded = [figures["grader_s"] for figures in found.values() if figures["grader_exit_code"] == 0]
+    ran = sum(seconds <= asked.within_s for seconds in graded)
+    causes = [figures["cause"] for figures in found.values() if figures["cause"] is not None]
+    print(f"the grader ran within {asked.within_s:g} s in {ran} of {len(found)}; sandboxes lost: {causes or 'none'}")
+    return 0 if ran >= len(found) * LEAST_HELD / 12 and set(causes) <= {OUT_OF_MEMORY} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

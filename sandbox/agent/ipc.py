@@ -1,0 +1,74 @@
+"""Removes System V shared memory, message queues and semaphores, which stay in memory when their makers have ended."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .linux import User
+
+_LEAST_BYTES = 16 << 20
+"""What the objects of one kind may hold together before they are removed."""
+_MESSAGE_BYTES = 64
+_SEMAPHORE_BYTES = 64
+_OBJECT_BYTES = 256
+"""What the kernel takes for each, at least, beside contents."""
+_IPC_RMID = 0
+
+
+def remove_large(user: User) -> None:
+    """Remove what `user` has made, of each kind that holds more than 16 MiB.
+
+    Programs that are attached to shared memory keep it until they end. Does nothing in a Python without ctypes.
+    """
+    for path, size, call in (
+        ("/proc/sysvipc/shm", _shared_memory, "shmctl"),
+        ("/proc/sysvipc/msg", _messages, "msgctl"),
+        ("/proc/sysvipc/sem", _semaphores, "semctl"),
+    ):
+        objects = [one for one in _objects(path) if user.uid in (None, one["cuid"])]
+        if sum(size(one) + _OBJECT_BYTES for one in objects) > _LEAST_BYTES:
+            user.act(lambda: _remove(call, [one["id"] for one in objects]))  # noqa: B023 - it is called at once
+
+
+def _objects(path: str) -> list[dict[str, int]]:
+    """Return the rows of a table, by the names in its first line."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # a kernel without them
+        return []
+    with open(fd) as file:
+        names = file.readline().split()
+        # The name of the second column differs between the kinds.
+        if len(names) > 1:
+            names[1] = "id"
+        return [dict(zip(names, [int(value) for value in line.split()])) for line in file]
+
+
+def _shared_memory(row: dict[str, int]) -> int:
+    return row.get("rss", row["size"]) + row.get("swap", 0)
+
+
+def _messages(row: dict[str, int]) -> int:
+    return row["cbytes"] + row["qnum"] * _MESSAGE_BYTES
+
+
+def _semaphores(row: dict[str, int]) -> int:
+    return row["nsems"] * _SEMAPHORE_BYTES
+
+
+def _remove(name: str, ids: list[int]) -> None:
+    try:
+        from ctypes import CDLL
+
+        call: Callable[..., int] = getattr(CDLL(None), name)
+    except (ImportError, OSError, AttributeError):
+        return
+    for one in ids:
+        if name == "semctl":
+            call(one, 0, _IPC_RMID)
+        else:
+            call(one, _IPC_RMID, None)

@@ -1,0 +1,129 @@
+"""The memory cgroup of the agent's programs, a child of their sandbox's cgroup with a lower limit.
+
+What the limits differ by is reserved for process 1 and graders, which stay outside the child. Memory that no process
+owns (System V shared memory, unread socket buffers, the inodes of empty files) is charged to the programs that took it,
+so they run out of memory in their own cgroup, and the kernel kills only there.
+
+Process 1 puts each process that it forks for the agent into the child. It sees the cgroup file system read-only; the
+host lends it the one file that moves the writer.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_AGENT = "agent"
+_FIRST = "first"
+"""Process 1 and graders with version 2, in which a cgroup with children has no processes of its own."""
+_LEAST_MIB, _MOST_MIB = 32, 64
+INSIDE = "/sys/fs/cgroup/memory/agent/tasks"
+"""Where process 1 of a container finds the file that moves it."""
+
+
+def reserve_mib(memory_mib: int) -> int:
+    """Return how much of a sandbox's memory its agent cannot use: 1/8, at least 32 and at most 64 MiB, never over 1/4.
+
+    Args:
+        memory_mib: The sandbox's limit, MiB.
+    """
+    return min(max(memory_mib // 8, _LEAST_MIB), _MOST_MIB, memory_mib // 4)
+
+
+class AgentGroup:
+    """The child of one sandbox's memory cgroup.
+
+    Args:
+        sandbox: Folder of the sandbox's cgroup.
+        is_unified: Whether it is of version 2.
+
+    Attributes:
+        folder: Its own folder, which need not exist.
+    """
+
+    def __init__(self, sandbox: Path, *, is_unified: bool) -> None:
+        self._sandbox = sandbox
+        self._is_unified = is_unified
+        self.folder = sandbox / _AGENT
+
+    @property
+    def exists(self) -> bool:
+        return self.folder.is_dir()
+
+    @property
+    def folders(self) -> list[Path]:
+        """The cgroups that exist below the sandbox's."""
+        return [folder for folder in (self.folder, self._sandbox / _FIRST) if folder.is_dir()]
+
+    @property
+    def first_folder(self) -> Path:
+        """The cgroup of process 1."""
+        return self._sandbox / _FIRST if self._is_unified and self.exists else self._sandbox
+
+    @property
+    def door(self) -> Path:
+        """The file that moves the single-threaded process that writes "0" to it."""
+        # Version 1 takes no lock of all processes for one thread.
+        return self.folder / ("cgroup.procs" if self._is_unified else "tasks")
+
+    def make(self, memory_mib: int) -> None:
+        """Make it, before any process is in the sandbox's cgroup if that is of version 2.
+
+        Args:
+            memory_mib: The sandbox's limit, MiB.
+
+        Raises:
+            OSError: The kernel refuses; nothing is left of it.
+        """
+        limit = str(memory_mib - reserve_mib(memory_mib) << 20)
+        try:
+            if self._is_unified:
+                _write(self._sandbox / "cgroup.subtree_control", "+memory")
+                (self._sandbox / _FIRST).mkdir(exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
+            if self._is_unified:
+                _write(self.folder / "memory.max", limit)
+            else:
+                _write(self.folder / "memory.limit_in_bytes", limit)
+                with suppress(FileNotFoundError):  # a kernel that does not count swap
+                    _write(self.folder / "memory.memsw.limit_in_bytes", limit)
+        except OSError:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove it unless somebody is in it."""
+        for folder in self.folders:
+            with suppress(OSError):
+                folder.rmdir()
+        if self._is_unified and not self.folders:
+            with suppress(OSError):
+                _write(self._sandbox / "cgroup.subtree_control", "-memory")
+
+
+def of_container(container_id: str, first_pid: int) -> AgentGroup | None:
+    """Return the group below that of a container, which need not exist; None where its cgroup cannot have one.
+
+    With version 2 it cannot: the container's own processes are in its cgroup.
+
+    Args:
+        container_id: The daemon's name for it.
+        first_pid: Its process 1, as this host counts.
+    """
+    try:
+        lines = Path(f"/proc/{first_pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    path = next((line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory"), "")
+    folder = Path("/sys/fs/cgroup/memory", path.lstrip("/"))
+    return AgentGroup(folder, is_unified=False) if container_id in path and folder.is_dir() else None
+
+
+def _write(file: Path, value: str) -> None:
+    # Opened without O_CREAT: in a folder that is no cgroup this must fail, not leave a file.
+    handle = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, value.encode())
+    finally:
+        os.close(handle)

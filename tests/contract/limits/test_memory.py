@@ -1,0 +1,112 @@
+"""One promise for every kind of sandbox that bounds memory: a grader finds some, whatever the agent leaves in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from envkit.sandbox.agent_client.sandbox import Box
+from tests.contract.boxes import Kind, run
+
+EVIDENCE = Path(__file__).parents[3] / "benchmarks" / "evidence" / "memory_without_owner.py"
+MEMORY_MIB = 256  # of which the agent has 224
+
+LIBC = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+def share(mib):
+    number = libc.shmget(0, mib << 20, 0o1600)
+    address = libc.shmat(number, None, 0)
+    ctypes.memset(address, 1, mib << 20)
+    libc.shmdt(ctypes.c_void_p(address))
+"""
+SHARE_ALL = f"""{LIBC}
+for count in range(40):  # 320 MiB
+    share(8)
+"""
+SHARE = f"""{LIBC}
+share(int(sys.argv[1]))
+"""
+MESSAGES = f"""{LIBC}
+for count in range(20):
+    queue = libc.msgget(0, 0o1600)
+    while libc.msgsnd(queue, ctypes.create_string_buffer(b"x" * 9), 0, 0o4000) == 0:  # each takes 64 bytes
+        pass
+"""
+SEMAPHORES = f"""{LIBC}
+for count in range(20):
+    libc.semget(0, 30_000, 0o1600)
+"""
+TAKE = "bytearray(int(__import__('sys').argv[1]) << 20)"
+
+
+@asynccontextmanager
+async def box_of(kind: Kind) -> AsyncIterator[Box]:
+    async with kind.backend() as backend:
+        if not backend.capabilities()["memory"]:
+            pytest.skip("memory is not bounded here")
+        box = await backend.start(kind.spec(memory_mib=MEMORY_MIB))
+        assert isinstance(box, Box)
+        if "memory_reserve" in box.gives_up:
+            pytest.skip("no memory can be reserved here")
+        yield box
+
+
+def test_a_grader_runs_in_a_sandbox_full_of_memory_that_no_process_owns(kind: Kind, tmp_path: Path) -> None:
+    if kind.name == "process":
+        pytest.skip("it bounds nothing")
+    options = ["--short", "--within-s", "10", "--kind", kind.name, "--folder", str(tmp_path)]
+    command = [sys.executable, str(EVIDENCE), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False)
+    assert done.stdout.splitlines()[-1:] == ["the grader ran within 10 s in 3 of 3; sandboxes lost: none"], done.stderr
+
+
+def test_a_sandbox_outlives_programs_that_find_no_memory_left(kind: Kind) -> None:
+    async def main() -> None:
+        async with box_of(kind) as box:
+            filled = await box.exec([kind.python, "-c", SHARE_ALL], timeout_s=20)
+            assert filled.is_out_of_memory
+            for _ in range(3):
+                starved = await box.exec([kind.python, "-c", TAKE, "16"], timeout_s=20)
+                assert (starved.exit_code, starved.is_out_of_memory) == (-9, True)
+            graded = await box.exec([kind.python, "-c", TAKE, "16"], user="grader", timeout_s=20)
+            assert (graded.exit_code, graded.stderr) == (0, "")
+            # What the agent shared was removed for the grader.
+            assert (await box.exec([kind.python, "-c", TAKE, "16"], timeout_s=20)).exit_code == 0
+
+    run(main)
+
+
+def test_the_agents_programs_cannot_use_an_eighth_of_the_memory_and_a_grader_can(kind: Kind) -> None:
+    async def main() -> None:
+        async with box_of(kind) as box:
+            take = [kind.python, "-c", TAKE, "222"]
+            assert (await box.exec(take, timeout_s=20)).is_out_of_memory
+            assert (await box.exec(take, user="grader", timeout_s=20)).exit_code == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("script", "argument", "left"),
+    [(SHARE, "15", "1\n"), (SHARE, "17", "0\n"), (MESSAGES, "", "0\n"), (SEMAPHORES, "", "0\n")],
+    ids=["15 MiB of memory", "17 MiB of memory", "messages", "semaphores"],
+)
+def test_ipc_objects_of_more_than_16_mib_are_removed_before_a_grader_starts(
+    kind: Kind, script: str, argument: str, left: str
+) -> None:
+    async def main() -> None:
+        async with box_of(kind) as box:
+            made = await box.exec([kind.python, "-c", script, argument], timeout_s=20)
+            assert (made.exit_code, made.stderr) == (0, "")
+            count = ["sh", "-c", "cat /proc/sysvipc/* | grep -vc key || true"]
+            assert (await box.exec(count, timeout_s=20)).stdout in ("1\n", "20\n")
+            assert (await box.exec(count, user="grader", timeout_s=20)).stdout == left
+
+    run(main)
