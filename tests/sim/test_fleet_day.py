@@ -97,7 +97,7 @@ def live(hours: float, users: int) -> Day:
                     for number in range(users):
                         tasks.start_soon(work, pool, number, day)
                     await anyio.sleep(hours * HOUR_S / 2)
-                    pool.remove_node("node 3", cause("node 3 was shut down"))
+                    pool.remove_node("node 3", cause("node 3 was shut down", CauseKind.NODE_LOST))
                     await anyio.sleep(HOUR_S / 10)
                     pool.add_node(nodes[3])
         counts = pool.counts()
@@ -128,8 +128,8 @@ def test_a_day_of_a_thousand_failing_sandboxes_is_accounted_for() -> None:
     day = live(24, NODES * BOXES_PER_NODE)
     check(day, NODES * BOXES_PER_NODE)
     assert day.starts > 5_000
-    assert set(day.losses) == {"killed", "out of memory", "exited", "silent", "other"}
-    assert day.losses["other"] == BOXES_PER_NODE
+    assert set(day.losses) == set(map(CauseKind, ("killed", "out_of_memory", "exited", "unresponsive", "node_lost")))
+    assert day.losses[CauseKind.NODE_LOST] == BOXES_PER_NODE
     assert sum(os.times()[:2]) - began_s < 60  # of a processor, however many others there are to work for
 
 
