@@ -74,6 +74,7 @@ def yaml_problem(error: yaml.YAMLError | UnicodeDecodeError) -> str:
         return "not YAML: a character that no text has"
     problem = str(error.problem)
     began = error.context_mark or mark
-    words = next((words for pattern, words in _YAML.items() if re.match(pattern, problem)), None)
+    found = (words for pattern, words in _YAML.items() if re.match(pattern, problem))  # library's message: PyYAML
+    words = next(found, None)
     why = problem if words is None else words.format(line=began.line + 1, column=began.column + 1)
     return f"line {mark.line + 1}, column {mark.column + 1}: not YAML: {why}"

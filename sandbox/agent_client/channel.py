@@ -305,7 +305,7 @@ class Channel:
             self._hello.set_result(_hello(header))
             return
         if "id" not in header and ("ending" in header or "oom_kills" in header):
-            self._take_news(header)
+            self._take_news(header, body)
             return
         number = header.get("id")
         call = self._calls.get(number) if type(number) is int else None
@@ -313,15 +313,15 @@ class Channel:
             raise BrokenFrameError("an answer to a call that nobody made")
         call.take(header, body)
 
-    def _take_news(self, header: Mapping[str, JSON]) -> None:
+    def _take_news(self, header: Mapping[str, JSON], body: bytes) -> None:
         """Take in what the agent says of the whole sandbox: that it ends, or that it survived an OOM kill."""
         ending, kills = header.get("ending"), header.get("oom_kills")
-        if ending in _FAREWELLS:
+        if isinstance(ending, str) and ending in _FAREWELLS and not body:
             self.farewell = CauseKind(ending)
-        elif type(kills) is int and kills >= 0:
+        elif type(kills) is int and kills >= 0 and not body:
             self.survived = Survived(kills, clock.wall())
         else:
-            raise BrokenFrameError("news of the sandbox that say nothing")
+            raise BrokenFrameError("news of the sandbox that nobody knows")
 
 
 def _broken(what: str) -> Cause:

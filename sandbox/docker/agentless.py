@@ -105,6 +105,7 @@ class FallbackBox:
         self._forget = forget
         self._turns = {uid: anyio.Lock() for uid in _UIDS.values()}
         self._cause: Cause | None = None
+        self._survived = Survived()
 
     @property
     def id(self) -> str:
@@ -204,7 +205,7 @@ class FallbackBox:
 
     async def _why_gone(self) -> Cause:
         if self._cause is None:
-            self._cause = await self._held.cause(Survived())
+            self._cause = await self._held.cause(self._survived)
         return self._cause
 
     async def _run(
@@ -243,6 +244,8 @@ class FallbackBox:
         finally:
             if stream is not None:
                 stream.close()
+        if code not in (None, 128 + signal.SIGKILL) and not self._life_line.is_over:
+            self._survived = Survived(1, clock.wall())  # whatever ran out of memory until now, process 1 is there
         return ExecResult(
             exit_code=128 - code if code is not None and 128 < code <= 192 else code,
             stdout_bytes=bytes(output.kept),

@@ -253,7 +253,8 @@ async def run(daemon: Daemon, options: Mapping[str, JSON], opening: bytes) -> At
                 stream.close()
             await daemon.remove(container_id)
         program = options["Entrypoint"]
-        if isinstance(error, DaemonError) and isinstance(program, list) and f'exec: "{program[0]}"' in str(error):
+        missing = f'exec: "{program[0]}"' if isinstance(program, list) else str(program)
+        if isinstance(error, DaemonError) and missing in str(error):  # library's message: docker
             raise MissingProgramError from None
         raise
     return held

@@ -11,7 +11,7 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoundError
 from envkit.protocols import Sandbox, SandboxBackend
-from envkit.types import FleetEvent, Phase, SandboxSpec, SandboxState, SandboxView
+from envkit.types import CauseKind, FleetEvent, Phase, SandboxSpec, SandboxState, SandboxView
 from tests.causes import cause
 
 
@@ -71,7 +71,9 @@ class SmallPool:
         self.asked.append(id)
         view = self.view(id, tenant=tenant)
         if view.state is SandboxState.STOPPED:
-            raise SandboxLostError(view.box_id, cause(view.phases[-1].reason))
+            why = view.phases[-1].cause
+            assert why is not None
+            raise SandboxLostError(view.box_id, why)
         return self._sandboxes[id]
 
     def view(self, id: str, *, tenant: str | None = None) -> SandboxView:
@@ -103,8 +105,13 @@ class SmallPool:
 
     def _enter(self, id: str, state: SandboxState, reason: str) -> None:
         view = self._views[id]
-        self._views[id] = view = replace(view, phases=(*view.phases, Phase(state, clock.wall(), reason)))
+        why = None
+        if state is SandboxState.STOPPED:
+            why = cause(reason, CauseKind.STOPPED)
+        elif state is SandboxState.LOST:
+            why = cause(reason)
+        self._views[id] = view = replace(view, phases=(*view.phases, Phase(state, clock.wall(), reason, why)))
         number = len(self._happened) + 1
-        self._happened.append(FleetEvent(number, clock.wall(), "state", id, view.tenant, reason, state))
+        self._happened.append(FleetEvent(number, clock.wall(), "state", id, view.tenant, reason, state, why))
         news, self._news = self._news, anyio.Event()
         news.set()

@@ -24,6 +24,7 @@ class Case:
 
     Attributes:
         cause: What the hold says; an exception is raised.
+        survived: What the hold was told when it was asked.
         cause_s: How long that takes.
         kill: What killing comes to; an exception is raised.
         kill_s: How long that takes.
@@ -33,6 +34,7 @@ class Case:
     def __init__(self, **hold: Any) -> None:
         self.peer = Peer()
         self.cause: Cause | str | Exception = "killed by signal 9 (SIGKILL)"
+        self.survived: Survived | None = None
         self.cause_s = 0.0
         self.kill: Exception | None = None
         self.kill_s = 0.0
@@ -56,6 +58,7 @@ class Case:
         return self
 
     async def _cause(self, survived: Survived) -> Cause:
+        self.survived = survived
         self.done.append("asked")
         await anyio.sleep(self.cause_s)
         if isinstance(self.cause, Exception):

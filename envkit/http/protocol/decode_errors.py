@@ -34,17 +34,17 @@ def explained(error: Exception, data: bytes | msgspec.Raw, kind: object) -> str:
     view = memoryview(data)
     if len(view) <= _LONGEST and not bytes(view).strip():
         return f"the message is empty; send {_wanted(kind)}"
-    text, _, place = str(error).partition(" - at ")
-    if text == "Input data was truncated":
+    text, _, place = str(error).partition(" - at ")  # library's message: msgspec
+    if text == "Input data was truncated":  # library's message: msgspec
         return f"the message is not JSON: it ends too early; send {_wanted(kind)}"
-    if text.startswith(_MALFORMED):
+    if text.startswith(_MALFORMED):  # library's message: msgspec
         return f"the message is not JSON: {text.removeprefix(_MALFORMED)}"
-    if found := _UNKNOWN.fullmatch(text):
+    if found := _UNKNOWN.fullmatch(text):  # library's message: msgspec
         said = f"unknown field {found[1][:_LONGEST]!r}{did_you_mean(found[1], set(_fields(inspect.type_info(kind))))}"
-    elif found := _MISSING.fullmatch(text):
+    elif found := _MISSING.fullmatch(text):  # library's message: msgspec
         said = f"the field {found[1]!r} is missing"
     else:
-        said = re.sub(r"`([a-z |]+)`", lambda words: _type(words[1]), text)
+        said = re.sub(r"`([a-z |]+)`", lambda words: _type(words[1]), text)  # library's message: msgspec
         said = said[:1].lower() + said[1:]
     field = place.replace("`", "").replace("$.", "").replace("$", "")[:_LONGEST]
     return f"{field}: {said}" if field else said

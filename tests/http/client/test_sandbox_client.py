@@ -28,7 +28,7 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Holds, Node
-from envkit.types import SandboxSpec, SandboxState
+from envkit.types import CauseKind, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.http.boxes import Relay, by_client, scripted
 from tests.http.pools import SmallPool
@@ -135,22 +135,24 @@ def test_a_sandbox_that_dies_says_why_to_all_who_wait() -> None:
     backend = scripted()
 
     async def main(client: SandboxClient, pool: SmallPool) -> None:
+        found = cause("out of luck", CauseKind.OUT_OF_MEMORY, by_agent=True)
         async with client.lease(SPEC) as box:
             causes = []
 
             async def wait() -> None:
-                causes.append(str(await box.wait()))
+                causes.append(await box.wait())
 
             async def work() -> None:
-                with pytest.raises(SandboxLostError, match="lost: out of luck"):
+                with pytest.raises(SandboxLostError, match="lost: out of luck") as caught:
                     await box.exec(["sleep", "20"], timeout_s=30)
+                causes.append(caught.value.cause)
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
                 tasks.start_soon(work)
                 await anyio.sleep(0.2)
-                backend.boxes[0].die(cause("out of luck"))
-            assert causes == ["out of luck"]
+                backend.boxes[0].die(found)
+            assert causes == [found, found]
 
     by_client(main, backend)
 

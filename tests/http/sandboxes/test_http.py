@@ -31,11 +31,13 @@ def test_a_sandbox_is_made_used_looked_at_and_ended() -> None:
             assert (await client.delete(A)).json() == {"done": True}
         looked = (await client.get(A)).json()
         assert [phase["state"] for phase in looked["phases"]] == ["starting", "leased", "stopped", "stopped"]
+        stopped = {"kind": "stopped", "detail": "stopped", "by_agent": False}
+        assert [phase["cause"] for phase in looked["phases"]] == [None, None, stopped, stopped]
         lost = await client.post(f"{A}/exec", json=run("echo"))
         assert (lost.status_code, lost.json()["type"], lost.json()["fields"]["cause"]) == (
             503,
             "sandbox_lost",
-            "stopped",
+            stopped,
         )
         assert (await client.get("/v1/sandboxes/b")).status_code == 404
 

@@ -39,7 +39,10 @@ def test_a_start_that_fails_is_told_to_whoever_asks_next() -> None:
         assert (await client.put(A, json={})).status_code == 202
         await anyio.sleep(1)
         failed = await client.put(A, json={})
-        assert (failed.status_code, failed.json()["fields"]["cause"]) == (503, "no image")
+        assert (failed.status_code, failed.json()["fields"]["cause"]) == (
+            503,
+            {"kind": "start_failed", "detail": "no image", "by_agent": False},
+        )
         assert (await client.get(A)).json()["phases"][-1]["reason"] == "sandbox fake-0 did not start: no image"
         assert (await client.put(A, json={})).status_code == 202  # it is tried again
         await anyio.sleep(1)

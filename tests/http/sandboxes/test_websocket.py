@@ -155,7 +155,8 @@ def test_events_are_told_from_where_the_caller_left_off_and_as_they_happen() -> 
             said = json.loads(data.removeprefix("data: "))
             assert (said["number"], said["sandbox_id"], said["state"]) == (2, "a", "leased")
             await client.delete(A)
-            assert json.loads((await take(1))[0].split("data: ")[1])["state"] == "stopped"
+            said = json.loads((await take(1))[0].split("data: ")[1])
+            assert (said["state"], said["cause"]["kind"], said["cause"]["by_agent"]) == ("stopped", "stopped", False)
         async with client.stream("GET", "/v1/events", headers={"Last-Event-ID": "2"}) as stream:
             assert (await anext(stream.aiter_text())).startswith("id: 3\n")
         assert (await client.get("/v1/events?after=x")).status_code == 400

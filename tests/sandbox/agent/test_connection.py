@@ -109,6 +109,7 @@ def test_the_channels_end_ends_everything(box: Client, marker: str, sleepers: Ca
 def test_the_commands_end_is_the_boxs(tmp_path: Path) -> None:
     command = ["sh", "-c", "echo $HOME; echo problem >&2; sleep 0.1; exit 7"]
     with started(tmp_path, command=command) as box:
+        assert box.frame() == ({"ending": "exited"}, b"")
         assert box.is_at_end()
         assert box.process is not None
         assert box.process.wait(20) == 7
@@ -152,6 +153,7 @@ def test_stats_count_processes(box: Client) -> None:
 def test_its_time_to_live_ends_it(tmp_path: Path, marker: str, sleepers: Callable[[], int]) -> None:
     with started(tmp_path, ttl_s=2, stay=True) as box:
         box.start("exec", argv=["sleep", marker], timeout_s=60)
+        assert box.frame() == ({"ending": "expired"}, b"")
         assert box.is_at_end()
         assert sleepers() == 0
 

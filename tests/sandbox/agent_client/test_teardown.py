@@ -16,6 +16,8 @@ from envkit.errors import (
     UnreachableError,
 )
 from envkit.sandbox.host.instances import Boxes
+from envkit.types import CauseKind
+from tests.causes import cause
 from tests.sandbox.agent_client.peer import HELLO, run
 from tests.sandbox.box_case import Case, answered
 
@@ -47,6 +49,45 @@ def test_a_box_that_dies_tells_every_caller_why_and_is_given_back_without_being_
         await case.box.stop()
         assert str(await case.box.wait()) == "out of memory"
         assert case.done == ["asked", "killed", "forgotten"]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("found", "farewell", "expected"),
+    [
+        (CauseKind.EXITED, "exited", (CauseKind.EXITED, True)),
+        (CauseKind.EXITED, "expired", (CauseKind.EXPIRED, False)),
+        (CauseKind.EXITED, "orphaned", (CauseKind.ORPHANED, False)),
+        (CauseKind.EXITED, None, (CauseKind.EXITED, False)),
+        (CauseKind.KILLED, "exited", (CauseKind.KILLED, False)),
+        (CauseKind.OUT_OF_MEMORY, "exited", (CauseKind.OUT_OF_MEMORY, False)),
+    ],
+)
+def test_only_where_process_1_exited_its_agent_is_believed_why(
+    found: CauseKind, farewell: str | None, expected: tuple[CauseKind, bool]
+) -> None:
+    async def main() -> None:
+        case = await Case().started()
+        case.cause = cause("it ended", found)
+        if farewell is not None:
+            case.peer.say({"ending": farewell})
+        case.peer.say_bytes(b"")
+        ended = await case.box.wait()
+        assert (ended.kind, ended.by_agent) == expected
+
+    run(main)
+
+
+def test_a_backend_is_told_which_oom_kills_the_sandbox_survived() -> None:
+    async def main() -> None:
+        case = await Case().started()
+        case.peer.say({"oom_kills": 1})
+        case.peer.say({"oom_kills": 3})
+        case.peer.say_bytes(b"")
+        await case.box.wait()
+        assert case.survived is not None
+        assert case.survived.oom_kills == 3
 
     run(main)
 

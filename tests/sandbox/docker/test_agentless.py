@@ -20,7 +20,7 @@ from envkit.errors import (
 )
 from envkit.sandbox.docker.agentless import FallbackBox
 from envkit.sandbox.docker.backend import DockerBackend
-from envkit.types import SandboxSpec
+from envkit.types import CauseKind, SandboxSpec
 from tests.contract.boxes import KINDS, run, until
 from tests.contract.shared import AnyBox, SharedSandboxes
 from tests.sandbox.containers import containers_of, docker, image
@@ -181,5 +181,18 @@ def test_a_box_that_is_gone_says_why(without_python: str) -> None:
             await box.stop()
             await box.stop()
             assert set(containers_of(box.id)) <= others
+
+    run(main)
+
+
+def test_a_kill_from_outside_after_a_program_ran_out_of_memory_is_not_by_the_agent(without_python: str) -> None:
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            box = await backend.start(SandboxSpec(image=without_python, memory_mib=64))
+            hog = "head -c 600000000 /dev/zero | tail -n 1; true"
+            await box.exec(["sh", "-c", hog], timeout_s=20)
+            await clock.to_thread(docker, "kill", *containers_of(box.id))
+            cause = await box.wait()
+            assert (cause.kind, cause.by_agent) == (CauseKind.KILLED, False)
 
     run(main)
