@@ -142,10 +142,19 @@ def test_a_box_that_is_stopped_is_noticed_and_replaced(kind: Kind) -> None:
 
 def test_nothing_is_left_of_a_host_that_is_cancelled_in_the_middle_of_play(kind: Kind) -> None:
     async def main() -> None:
-        with anyio.move_on_after(3):
+        played = anyio.Event()
+
+        async def keep_playing(host: EnvHost, seed: int) -> None:
+            while True:
+                await play(host, Task("FrozenLake-v0", seed))
+                played.set()
+
+        with anyio.CancelScope() as scope:
             async with sandbox_host(kind, boxes=2, slots_per_box=2) as host, anyio.create_task_group() as tasks:
                 for seed in range(6):
-                    tasks.start_soon(play, host, Task("FrozenLake-v0", seed))
+                    tasks.start_soon(keep_playing, host, seed)
+                await played.wait()
+                scope.cancel()
                 await anyio.sleep_forever()
         assert boxes() == []
 
