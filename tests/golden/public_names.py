@@ -53,12 +53,12 @@ def collect() -> dict[str, Names]:
     """Return all names by section; the same code gives the same names in the same order."""
     source = Source(ROOT)
     server = _Server()
-    sections = {
+    sections: dict[str, Names] = {
         "commands": _commands("envkit", typer.main.get_command(app)),
         "training file": _keys(RunConfig.model_json_schema()),
         "serve file": _keys(ServeConfig.model_json_schema()),
         "packages": _packages(),
-        "environments": {env_id: [] for env_id in (spec["id"] for spec in CATALOG)},
+        "environments": {str(spec["id"]): [] for spec in CATALOG},
         "entry points": {**_scripts(), **source.entry_point_groups()},
         "http routes": server.routes(),
         "websocket methods": server.methods(),
@@ -232,12 +232,12 @@ class Source:
 
     def metrics(self) -> Names:
         """Return the metrics as Prometheus shows them, with their kind and labels."""
-        found = {}
+        found: Names = {}
         for call in self._calls_of(*_KINDS):
-            name = cast(ast.Constant, call.args[0]).value
+            name = str(ast.literal_eval(call.args[0]))
             kind = _KINDS[cast(ast.Name, call.func).id]
             labels = [ast.literal_eval(word.value) for word in call.keywords if word.arg == "labels"]
-            found[f"{name}_total" if kind == "counter" else str(name)] = [kind, *chain.from_iterable(labels)]
+            found[f"{name}_total" if kind == "counter" else name] = [kind, *chain.from_iterable(labels)]
         return found
 
     def entry_point_groups(self) -> Names:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.public_names import FILE, Source, collect, differences, text
+from tests.golden.public_names import FILE, Names, Source, collect, differences, text
 
 REMEDY = """\
 public names changed ("-" is gone, "+" is new):
@@ -25,8 +25,11 @@ def test_public_names_are_those_that_were_agreed() -> None:
 
 
 def test_a_renamed_option_and_a_new_route_are_named() -> None:
-    old = {"commands": {"envkit train": ["--force", "--output"]}, "http routes": {"GET /v1": []}}
-    new = {"commands": {"envkit train": ["--folder", "--force"]}, "http routes": {"GET /v1": [], "GET /v2": []}}
+    old: dict[str, Names] = {"commands": {"envkit train": ["--force", "--output"]}, "http routes": {"GET /v1": []}}
+    new: dict[str, Names] = {
+        "commands": {"envkit train": ["--folder", "--force"]},
+        "http routes": {"GET /v1": [], "GET /v2": []},
+    }
 
     assert differences(old, new) == [
         "+ commands: envkit train: --folder",
