@@ -2,7 +2,7 @@
 
     python benchmarks/evidence/fleet_day.py
 
-Each day has a seed of its own. Takes about a minute and a half a day on an idle core. Ends with status 1 when something
+Each day has a seed of its own. Takes about half a minute of processor time a day. Ends with status 1 when something
 is not accounted for.
 """
 
