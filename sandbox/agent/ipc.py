@@ -14,8 +14,8 @@ _LEAST_BYTES = 16 << 20
 """What the objects of one kind may hold together before they are removed."""
 _MESSAGE_BYTES = 64
 _SEMAPHORE_BYTES = 64
-_OBJECT_BYTES = 256
-"""What the kernel takes for each, at least, beside contents."""
+_OBJECT_BYTES = 1 << 10
+"""What the kernel takes for each, about, beside contents."""
 _IPC_RMID = 0
 
 

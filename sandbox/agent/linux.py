@@ -36,7 +36,8 @@ _HIDDEN_UID = 1002
 """A user that nobody in a box is."""
 _BOUNDS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/pids/pids")
 """How the names of the files begin that say how many processes there may be and are: of version 2, of version 1."""
-_AGENT_GROUP = "/sys/fs/cgroup/memory/agent"
+_AGENT_GROUP = "/sys/fs/cgroup/memory/agent/tasks"
+"""Of version 1, as process 1 of a container sees it."""
 _SCORE = "/proc/self/oom_score_adj"
 _FIRST_TO_DIE = b"1000"
 _PENDING_SIGNALS = 4096
@@ -141,10 +142,10 @@ class AgentGroup:
 
     def find(self) -> None:
         """Open the file where the host has made it writable, once; before the first `join`."""
-        if not self._is_known:
+        if not self._is_known and os.getpid() == 1:  # else the group is the host's
             self._is_known = True
             try:
-                self._fd = os.open(_AGENT_GROUP + "/tasks", os.O_WRONLY | os.O_CLOEXEC)
+                self._fd = os.open(_AGENT_GROUP, os.O_WRONLY | os.O_CLOEXEC)
             except OSError:
                 pass
 
