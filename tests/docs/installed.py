@@ -1,6 +1,6 @@
 """A virtual environment with what ``make install`` brings, and nothing else.
 
-It is kept outside the checkout: in ``$ENVKIT_CACHE/installed``, or ``~/.cache/envkit/installed``. The name of its folder
+It is kept outside the checkout, in ``$ENVKIT_CACHE/installed`` or ``~/.cache/envkit/installed``. The name of its folder
 depends on what it is made from; a change makes another one.
 """
 
