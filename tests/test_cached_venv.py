@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parents[1] / "tools" / "cached_venv.py"
-pytestmark = pytest.mark.xdist_group("cached-venv")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cached-venv")]
 
 
 @pytest.fixture(scope="module")

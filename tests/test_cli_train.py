@@ -17,7 +17,7 @@ import pytest
 from envkit import cli
 from envkit.trainer_bridge.rows import read_rows
 
-pytestmark = pytest.mark.xdist_group("cli-train")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-train")]
 
 SCRIPT = Path(sys.executable).with_name("envkit")
 

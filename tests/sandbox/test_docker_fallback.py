@@ -23,7 +23,7 @@ from envkit.types import SandboxSpec
 from tests.contract.boxes import until
 from tests.sandbox.containers import containers_of, docker, image, run
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("fallback")]
 
 
 @pytest.fixture(scope="module")
