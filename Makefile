@@ -1,13 +1,18 @@
 # The commands of the project. Another interpreter: make test PYTHON=python3.12. Arguments for pytest: make test ARGS="-k lake".
+# Workers of pytest: make test WORKERS=8. Environments and images are cached in $ENVKIT_CACHE, or ~/.cache/envkit.
 .POSIX:
 SHELL = /bin/sh
 PYTHON = python3
 ARGS =
 BIN = .venv/bin
+WORKERS = 4
+NO_TESTS = 5
 GAMES = envkit-bench/games:1
-PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
+VENV = $(PYTHON) tools/cached_venv.py
+TRAIN = torch==2.13.0 ".[train,serve,docker]"
+PYTEST = $(BIN)/pytest --durations=40
 
-.PHONY: install quickstart test peers lint bench bench-boxes bench-fleet bench-many-boxes bench-false-losses docs clean
+.PHONY: install quickstart test test-fast peers lint bench bench-boxes bench-fleet bench-many-boxes bench-false-losses docs clean clean-cache
 
 # What it takes to play, serve and train.
 install: .venv/train
@@ -16,10 +21,20 @@ install: .venv/train
 quickstart: install
 	$(BIN)/envkit train examples/quickstart.yaml --output runs/quickstart
 
-# All tests. Those that need Docker or bubblewrap are skipped, with the reason, where that is missing.
+# All tests: first all that may run beside others, in parallel, then those marked `alone`, one after the other. What needs
+# Docker or bubblewrap is skipped, with the reason, where that is missing. Durations are in .reports/.
 test: .venv/dev
 	docker/install-missing
-	docker/with-daemon docker/with-base $(BIN)/pytest $(ARGS)
+	docker/with-daemon docker/with-base sh -c '\
+	$(PYTEST) --junitxml=.reports/parallel.xml -n $(WORKERS) --dist loadgroup -m "not alone" "$$@"; beside=$$?; \
+	$(PYTEST) --junitxml=.reports/alone.xml -m alone "$$@"; alone=$$?; \
+	[ $$beside -ne $(NO_TESTS) ] || exit $$alone; [ $$alone -ne $(NO_TESTS) ] || exit $$beside; \
+	exit $$((beside | alone))' pytest $(ARGS)
+
+# The tests that need neither Docker nor Ray, and none of the whole path.
+test-fast: .venv/dev
+	$(PYTEST) --junitxml=.reports/fast.xml -n $(WORKERS) --dist loadgroup -m "not (alone or slow or docker or ray)" \
+	--ignore=tests/e2e --ignore=tests/docs/test_commands.py $(ARGS)
 
 # What tests/parity compares with; without it those tests are skipped.
 peers: .venv/peers/done
@@ -73,26 +88,28 @@ docs: .venv/dev
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
+	rm -rf .venv .reports dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environments and images that all clones share. What a clone has linked stays.
+clean-cache:
+	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs installed images || :
+	images=$$(docker image ls --quiet envkit-test/games 2>/dev/null); [ -z "$$images" ] || docker image rm --force $$images
 
 # torch comes first and alone: then pip takes the wheel that suits the machine from wherever its own settings point,
 # such as a folder of CPU wheels, and nothing that follows replaces it.
 .venv/train: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"envkit needs Python 3.11 or newer, not {v[0]}.{v[1]}: make PYTHON=...")'
-	$(PYTHON) -m venv .venv
-	$(PIP) install torch==2.13.0
-	$(PIP) install --editable ".[train,serve,docker]"
+	$(VENV) .venv $(TRAIN)
 	touch $@
 
-.venv/dev: .venv/train
-	$(PIP) install --editable ".[dev]"
-	touch $@
+.venv/dev: pyproject.toml
+	$(VENV) .venv $(TRAIN) ".[dev]"
+	touch .venv/train $@
 
 # Peers live apart: they are old, or need older versions of what envkit needs.
 .venv/peers/done: tests/parity/peers.txt
-	$(PYTHON) -m venv .venv/peers
-	.venv/peers/bin/python -m pip --quiet --disable-pip-version-check install --requirement tests/parity/peers.txt
+	$(VENV) .venv/peers @tests/parity/peers.txt
 	touch $@
 
 .venv/bench/done: benchmarks/peers.txt tests/parity/peers.txt

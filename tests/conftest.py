@@ -37,6 +37,8 @@ def peers_python() -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     if unknown := _required() - set(_PROBES):
         raise pytest.UsageError(f"ENVKIT_REQUIRE: {', '.join(unknown)}: there are {', '.join(_PROBES)}")
+    # Threads of torch, also in programs that tests start: small matrices are slower on many, and tests run in parallel.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # How long an example takes says more about the machine's other users than about the code.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")

@@ -43,6 +43,10 @@ tracking: {tensorboard: false}
 """
 CHECKPOINT_EVERY = 3
 NAME = "stopping"
+SHORT = (
+    "trainer.steps=4", "trainer.groups_per_step=4", "evaluation.episodes=8", "warmup.lesson_states=50",
+    "warmup.lesson_updates=4", "warmup.strung_updates=2", "warmup.episode_updates=2", "warmup.check_episodes=8",
+)  # fmt: skip
 STALE_AFTER = (
     "trainer_bridge",
     "envkit/wiring/training/run.py",
@@ -242,7 +246,7 @@ def main() -> int:
     """Measure and return the exit code: 1 when a run lost more than it may."""
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    arguments.add_argument("--short", action="store_true", help="one Ctrl-C and one kill, without timeout 20")
+    arguments.add_argument("--short", action="store_true", help="one kill of a smaller run")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     found: dict[str, Mapping[str, Any]] = {}
@@ -250,11 +254,11 @@ def main() -> int:
         TemporaryDirectory(prefix="envkit-stopping-") as place,
         ProcessPoolExecutor(asked.jobs, initializer=_adopt_orphans) as pool,
     ):
-        runs = Runs(Path(place), ("--set", "trainer.steps=4") if asked.short else ())
+        runs = Runs(Path(place), [word for key in SHORT for word in ("--set", key)] if asked.short else ())
         runs.finish("unbroken")
         parts: dict[str, Callable[[], Figures]] = {} if asked.short else {"timeout": partial(timed_out, runs, 20)}
         for word, send in (("ctrl-c", signal.SIGINT), ("kill", signal.SIGKILL)):
-            moments = {"ctrl-c": MOMENTS[:1], "kill": MOMENTS[1:2]}[word] if asked.short else MOMENTS * 2
+            moments = {"ctrl-c": (), "kill": MOMENTS[1:2]}[word] if asked.short else MOMENTS * 2
             for name, moment in ((f"{word}-{number}", moment) for number, moment in enumerate(moments)):
                 parts[name] = partial(stopped, runs, name, send, moment, random.Random(name))
         begun = {name: pool.submit(measure) for name, measure in parts.items() if not evidence.has(name)}

@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 
 import orjson
 import pytest
 
+from envkit import cli
 from envkit.trainer_bridge.run_folder.rows import read_rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-train")]
 
 SCRIPT = Path(sys.executable).with_name("envkit")
 
@@ -129,11 +133,17 @@ def test_a_run_whose_episodes_all_end_alike_says_so_and_what_to_try(tmp_path: Pa
         (["--set", "engine.model=./nowhere"], "engine.model: ./nowhere is no model folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(trained: Trained, words: list[str], line: str) -> None:
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+    trained: Trained, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, _ = trained
-    done = envkit(["train", "lake.yaml", *words], folder)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith(line)
+    before = (folder / "runs/lake/metrics.jsonl").read_bytes()
+    with chdir(folder), pytest.raises(SystemExit) as ended:
+        cli.main(["train", "lake.yaml", *words])
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out, told.err.count("\n")) == (2, "", 1)
+    assert told.err.startswith(line)
+    assert (folder / "runs/lake/metrics.jsonl").read_bytes() == before
 
 
 def test_an_interrupted_run_keeps_its_last_step_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A virtual environment with what ``make install`` brings, and nothing else.
 
-It takes about a minute to build, so it is kept outside the checkout: in ``$ENVKIT_TEST_CACHE``, or
-``~/.cache/envkit-tests``. The name of its folder depends on what it is built from; a change builds another one.
+It is kept outside the checkout, in ``$ENVKIT_CACHE/installed`` or ``~/.cache/envkit/installed``. The name of its folder
+depends on what it is made from; a change makes another one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def bin_folder() -> Path:
-    """Return the folder of the environment's programs, after building the environment if it is missing."""
+    """Return the folder of the environment's programs, after making the environment if it is missing."""
     commands = _install_commands()
     recipe = "\n".join((sys.version, str(ROOT), (ROOT / "pyproject.toml").read_text(encoding="utf-8"), commands))
-    cache = Path(os.environ.get("ENVKIT_TEST_CACHE") or Path("~/.cache/envkit-tests").expanduser())
-    folder = cache / f"installed-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+    cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()) / "installed"
+    folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another session of tests may be building it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker or session of tests may be making it
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
             _run("sh", "-ec", commands.replace(".venv", str(folder)))

@@ -206,6 +206,7 @@ WARM_EPISODES = 5_000
 """More than the levels and answers that are remembered."""
 
 
+@pytest.mark.slow
 def test_a_million_single_steps_leave_nothing_behind() -> None:
     """No answer is like another one, and no level either."""
     env = envkit.make("FrozenLake-v0", max_moves=60)
@@ -225,6 +226,7 @@ def test_a_million_single_steps_leave_nothing_behind() -> None:
     _assert_flat(before)
 
 
+@pytest.mark.slow
 def test_a_million_steps_in_numpy_leave_nothing_behind() -> None:
     """Grids and numbers, and a new level for every episode."""
     vector = envkit.make_vec("Sokoban-v0", 1000, observation="grid", action="index", max_moves=60, moves=[2, 10])
@@ -241,6 +243,7 @@ def test_a_million_steps_in_numpy_leave_nothing_behind() -> None:
     _assert_flat(before)
 
 
+@pytest.mark.slow
 def test_a_million_texts_in_numpy_leave_nothing_behind() -> None:
     """No answer is like another one; episodes start again in the step in which they end, and leave a last text."""
     vector = envkit.make_vec("FrozenLake-v0", 1000, autoreset="SameStep", max_moves=60, frozen=0.95, slip=0.3)

@@ -20,7 +20,7 @@ STEPS = 100  # in each of 1,000 levels
 LEVELS = {6: "6x1=800", 7: "7x2=150", 8: "8x2=50"}
 BOXOBAN = "# .*$@+"  # by code
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.xdist_group("peers")]
 
 
 class Record(NamedTuple):

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LINKED = ("environments", "sandbox", "trainer_bridge")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
 
 
 def run(*command: str | Path, cwd: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import io
 import os
 import select
@@ -14,6 +16,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,9 @@ from tests.sandbox.containers import docker, image, missing
 
 LOCAL = pytest.param("local", marks=pytest.mark.bwrap)
 DOCKER = pytest.param("docker", marks=pytest.mark.docker)
+
+ROOT = Path(__file__).parents[3]
+GAMES = "envkit-test/games"
 
 _BUILD_S = 180
 _READY_S = 180
@@ -283,13 +289,41 @@ def serving(
 
 @cache
 def games_image() -> str:
-    """Build the image of env boxes, with envkit as it is here, and return its tag; it goes with the tests."""
-    tag = f"envkit-test/games:{os.getpid()}"
+    """Return the tag of the image of env boxes, with envkit as it is here, after building it if it is missing.
+
+    The tag is a hash of what goes into the image. Those of other contents are removed when they are a day old.
+    """
+    found = hashlib.sha256(docker("image", "inspect", "--format", "{{.Id}}", image()).encode())
+    for path in sorted((ROOT / "pyproject.toml", *(ROOT / "docker").glob("*.Dockerfile"), *_package_files())):
+        found.update(b"%b %d\n" % (os.fsencode(path.relative_to(ROOT)), path.stat().st_size) + path.read_bytes())
+    tag = f"{GAMES}:{found.hexdigest()[:16]}"
+    with (Path(tempfile.gettempdir()) / f"{GAMES.replace('/', '-')}-{os.geteuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker, or session of tests, may be building it
+        if not docker("image", "ls", "--quiet", tag):
+            _build_games_image(tag)
+            _remove_old_games_images()
+    return tag
+
+
+def _package_files() -> Iterator[Path]:
+    """All files of envkit, also those in the folders that it links to."""
+    for place, below, names in os.walk(ROOT / "envkit", followlinks=True):
+        below[:] = [name for name in below if name != "__pycache__"]
+        yield from (Path(place, name) for name in names)
+
+
+def _build_games_image(tag: str) -> None:
     command = [sys.executable, "-m", "envkit", "image", "build", "games", "--base", image(), "--offline", "--tag", tag]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
     if done.returncode != 0:
         missing(f"no image of the games can be built here: {done.stderr.strip().splitlines()[-1]}")
-    return tag
+
+
+def _remove_old_games_images() -> None:
+    lines = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}} {{.CreatedAt}}", GAMES).splitlines()
+    for tag, day, *_ in (line.split() for line in lines):
+        if date.today() - date.fromisoformat(day) > timedelta(days=1):
+            subprocess.run(["docker", "image", "rm", tag], capture_output=True, check=False)
 
 
 def _games_image_with(worlds: Path) -> str:

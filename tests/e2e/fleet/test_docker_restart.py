@@ -25,6 +25,7 @@ PIDFILE = os.environ.get("ENVKIT_DOCKERD_PIDFILE")
 """Of a daemon that may be restarted, and whatever else it runs with it; ``docker/with-daemon`` names its own."""
 
 pytestmark = [
+    pytest.mark.alone,  # it restarts the daemon
     pytest.mark.docker,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server"),
     pytest.mark.skipif(PIDFILE is None, reason="ENVKIT_DOCKERD_PIDFILE names no daemon to restart"),

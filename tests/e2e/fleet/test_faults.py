@@ -20,7 +20,10 @@ from tests.contract.boxes import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, run, serving
 from tests.sandbox.containers import docker
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server"),
+    pytest.mark.xdist_group("faults"),
+]
 
 EXIT_S = 2.0
 """Within which an end is seen, as it is promised."""

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 
 from tests.e2e.serve.gateway import Gateway, gateway
 
-pytestmark = pytest.mark.bwrap
+pytestmark = [pytest.mark.bwrap, pytest.mark.xdist_group("junk")]
 
 TEN_MB = 10_000_000
 JSON_KIND = {"content-type": "application/json"}

@@ -24,10 +24,10 @@ from tests.e2e.serve.gateway import Gateway, gateway
 Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
 Request: TypeAlias = Case[Any]
 
-pytestmark = [pytest.mark.bwrap, pytest.mark.slow]
+pytestmark = [pytest.mark.bwrap, pytest.mark.xdist_group("openapi")]
 
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
-EXAMPLES = 40
+EXAMPLES = 15
 MAX_S = 30.0
 STREAMS = {"/v1/events"}
 UNAVAILABLE = {"no_capacity", "sandbox_lost", "sandbox_start", "unreachable"}

@@ -19,7 +19,11 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from tests.contract.boxes import arguments, until
 
-pytestmark = [pytest.mark.bwrap, pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is Linux's")]
+pytestmark = [
+    pytest.mark.alone,  # every backend of the machine reaps
+    pytest.mark.bwrap,
+    pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is Linux's"),
+]
 
 
 def children(pid: int) -> list[int]:

@@ -25,7 +25,7 @@ from tests.contract.boxes import KINDS, run, until
 from tests.contract.shared import AnyBox, SharedSandboxes
 from tests.sandbox.containers import containers_of, docker, image
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("fallback")]
 
 RunShared: TypeAlias = Callable[[Callable[[AnyBox], Awaitable[None]]], None]
 

@@ -71,8 +71,8 @@ def test_a_missing_base_is_refused_offline() -> None:
     run(main)
 
 
+@pytest.mark.alone  # other builds leave stages while they run
 @pytest.mark.docker
-@pytest.mark.slow
 def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(wheel: Path, tag: str) -> None:
     async def main() -> None:
         before = docker("images", "--all", "--quiet", "--filter", "label=envkit.stage")

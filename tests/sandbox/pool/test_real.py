@@ -150,6 +150,7 @@ def test_a_box_whose_command_has_used_up_its_memory_is_lost_and_says_so(kind: Ki
     run(main)
 
 
+@pytest.mark.alone  # milliseconds are measured
 def test_warm_boxes_are_lent_within_twenty_milliseconds_and_nothing_is_left_afterwards(kind: Kind) -> None:
     before = traces()
 

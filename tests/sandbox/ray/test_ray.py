@@ -33,7 +33,7 @@ from tests.contract.boxes import agent_above, new_marker, parent, run, sleepers,
 from tests.sandbox.pool.pools import Book
 from tests.sandbox.ray.clusters import Cluster, running
 
-pytestmark = [pytest.mark.ray, pytest.mark.bwrap]
+pytestmark = [pytest.mark.ray, pytest.mark.bwrap, pytest.mark.xdist_group("ray")]
 
 LONELY_S = 2.0
 

@@ -1,0 +1,101 @@
+"""Virtual environments are made from cached layers, each of which is built once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[1] / "tools" / "cached_venv.py"
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cached-venv")]
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages from which pip installs; the cache is beside it, since its first layer takes seconds."""
+    folder = tmp_path_factory.mktemp("cached_venv") / "wheels"
+    folder.mkdir()
+    return folder
+
+
+def add_wheel(wheels: Path, name: str) -> Path:
+    """Add a package with a program of the same name, which prints the folder of its environment."""
+    about = f"{name}-1.0.dist-info"
+    path = wheels / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", "import sys\n\ndef main():\n    print(sys.prefix)\n")
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/entry_points.txt", f"[console_scripts]\n{name} = {name}:main\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def start(wheels: Path, folder: Path, *layers: str) -> subprocess.Popen[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    env |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(wheels)}
+    env["ENVKIT_CACHE"] = str(wheels.parent / "cache")
+    command = [sys.executable, str(PROGRAM), str(folder), *layers]
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+def make(wheels: Path, folder: Path, *layers: str) -> None:
+    with start(wheels, folder, *layers) as process:
+        said = process.communicate()[1]
+    assert process.returncode == 0, said
+
+
+def output(folder: Path, name: str) -> str:
+    return subprocess.run([folder / "bin" / name], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_an_environment_needs_nothing_but_the_cache_when_its_layers_were_built(wheels: Path, tmp_path: Path) -> None:
+    lamp = add_wheel(wheels, "lamp")
+    make(wheels, tmp_path / "first", "lamp")
+    lamp.unlink()
+    make(wheels, tmp_path / "second", "lamp")
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        assert output(folder, "lamp") == str(folder)
+
+
+def test_what_is_installed_into_one_environment_is_in_no_other(wheels: Path, tmp_path: Path) -> None:
+    add_wheel(wheels, "door")
+    add_wheel(wheels, "window")
+    make(wheels, tmp_path / "first", "door")
+    make(wheels, tmp_path / "first", "door", "window")
+    make(wheels, tmp_path / "second", "door")
+    assert output(tmp_path / "first", "window") == str(tmp_path / "first")
+    assert not (tmp_path / "second" / "bin" / "window").exists()
+
+
+def test_another_content_of_a_requirements_file_makes_another_environment(wheels: Path, tmp_path: Path) -> None:
+    wanted = tmp_path / "wanted.txt"
+    for name in ("chair", "table"):
+        add_wheel(wheels, name)
+        wanted.write_text(f"# Packages.\n\n{name}\n")
+        make(wheels, tmp_path / name, f"@{wanted}")
+    assert not (tmp_path / "table" / "bin" / "chair").exists()
+    assert output(tmp_path / "table", "table") == str(tmp_path / "table")
+
+
+def test_a_layer_whose_installation_fails_is_not_kept(wheels: Path, tmp_path: Path) -> None:
+    with start(wheels, tmp_path / "first", "mirror") as process:
+        assert "mirror" in process.communicate()[1]
+    assert process.returncode != 0
+    add_wheel(wheels, "mirror")
+    make(wheels, tmp_path / "first", "mirror")
+    assert output(tmp_path / "first", "mirror") == str(tmp_path / "first")
+
+
+def test_two_that_build_a_layer_at_once_both_get_it(wheels: Path, tmp_path: Path) -> None:
+    add_wheel(wheels, "shelf")
+    folders = [tmp_path / name for name in ("first", "second")]
+    started = [start(wheels, folder, "shelf") for folder in folders]
+    for process in started:
+        with process:
+            assert (process.communicate()[1], process.returncode) == ("", 0)
+    assert [output(folder, "shelf") for folder in folders] == [str(folder) for folder in folders]

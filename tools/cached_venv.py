@@ -1,0 +1,124 @@
+"""Make a virtual environment from cached layers: ``cached_venv.py FOLDER LAYER...``.
+
+A LAYER is what one ``pip install`` brings: a requirement (``torch==2.13.0``), ``.[EXTRA,...]`` for this project's own
+requirements with these extras, or ``@FILE`` for a file of requirements. The project itself is installed in FOLDER only,
+and editable.
+
+Layers are kept in ``$ENVKIT_CACHE/venvs``, or ``~/.cache/envkit/venvs``. The name of a layer is a hash of the
+interpreter, of pip's environment variables, and of the requirements up to it. A layer is built in a folder beside its
+place, under a lock, and renamed when it is complete. FOLDER gets hard links to the files of the last layer (copies on
+another file system): do not edit them in place; pip replaces them. Where FOLDER holds an environment, pip updates it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_PROJECT = re.compile(r"\.(?:\[([\w,-]+)\])?")
+_EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
+
+
+def main(folder: Path, layers: list[str]) -> None:
+    """Make or update the environment in `folder`."""
+    wanted = [_requirements(layer) for layer in layers]
+    if (folder / "bin" / "python").exists():
+        for requirements in wanted:
+            _pip_install(folder, requirements)
+    else:
+        _link(_cached(wanted), folder)
+    if any(_PROJECT.fullmatch(layer) for layer in layers):
+        _pip_install(folder, ["--no-deps", "--editable", str(ROOT)])
+
+
+def _requirements(layer: str) -> list[str]:
+    """Return the arguments of pip for a layer, none of which names this project."""
+    if layer.startswith("@"):
+        lines = Path(layer[1:]).read_text(encoding="utf-8").splitlines()
+        return [line for line in lines if line and not line.startswith("#")]
+    if (project := _PROJECT.fullmatch(layer)) is None:
+        return [layer]
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras, found = (project[1] or "").split(","), set(table["dependencies"])
+    while extras:
+        for requirement in table["optional-dependencies"].get(extras.pop(), ()):
+            if own := _EXTRA.fullmatch(requirement):
+                extras += own[1].split(",")
+            else:
+                found.add(requirement)
+    return sorted(found)
+
+
+def _cached(layers: list[list[str]]) -> Path:
+    """Return the cached environment that holds `layers`, after building it if it is missing."""
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_"))
+    recipe = repr((sys.version, sys.base_prefix, platform.machine(), settings, layers))
+    cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()).resolve() / "venvs"
+    folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
+    cache.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            building = folder.with_suffix(".new")
+            shutil.rmtree(building, ignore_errors=True)
+            if layers:
+                _link(_cached(layers[:-1]), building)
+                _pip_install(building, layers[-1])
+            else:
+                subprocess.run([sys.executable, "-m", "venv", building], check=True)
+            _name_programs(building, folder)
+            building.rename(folder)
+    return folder
+
+
+def _pip_install(folder: Path, arguments: list[str]) -> None:
+    pip = [folder / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", *arguments], check=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give `target` the files of the environment in `source`, the interpreter last: with it, the environment counts."""
+    for place, folders, names in os.walk(source):
+        if Path(place) != source / "bin":
+            names += [name for name in folders if Path(place, name).is_symlink()]
+            _link_files(Path(place), target / Path(place).relative_to(source), names)
+    programs = sorted((path.name for path in (source / "bin").iterdir()), key=lambda name: name == "python")
+    _link_files(source / "bin", target / "bin", programs)
+    _name_programs(target, target, source)
+
+
+def _link_files(source: Path, target: Path, names: list[str]) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (target / name).unlink(missing_ok=True)  # of a run that was interrupted
+        try:
+            os.link(source / name, target / name, follow_symlinks=False)
+        except OSError:  # another file system
+            shutil.copy2(source / name, target / name, follow_symlinks=False)
+
+
+def _name_programs(folder: Path, new: Path, old: Path | None = None) -> None:
+    """Write `new` for `old`, which is `folder` unless given, in the scripts and settings of the environment."""
+    old_name, new_name = os.fsencode((old or folder).absolute()), os.fsencode(new.absolute())
+    for file in (folder / "pyvenv.cfg", *(folder / "bin").iterdir()):
+        content = b"" if file.is_symlink() else file.read_bytes()
+        if old_name in content and b"\0" not in content[:1024]:
+            mode = file.stat().st_mode
+            file.unlink()  # it may be a link to a file of the cache
+            file.write_bytes(content.replace(old_name, new_name))
+            file.chmod(mode)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), sys.argv[2:])
