@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "tools" / "cached_venv.py"
+PROGRAM = Path(__file__).parents[2] / "tools" / "cached_venv.py"
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cached-venv")]
 
 

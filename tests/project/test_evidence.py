@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "benchmarks" / "evidence"
 FILES = ROOT / "docs" / "evidence"
 STATUS = PROGRAMS / "status.py"
