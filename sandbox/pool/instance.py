@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
@@ -14,7 +14,6 @@ from envkit.errors import SandboxEndedError, SandboxError, SandboxLostError, San
 from envkit.protocols import Sandbox
 from envkit.types import Cause, CauseKind, Phase, SandboxSpec, SandboxState, SandboxView
 
-from . import history
 from .node import Demand, Node
 
 T = TypeVar("T")
@@ -22,6 +21,46 @@ P = ParamSpec("P")
 
 STOPPED = Cause(CauseKind.STOPPED, "stopped")
 GIVEN_UP = Cause(CauseKind.STOPPED, "given up while it was started")
+
+KEPT_PHASES = 100
+"""Of a sandbox that is silent now and then for days, the first phase and the last ones are kept."""
+
+_REST = frozenset({SandboxState.LOST, SandboxState.STOPPED})
+_NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
+    SandboxState.STARTING: frozenset({SandboxState.READY, SandboxState.LEASED, SandboxState.STOPPED}),
+    SandboxState.READY: frozenset({SandboxState.LEASED, SandboxState.SUSPECT}) | _REST,
+    SandboxState.LEASED: frozenset({SandboxState.SUSPECT}) | _REST,
+    SandboxState.SUSPECT: frozenset({SandboxState.READY, SandboxState.LEASED}) | _REST,
+    SandboxState.LOST: frozenset(),
+    SandboxState.STOPPED: frozenset(),
+}
+
+
+def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -> tuple[Phase, ...]:
+    """Return a history with `state` as its present.
+
+    Raises:
+        ValueError: That cannot follow on the state before; nothing comes back from being lost or stopped.
+    """
+    if phases and state not in _NEXT[phases[-1].state]:
+        raise ValueError(f"a sandbox that is {phases[-1].state} cannot become {state}")
+    kept = phases if len(phases) < KEPT_PHASES else [phases[0], *phases[2:]]
+    return (*kept, phase(state, reason))
+
+
+def phase(state: SandboxState, reason: Cause | str) -> Phase:
+    """Return a phase that begins now."""
+    return Phase(state, clock.wall(), str(reason), reason if isinstance(reason, Cause) else None)
+
+
+def is_over(state: SandboxState) -> bool:
+    """Say whether nothing follows on `state`."""
+    return state in _REST
+
+
+def time_to_live(view: SandboxView) -> float | None:
+    """Return the time to live, in seconds, of a sandbox that was written down when its last phase began."""
+    return None if view.expires_at_s is None else max(view.expires_at_s - view.phases[-1].at_s, 0.0)
 
 
 class Member:
@@ -120,7 +159,7 @@ class Member:
 
     def enter(self, state: SandboxState, reason: Cause | str) -> None:
         """Be in `state` from now on."""
-        self.phases = history.entered(self.phases, state, reason)
+        self.phases = entered(self.phases, state, reason)
         if state is not SandboxState.STARTING:
             self.settled.set()
         self._tell(self)
@@ -128,7 +167,7 @@ class Member:
     def come_back(self, phases: tuple[Phase, ...], state: SandboxState, sandbox: Sandbox) -> None:
         """Be the `sandbox` that another process left, with the history that it had."""
         self.sandbox = sandbox
-        self.phases = (*phases, history.phase(state, "taken back after a restart"))
+        self.phases = (*phases, phase(state, "taken back after a restart"))
         self.settled.set()
         self._tell(self)
 
@@ -233,5 +272,5 @@ class Member:
 
 def ended(view: SandboxView, cause: Cause, state: SandboxState = SandboxState.STOPPED) -> SandboxView:
     """Return a view of a sandbox that is over, made of one from before."""
-    phases = (*view.phases, history.phase(state, cause))
+    phases = (*view.phases, phase(state, cause))
     return replace(view, phases=phases, expires_at_s=None)

@@ -29,10 +29,9 @@ from envkit.restarts import RestartBudget
 from envkit.types import Cause, CauseKind, FleetEvent, SandboxSpec, SandboxState, SandboxView
 
 from . import reattach
-from .events import Journal
+from .events import Journal, Ledger, Saver
 from .health import CLOSED, Verdict, Watch, give_up, judge
-from .history import Ledger, Saver, is_over, time_to_live
-from .instance import GIVEN_UP, STOPPED, Member, ended
+from .instance import GIVEN_UP, STOPPED, Member, ended, is_over, time_to_live
 from .lease import Handle
 from .metrics import PoolCounts, wanted
 from .node import Demand, Node, usable, why_impossible

@@ -12,7 +12,7 @@ from envkit.errors import EnvkitError
 from envkit.protocols import Sandbox
 from envkit.types import Cause, CauseKind, SandboxState, SandboxView
 
-from .history import is_over
+from .instance import is_over
 from .node import Node
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import anyio
 from envkit import clock
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.events import Ledger
 from envkit.sandbox.pool.health import Watch
-from envkit.sandbox.pool.history import Ledger
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView

@@ -11,7 +11,7 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, UnrecordedError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.history import Ledger, Saver
+from envkit.sandbox.pool.events import Ledger, Saver
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import Stock
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView

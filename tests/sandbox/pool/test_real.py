@@ -17,7 +17,7 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.history import Ledger
+from envkit.sandbox.pool.events import Ledger
 from envkit.sandbox.pool.lease import Handle
 from envkit.sandbox.pool.node import Holds, Node
 from envkit.sandbox.pool.reattach import Attaches
