@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from envkit.errors import EnvkitError, SandboxError
-from envkit.sandbox.channel import Channel
+from envkit.sandbox.channel import Channel, Survived
 from envkit.sandbox.hold import Hold
 from envkit.types import Cause, CauseKind
 
@@ -101,7 +101,9 @@ class Ending:
         channel = self._channel
         try:
             with anyio.move_on_after(_CAUSE_S):
-                found = await self._hold.cause(channel.survived)
+                # Its own agent outlives a command that runs out of memory, for a moment.
+                survived = Survived() if channel.farewell is CauseKind.OUT_OF_MEMORY else channel.survived
+                found = await self._hold.cause(survived)
                 if found.kind is CauseKind.EXITED and channel.farewell is not None:
                     # A code alone does not tell a command's end from the agent's own.
                     is_own = channel.farewell is CauseKind.EXITED

@@ -149,7 +149,9 @@ class Agent:
         if self._stderr is not None:
             self._stderr.take_waiting()
         self._say_last(self._log.peek()[-_LAST_WORDS_BYTES:])
-        self.leave(report.code if report.code >= 0 else 128 - report.code, "exited")
+        code = report.code if report.code >= 0 else 128 - report.code
+        ran_out = code == 128 + signal.SIGKILL and self._context.ran_out_lately()
+        self.leave(code, "out_of_memory" if ran_out else "exited")
 
     def _give_up(self, kind: str, why: str) -> None:
         self._say_last(why.encode() + b"\n")

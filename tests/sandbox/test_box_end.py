@@ -16,6 +16,7 @@ from envkit.errors import (
     UnreachableError,
 )
 from envkit.sandbox.boxes import Boxes
+from envkit.sandbox.channel import Survived
 from envkit.types import CauseKind
 from tests.causes import cause
 from tests.sandbox.box_case import Case, answered
@@ -88,6 +89,12 @@ def test_a_backend_is_told_which_oom_kills_the_sandbox_survived() -> None:
         await case.box.wait()
         assert case.survived is not None
         assert case.survived.oom_kills == 3
+        other = await Case().started()
+        other.peer.say({"oom_kills": 3})  # by a probe, while the command's memory was given back
+        other.peer.say({"ending": "out_of_memory"})
+        other.peer.say_bytes(b"")
+        await other.box.wait()
+        assert other.survived == Survived()
 
     run(main)
 
