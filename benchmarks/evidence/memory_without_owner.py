@@ -10,16 +10,14 @@ started one after another, and none takes more than it was given.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
-from record import FOLDER, Evidence
+from record import Evidence, parser
 
 from envkit import clock
 from envkit.errors import SandboxLostError
@@ -29,7 +27,9 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.docker.images import OFFLINE_BASE
 from envkit.types import SandboxSpec
 
+NAME = "memory-without-owner"
 STALE_AFTER = ("sandbox",)
+TWIN = "tests/contract/limits/test_memory.py::test_a_grader_runs_in_a_sandbox_full_of_memory_that_no_process_owns"
 SIZES_MIB = (512, 1024)
 SHORT_MIB = 128
 MOST_S = 1.0
@@ -136,14 +136,12 @@ def measured(kind: str, hog: str, memory_mib: int) -> Figures:
 
 def main() -> int:
     """Measure and return the exit code: 1 when fewer graders ran than must."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where memory-without-owner.json is written")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is there already")
-    parser.add_argument("--kind", choices=("local", "docker"), action="append", help="only these sandboxes")
-    parser.add_argument("--within-s", type=float, default=MOST_S, help="seconds that a grader may take")
-    parser.add_argument("--short", action="store_true", help=f"only sandboxes of {SHORT_MIB} MiB")
-    asked = parser.parse_args()
-    evidence = Evidence("memory-without-owner", stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    arguments = parser(__doc__, NAME)
+    arguments.add_argument("--kind", choices=("local", "docker"), action="append", help="only these sandboxes")
+    arguments.add_argument("--within-s", type=float, default=MOST_S, help="seconds that a grader may take")
+    arguments.add_argument("--short", action="store_true", help=f"only sandboxes of {SHORT_MIB} MiB")
+    asked = arguments.parse_args()
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     found: dict[str, Mapping[str, Any]] = {}
     for kind in asked.kind or ("local", "docker"):
         for hog in HOGS:

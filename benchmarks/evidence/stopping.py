@@ -53,10 +53,7 @@ STALE_AFTER = (
     "envkit/wiring/training/warmup.py",
     "envkit/wiring/training/signals.py",
 )
-TWIN = (
-    "tests/e2e/training/test_stopped_runs.py::"
-    "test_runs_that_are_stopped_or_killed_lose_nothing_since_their_last_checkpoint"
-)
+TWIN = "tests/e2e/training/test_stopped_runs.py::test_a_run_that_is_killed_loses_nothing_since_its_last_checkpoint"
 MOMENTS = ("warm-up", "train step", "evaluation", "checkpoint", "warm-up")
 PATIENCE_S = 600.0
 """After which a run hangs."""

@@ -152,9 +152,10 @@ class Agent:
         if self._stderr is not None:
             self._stderr.take_waiting()
         self._say_last(self._log.peek()[-_LAST_WORDS_BYTES:])
-        if self._context.out_of_memory(report.code).get("oom") and gauges.was_limit_hit():
+        code = report.code if report.code >= 0 else 128 - report.code
+        if code == 128 + signal.SIGKILL and self._context.ran_out_lately() and gauges.was_limit_hit():
             self.leave(_BROKEN, "out_of_memory")
-        self.leave(report.code if report.code >= 0 else 128 - report.code, "exited")
+        self.leave(code, "exited")
 
     def _give_up(self, kind: str, why: str) -> None:
         self._say_last(why.encode() + b"\n")

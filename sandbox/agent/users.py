@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from . import gauges, linux
 from .connection import CallError
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from .event_loop import Loop
 else:
     import _signal as signal
+
+
+_LATELY_S = 1.0
+"""What a killed process has at most until its parent hears of it, while its memory is given back."""
 
 
 class Context:
@@ -41,6 +46,7 @@ class Context:
         self._env: dict[bytes, bytes] = {}
         self.on_oom_kill: Callable[[int], None] = lambda count: None
         self._kills = self._reported = gauges.kill_count()
+        self._reported_at = -_LATELY_S
 
     def configure(self, config: Header) -> None:
         """Take in who there is, and what they work with."""
@@ -107,9 +113,14 @@ class Context:
         """Report OOM kills that the sandbox survived; return their number, None where that is not known."""
         kills = gauges.kill_count() if self._reported is not None else None
         if kills is not None and kills != self._reported:
-            self._reported = kills
+            self._reported, self._reported_at = kills, time.monotonic()
             self.on_oom_kill(kills)
         return kills
+
+    def ran_out_lately(self) -> bool:
+        """Say whether something was killed for want of memory within the last second, as far as that is known."""
+        kills = gauges.kill_count() if self._reported is not None else None
+        return kills is not None and (kills != self._reported or time.monotonic() - self._reported_at < _LATELY_S)
 
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
         """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""

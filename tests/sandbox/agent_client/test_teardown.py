@@ -56,6 +56,7 @@ def test_a_box_that_dies_tells_every_caller_why_and_is_given_back_without_being_
 @pytest.mark.parametrize(
     ("found", "farewell", "expected"),
     [
+        (CauseKind.EXITED, "out_of_memory", (CauseKind.OUT_OF_MEMORY, True)),
         (CauseKind.EXITED, "exited", (CauseKind.EXITED, True)),
         (CauseKind.EXITED, "expired", (CauseKind.EXPIRED, False)),
         (CauseKind.EXITED, "orphaned", (CauseKind.ORPHANED, False)),

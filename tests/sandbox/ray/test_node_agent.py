@@ -142,16 +142,17 @@ def test_why_a_box_is_gone_and_what_cannot_be_started_are_answers() -> None:
     async def main() -> None:
         async with serving() as (actor, _):
             await actor.start(1, SandboxSpec(("sh", "-c", "sleep 1; exit 3")), 30.0, None)
-            assert await actor.cause(1) == {"cause": "exited with code 3"}
+            ended = {"kind": "exited", "detail": "exited with code 3", "by_agent": True}
+            assert await actor.cause(1) == {"cause": ended}
             await actor.start(2, SandboxSpec(), 30.0, None)
-            assert await actor.cause(2) == {"cause": ""}
+            assert await actor.cause(2) == {"cause": None}
             assert await actor.look(2) == {"look": ""}
             refused = from_problem((await actor.start(3, SandboxSpec(image="/nowhere"), 30.0, None))["problem"])
             assert isinstance(refused, SandboxRefusedError)
             assert "'/nowhere' is not a folder" in refused.cause.detail
-            ended = from_problem((await actor.start(4, SandboxSpec(("no-such-program",)), 30.0, None))["problem"])
-            assert isinstance(ended, SandboxEndedError)
-            assert "exited with code 127: no-such-program" in ended.cause.detail
+            failed = from_problem((await actor.start(4, SandboxSpec(("no-such-program",)), 30.0, None))["problem"])
+            assert isinstance(failed, SandboxEndedError)
+            assert "exited with code 127: no-such-program" in failed.cause.detail
             unknown = from_problem((await actor.cause(3))["problem"])
             assert str(unknown) == "its node knows nothing of it"
 
