@@ -99,10 +99,10 @@ def new_node(at: int, backend: FakeBackend) -> Node:
 
 
 def is_allowed(events: list[FleetEvent]) -> bool:
-    """Whether nothing comes back from being over."""
+    """Whether nothing comes back from being over, unless it begins anew: with a start, or in a spare."""
     over: set[str] = set()
     for event in events:
-        if event.state is SandboxState.STARTING:
+        if event.state is SandboxState.STARTING or event.text.startswith("lent; it was the spare"):
             over.discard(event.sandbox_id)
         elif event.state is not None and event.sandbox_id in over:
             return False
