@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
-from docker_run import Plain
-from peers_boxes import FILE, MissingPeerError, Place, docker_on_loopback, rock, swerex
-from processes import busy_processors
+from servers.docker_run import Plain
+from servers.peers_boxes import FILE, MissingPeerError, Place, docker_on_loopback, rock, swerex
+from servers.processes import busy_processors
 from settings import parsed, parser
 from waiting import Call, CallBy, Claim, Findings
 

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import cycle
 
 import anyio
-from processes import busy_processors
+from servers.processes import busy_processors
 from settings import parsed, parser
 
 from envkit import clock

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from fleet_boxes import sandboxes
-from fleet_steps import BY_CLIENTS, BY_LEAN, BY_POST, steps
+from servers.fleet_boxes import sandboxes
+from servers.fleet_steps import BY_CLIENTS, BY_LEAN, BY_POST, steps
 from settings import parsed, parser
 from waiting import Claim, Findings
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from contestants import Peer, parser, taking_part
-from peers import GRADED, Maker
+from games.contestants import Peer, parser, taking_part
+from games.peers import GRADED, Maker
+from games.solver import TooLargeError, shortest_solution
 from settings import parsed
-from solver import TooLargeError, shortest_solution
 from timing import Claim, Rates, check, measure, turns
 
 import envkit

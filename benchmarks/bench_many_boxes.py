@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 import anyio
-from processes import available_mib, family, pss_mib
+from servers.processes import available_mib, family, pss_mib
 from settings import parsed, parser
 from waiting import Claim, Findings
 

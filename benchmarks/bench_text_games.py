@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from contestants import Peer, parser, taking_part
-from peers import BOXES, MAX_MOVES, MOVES, SIZE, stepping
+from games.contestants import Peer, parser, taking_part
+from games.peers import BOXES, MAX_MOVES, MOVES, SIZE, stepping
 from settings import parsed
 from timing import Claim, Turn, check, measure, turns
 

@@ -13,8 +13,8 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
-from contestants import Peer, parser, taking_part
-from peers import batches, stepping_all
+from games.contestants import Peer, parser, taking_part
+from games.peers import batches, stepping_all
 from settings import parsed
 from timing import Claim, Play, Rates, Turn, check, measure, turns
 

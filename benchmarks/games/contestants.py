@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +14,8 @@ from typing import Any, TypeVar
 
 import settings
 
-_PROGRAM = Path(__file__).with_name("peer_process.py")
-_PYTHON = _PROGRAM.parents[1] / ".venv" / "bench" / "bin" / "python"
+_BENCHMARKS = Path(__file__).parents[1]
+_PYTHON = _BENCHMARKS.parent / ".venv" / "bench" / "bin" / "python"
 
 ContestantT = TypeVar("ContestantT")
 
@@ -41,8 +42,11 @@ class Peer:
         if not told.peers.exists():
             raise MissingPeerError(f"there is no {told.peers}; make .venv/bench/done")
         self._name = name
-        command = [str(told.peers), str(_PROGRAM), name, *map(str, arguments)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [str(told.peers), "-m", "games.peer_process", name, *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(_BENCHMARKS)}
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         if reason := self._answer().get("missing"):
             self.close()
             raise MissingPeerError(reason)

@@ -1,6 +1,6 @@
 """A peer in a process of its own, run by the interpreter of the peers' virtual environment.
 
-    .venv/bench/bin/python benchmarks/peer_process.py NAME [ARGUMENT ...]
+    PYTHONPATH=benchmarks .venv/bench/bin/python -m games.peer_process NAME [ARGUMENT ...]
 
 The names are those of `peers.PEERS`. Standard input and output carry one JSON text a line. The first output is
 ``{"missing": REASON}``, or ``{}`` once the peer is warm. Then ``{"cpu_s": SECONDS}`` is answered with the rate of a
@@ -14,7 +14,7 @@ import json
 import os
 import sys
 
-from peers import PEERS, Maker
+from games.peers import PEERS, Maker
 from timing import turns
 
 

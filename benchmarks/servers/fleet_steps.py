@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from lean import Http, WebSocket
-from peers_boxes import MissingPeerError
-from served import ECHO, OPENENV_VARIABLE, REPLY_VARIABLE
-from serving import Server, gateway, on_processor, uvicorn
+from servers.lean import Http, WebSocket
+from servers.peers_boxes import MissingPeerError
+from servers.served import ECHO, OPENENV_VARIABLE, REPLY_VARIABLE
+from servers.serving import Server, gateway, on_processor, uvicorn
 from waiting import CallBy, FailedCallError, Findings
 
 from envkit.http.client.env_client import EnvClient

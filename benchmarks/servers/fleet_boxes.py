@@ -14,9 +14,9 @@ from itertools import count
 from typing import Any, Protocol
 
 import anyio
-from lean import Http
-from peers_boxes import ROCK_ROUTES, MissingPeerError, Rock, docker_on_loopback, rock, rock_server, start_rock
-from serving import gateway
+from servers.lean import Http
+from servers.peers_boxes import ROCK_ROUTES, MissingPeerError, Rock, docker_on_loopback, rock, rock_server, start_rock
+from servers.serving import gateway
 from waiting import Call, CallBy, FailedCallError, Findings
 
 from envkit import clock

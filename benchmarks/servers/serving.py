@@ -15,8 +15,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import anyio
-from peers_boxes import MissingPeerError, free_ports, start, stop
-from processes import cpu_s
+from servers.peers_boxes import MissingPeerError, free_ports, start, stop
+from servers.processes import cpu_s
 
 from envkit import clock
 

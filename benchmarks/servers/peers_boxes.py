@@ -43,7 +43,7 @@ done
 exec {docker} "$@"
 """
 _START_TIMEOUT_S = 180.0
-ROCK_FOLDER = Path(__file__).resolve().parents[1] / ".venv" / "rock"
+ROCK_FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "rock"
 ROCK_ROUTES = "/apis/envs/sandbox/v1/"
 
 
