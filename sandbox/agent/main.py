@@ -13,8 +13,8 @@ from . import gauges
 from .connection import Call, CallError, Connection
 from .event_loop import Loop
 from .exec import commands, process_tree, worker
-from .exec import shell as shells
 from .exec.outputs import Output, Tail
+from .exec.shell import Shell, ShellCall
 from .files import files
 from .json_fallback import encoded
 from .users import Context
@@ -51,7 +51,7 @@ class Agent:
         self._connections: list[Connection] = []
         self._loneliness: Timer | None = None
         self._left_at = 0.0
-        self._shells: dict[tuple[str, str], shells.Shell] = {}
+        self._shells: dict[tuple[str, str], Shell] = {}
         self._log = Tail(_LOG_BYTES)
         self._stderr: Output | None = None
         self._calls: dict[str, Callable[..., Call]] = {
@@ -192,8 +192,8 @@ class Agent:
         key = header["name"], header.get("user", "agent")
         shell = self._shells.get(key)
         if shell is None:
-            shell = self._shells[key] = shells.Shell(self._context, self._context.user(key[1]))
-        call = shells.ShellCall(shell, connection, number, header)
+            shell = self._shells[key] = Shell(self._context, self._context.user(key[1]))
+        call = ShellCall(shell, connection, number, header)
         shell.run(call)
         return call
 

@@ -36,8 +36,7 @@ from ..host import layout
 from ..host.instances import Boxes, refuse
 from ..host.layout import AGENT_UID, DOOR, SOCKETS, WORK
 from ..snapshots import store
-from . import agentless, container_config, orphans, seccomp_profile
-from . import container as attached
+from . import agentless, container, container_config, orphans, seccomp_profile
 from .agentless import LIFE_LINE, FallbackBox
 from .api import Daemon, DaemonError
 from .container import AttachedContainer, MissingProgramError, Written
@@ -174,7 +173,7 @@ class DockerBackend:
             spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
             volumes, written = await held.volumes(), await held.written(spec)
             await held.find_agent_group(volumes)
-            door = attached.knock(volumes)
+            door = container.knock(volumes)
         except BaseException:
             held.stream.close()
             raise
@@ -188,7 +187,7 @@ class DockerBackend:
         The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
         """
         found = await orphans.staying(self._daemon, box_id)
-        return attached.knock(await attached.volumes(self._daemon, str(found["Id"])))
+        return container.knock(await container.volumes(self._daemon, str(found["Id"])))
 
     async def remove(self, box_id: str) -> None:
         """End a box that stays, also one that does not answer; raises `SandboxError` as `attach`."""
@@ -289,7 +288,7 @@ class DockerBackend:
         try:
             volumes, written = await held.restricted(spec), await held.written(spec)
             if spec.stay and DOOR not in volumes:
-                raise SandboxRefusedError(plan.box_id, attached.NO_WAY_BACK)
+                raise SandboxRefusedError(plan.box_id, container.NO_WAY_BACK)
             if spec.profile == "system" and spec.disk_mib is not None and not (written or self._bounds_disk):
                 why = "Docker bounds a root file system only on xfs with project quota, and only root can watch one"
                 raise SandboxRefusedError(plan.box_id, f"disk_mib={spec.disk_mib} is refused: {why}")
@@ -328,13 +327,13 @@ class DockerBackend:
         return box
 
     async def _run(self, plan: _Plan, argv: Sequence[str], opening: bytes) -> AttachedContainer:
-        """Start the box's container; as `attached.run`."""
+        """Start the box's container; as `container.run`."""
         spec = plan.spec
         labels = orphans.labels(self._run_name, plan.box_id, stays=spec.stay, ledger=spec.ledger)
         options = partial(container_config.options, spec, plan.image, argv, labels, system_calls=self._filter)
         if spec.profile == "system" and self._bounds_disk is not False:
             try:
-                held = await attached.run(self._daemon, options(bounds_disk=True), opening)
+                held = await container.run(self._daemon, options(bounds_disk=True), opening)
             except DaemonError as error:
                 if "storage" not in str(error):  # library's message: docker
                     raise
@@ -342,9 +341,9 @@ class DockerBackend:
             else:
                 self._bounds_disk = True
                 return held
-        own = attached.lends_score(self._daemon, spec)
+        own = container.lends_score(self._daemon, spec)
         made = options(has_agent=argv is not LIFE_LINE, agent_sets_scores=own)
-        return await attached.run(self._daemon, made, opening)
+        return await container.run(self._daemon, made, opening)
 
     def _box(
         self,

@@ -20,7 +20,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Demand
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 from envkit.wiring import environments
-from envkit.wiring.gateway import capacity as machine
+from envkit.wiring.gateway.capacity import described, env_boxes
 from envkit.wiring.gateway.nodes import Places
 from envkit.wiring.sandboxes import env_sandboxes
 
@@ -49,12 +49,12 @@ def env_counts(config: ServeConfig, places: Places) -> tuple[int, int]:
         return config.envs.boxes or processors, own
     (node,) = places.nodes
     takes = Demand.of(env_box(config, places, 1))
-    count = config.envs.boxes or machine.env_boxes(node, takes, processors)
+    count = config.envs.boxes or env_boxes(node, takes, processors)
     room = node.room(takes)
     if count > room:
         raise UsageError(
             f"environments are served in {count} {'box' if count == 1 else 'boxes'} of {takes.memory_mib} MiB each, and"
-            f" this machine holds together {machine.described(node.holds)}: lower envs.boxes or envs.memory_mib, or"
+            f" this machine holds together {described(node.holds)}: lower envs.boxes or envs.memory_mib, or"
             " raise what node says"
         )
     return count, max(int(min(own, room - count)), min(own, 1))
