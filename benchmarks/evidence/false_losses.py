@@ -15,7 +15,7 @@ from record import ROOT, Evidence, parser
 from running import run
 
 NAME = "false-losses"
-STALE_AFTER = ("sandbox", "benchmarks/bench_false_losses.py", "benchmarks/processes.py")
+STALE_AFTER = ("sandbox", "benchmarks/bench_false_losses.py", "benchmarks/servers/processes.py")
 TWIN = "tests/project/test_benchmarks.py::test_sandboxes_on_busy_processors_are_watched"
 
 

@@ -14,7 +14,7 @@ from record import ROOT, Evidence, parser
 from running import run
 
 NAME = "many-boxes"
-STALE_AFTER = ("sandbox", "benchmarks/bench_many_boxes.py", "benchmarks/processes.py", "benchmarks/waiting.py")
+STALE_AFTER = ("sandbox", "benchmarks/bench_many_boxes.py", "benchmarks/servers/processes.py", "benchmarks/waiting.py")
 TWIN = "tests/project/test_benchmarks.py::test_many_sandboxes_answer_and_end"
 
 
