@@ -31,9 +31,9 @@ test: .venv/dev
 	[ $$beside -ne $(NO_TESTS) ] || exit $$alone; [ $$alone -ne $(NO_TESTS) ] || exit $$beside; \
 	exit $$((beside | alone))' pytest $(ARGS)
 
-# The tests that need neither Docker nor Ray, and none of the whole path.
+# The tests that need no Docker, bubblewrap or Ray, and that take no more than moments; none of the whole path.
 test-fast: .venv/dev
-	$(PYTEST) --junitxml=.reports/fast.xml -n $(WORKERS) --dist loadgroup -m "not (alone or slow or docker or ray)" \
+	$(PYTEST) --junitxml=.reports/fast.xml -n $(WORKERS) --dist loadgroup -m "not (alone or slow or docker or bwrap or ray)" \
 	--ignore=tests/e2e --ignore=tests/docs/test_commands.py $(ARGS)
 
 # What tests/parity compares with; without it those tests are skipped.

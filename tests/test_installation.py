@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MISSING = ("docker", "ray", "requests", "torch")
-pytestmark = pytest.mark.xdist_group("installation")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installation")]
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,8 @@ def bring():
 
 NO_MATPLOTLIB = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
 
+pytestmark = pytest.mark.slow
+
 
 def envkit(words: Sequence[str | Path], folder: Path, *, path: Path | None = None) -> tuple[int, str, str]:
     done = subprocess.run(

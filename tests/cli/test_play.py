@@ -239,12 +239,13 @@ class Terminal:
         termios.tcsetwinsize(self._follower, (24, 80))
         self._before = termios.tcgetattr(self._follower)
         self._seen = ""
+        bare = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", ON_ITS_TERMINAL, SCRIPT, "play", *words],
             stdin=self._follower,
             stdout=self._follower,
             stderr=self._follower,
-            env={**os.environ, "TERM": "xterm-256color", **env},
+            env={**bare, "TERM": "xterm-256color", **env},
         )
 
     def is_restored(self) -> bool:

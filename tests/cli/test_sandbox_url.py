@@ -24,6 +24,8 @@ from tests.http.worlds import serving, slots
 NOTICE = "running on the server without standard input; output is printed when the program ends\n"
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
+pytestmark = pytest.mark.slow
+
 
 def envkit(*words: str) -> tuple[int, str, str]:
     done = subprocess.run([SCRIPT, "sandbox", *words], capture_output=True, text=True, timeout=60, check=False)

@@ -27,7 +27,7 @@ from envkit.types import (
 )
 
 SCRIPT = Path(sys.executable).with_name("envkit")
-pytestmark = pytest.mark.xdist_group("cli-show")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-show")]
 
 
 def envkit(words: Sequence[str | Path], folder: Path, **env: str) -> tuple[int, str, str]:

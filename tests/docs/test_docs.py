@@ -30,6 +30,7 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_shown(tmp_path: Path) -> None:
     source, installed = tmp_path / "source", tmp_path / "site-packages"
     source.mkdir()

@@ -173,6 +173,7 @@ def test_a_wrong_input_is_named_in_one_line(
     assert said in line_of(told.err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", AS_PROCESSES)
 def test_a_wrong_input_ends_an_installed_program_in_the_same_way(words: str, folder: Path, port: int) -> None:
     ((code, said),) = [(code, said) for known, code, said in WRONG if known == words]

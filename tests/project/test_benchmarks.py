@@ -10,6 +10,8 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
+pytestmark = pytest.mark.slow
+
 
 def run(name: str, *words: str) -> str:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", *words]

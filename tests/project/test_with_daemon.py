@@ -23,10 +23,10 @@ PROGRAMS = {
         [ -e containerd.pid ] && kill -0 $(cat containerd.pid) && { echo it is still running; exit 1; }
         trap 'kill $!; wait $!; rm -f containerd.pid /run/docker.pid; exit' TERM
         containerd &
-        echo $! >containerd.pid
+        until [ -s containerd.pid ]; do sleep 0.01; done  # a signal that comes before its trap would be lost
         echo $$ >/run/docker.pid
         wait""",
-    "containerd": "trap 'kill $!; exit' TERM; sleep 1000 & wait",
+    "containerd": "trap 'kill $!; exit' TERM; echo $$ >/run/docker/containerd/containerd.pid; sleep 1000 & wait",
     "containerd-shim-runc-v2": "sleep 1000 & wait",
 }
 
