@@ -105,6 +105,7 @@ for move in ("turn left", "A1", "move_up"):
 """
 
 
+@pytest.mark.slow
 def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy() -> None:
     done = subprocess.run([sys.executable, "-c", TURNING], capture_output=True, text=True, check=True)
     moves = ("turn left", "A1", "move_up")
@@ -187,6 +188,7 @@ def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> No
     refusal(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds() -> None:
     script = (
         "from time import perf_counter\nfrom envkit.errors import UsageError\n"
