@@ -48,7 +48,7 @@ async def build(name: str, base: str | None = None, packages: tuple[str, ...] = 
 def test_every_image_has_a_file_that_takes_a_base() -> None:
     assert image_build.names() == ["games", "python"]
     for name in image_build.names():
-        content = Path(image_build.__file__).parents[2].joinpath("docker", f"{name}.Dockerfile").read_text()
+        content = Path(image_build.__file__).parents[3].joinpath("docker", f"{name}.Dockerfile").read_text()
         assert "ARG BASE\n" in content
         assert content.count("FROM ${BASE}") == 2
         assert "LABEL envkit.format=${FORMAT}\n" in content.rpartition("FROM ${BASE}\n")[2]

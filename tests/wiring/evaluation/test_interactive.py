@@ -128,7 +128,7 @@ def test_the_expert_is_asked_about_what_is_seen_now() -> None:
 
 
 def test_a_world_that_raises_is_named() -> None:
-    with pytest.raises(EnvError, match=r"Echo-v0 raised RuntimeError in step: it broke \(.*test_play.py:\d+\)"):
+    with pytest.raises(EnvError, match=r"Echo-v0 raised RuntimeError in step: it broke \(.*test_interactive.py:\d+\)"):
         after("crash")
 
 
