@@ -27,6 +27,7 @@ test: .venv/dev
 	docker/install-missing
 	docker/with-daemon docker/with-base sh -c '\
 	$(PYTEST) --junitxml=.reports/parallel.xml -n $(WORKERS) --dist loadgroup -m "not alone" "$$@"; beside=$$?; \
+	[ $$# -gt 0 ] || set -- $$(grep -rl --include="test_*.py" "mark[.]alone" tests); \
 	$(PYTEST) --junitxml=.reports/alone.xml -m alone "$$@"; alone=$$?; \
 	[ $$beside -ne $(NO_TESTS) ] || exit $$alone; [ $$alone -ne $(NO_TESTS) ] || exit $$beside; \
 	exit $$((beside | alone))' pytest $(ARGS)

@@ -170,7 +170,9 @@ def test_an_interrupted_run_keeps_its_last_step_and_says_how_to_go_on(tmp_path: 
     assert (tmp_path / f"run/checkpoints/step-{steps[-1]}").exists()
 
 
-def test_a_run_of_another_format_is_refused_by_each_command_that_reads_it(trained: Trained, tmp_path: Path) -> None:
+def test_a_run_of_another_format_is_refused_by_each_command_that_reads_it(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, _ = trained
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "runs/lake/format.json").write_text('{"format": 2}')
@@ -185,5 +187,6 @@ def test_a_run_of_another_format_is_refused_by_each_command_that_reads_it(traine
         ["eval", "FrozenLake-v0", "--policy", "checkpoint:runs/lake"],
         ["show", "runs/lake"],
     ):
-        done = envkit(words, tmp_path)
-        assert (done.returncode, done.stderr) == (2, said), words
+        with chdir(tmp_path), pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert (ended.value.code, capsys.readouterr().err) == (2, said), words
