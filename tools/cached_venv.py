@@ -86,14 +86,18 @@ def _pip_install(folder: Path, arguments: list[str]) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give `target` the files of the environment in `source`, the interpreter last: with it, the environment counts."""
+    """Give `target` the files of the environment in `source`.
+
+    The link `python` comes last, since an environment that has it counts as complete.
+    """
     for place, folders, names in os.walk(source):
         if Path(place) != source / "bin":
             names += [name for name in folders if Path(place, name).is_symlink()]
             _link_files(Path(place), target / Path(place).relative_to(source), names)
-    programs = sorted((path.name for path in (source / "bin").iterdir()), key=lambda name: name == "python")
+    programs = [path.name for path in (source / "bin").iterdir() if path.name != "python"]
     _link_files(source / "bin", target / "bin", programs)
     _name_programs(target, target, source)
+    _link_files(source / "bin", target / "bin", ["python"])
 
 
 def _link_files(source: Path, target: Path, names: list[str]) -> None:

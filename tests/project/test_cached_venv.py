@@ -99,3 +99,17 @@ def test_two_that_build_a_layer_at_once_both_get_it(wheels: Path, tmp_path: Path
         with process:
             assert (process.communicate()[1], process.returncode) == ("", 0)
     assert [output(folder, "shelf") for folder in folders] == [str(folder) for folder in folders]
+
+
+def test_an_environment_has_a_python_only_when_it_no_longer_names_the_cache(wheels: Path, tmp_path: Path) -> None:
+    add_wheel(wheels, "stove")
+    make(wheels, tmp_path / "first", "stove")
+    (program,) = (wheels.parent / "cache" / "venvs").glob("*/bin/stove")
+    settings = program.parents[1] / "pyvenv.cfg"
+    settings.rename(settings.with_suffix(".away"))  # so that it fails after it has linked the programs
+    with start(wheels, tmp_path / "second", "stove") as process:
+        assert "pyvenv.cfg" in process.communicate()[1]
+    assert not (tmp_path / "second" / "bin" / "python").exists()
+    settings.with_suffix(".away").rename(settings)
+    make(wheels, tmp_path / "second", "stove")
+    assert output(tmp_path / "second", "stove") == str(tmp_path / "second")
