@@ -21,6 +21,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,15 +31,25 @@ _EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
 
 
 def main(folder: Path, layers: list[str]) -> None:
-    """Make or update the environment in `folder`."""
+    """Make or update the environment in `folder`. Of two processes at once, the second waits for the first."""
     wanted = [_requirements(layer) for layer in layers]
-    if (folder / "bin" / "python").exists():
-        for requirements in wanted:
-            _pip_install(folder, requirements)
-    else:
-        _link(_cached(wanted), folder)
-    if any(_PROJECT.fullmatch(layer) for layer in layers):
-        _pip_install(folder, ["--no-deps", "--editable", str(ROOT)])
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / ".lock"):
+        if (folder / "bin" / "python").exists():
+            for requirements in wanted:
+                _pip_install(folder, requirements)
+        else:
+            _link(_cached(wanted), folder)
+        if any(_PROJECT.fullmatch(layer) for layer in layers):
+            _pip_install(folder, ["--no-deps", "--editable", str(ROOT)])
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock in the file `path`, after waiting for a process that holds it."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _requirements(layer: str) -> list[str]:
@@ -65,8 +77,7 @@ def _cached(layers: list[list[str]]) -> Path:
     cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()).resolve() / "venvs"
     folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(folder.with_suffix(".lock")):
         if not folder.exists():
             building = folder.with_suffix(".new")
             shutil.rmtree(building, ignore_errors=True)

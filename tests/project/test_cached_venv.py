@@ -113,3 +113,13 @@ def test_an_environment_has_a_python_only_when_it_no_longer_names_the_cache(whee
     settings.with_suffix(".away").rename(settings)
     make(wheels, tmp_path / "second", "stove")
     assert output(tmp_path / "second", "stove") == str(tmp_path / "second")
+
+
+def test_several_that_make_one_environment_at_once_all_find_it_complete(wheels: Path, tmp_path: Path) -> None:
+    add_wheel(wheels, "bench")
+    make(wheels, tmp_path / "first", "bench")
+    started = [start(wheels, tmp_path / "second", "bench") for _ in range(4)]
+    for process in started:
+        with process:
+            assert (process.communicate()[1], process.returncode) == ("", 0)
+    assert output(tmp_path / "second", "bench") == str(tmp_path / "second")
