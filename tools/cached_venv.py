@@ -2,7 +2,7 @@
 
 A LAYER is what one ``pip install`` brings: a requirement (``torch==2.13.0``), ``.[EXTRA,...]`` for this project's own
 requirements with these extras, or ``@FILE`` for a file of requirements. The project itself is installed in FOLDER only,
-and editable.
+and editable; what builds it is the first layer, so that a filled cache suffices without a network.
 
 Layers are kept in ``$ENVKIT_CACHE/venvs``, or ``~/.cache/envkit/venvs``. The name of a layer is a hash of the
 interpreter, of pip's environment variables, and of the requirements up to it. A layer is built in a folder beside its
@@ -24,15 +24,20 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _PROJECT = re.compile(r"\.(?:\[([\w,-]+)\])?")
+_EDITABLE = "editables~=0.3"  # what hatchling requires besides to install a project as editable
 _EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
 
 
 def main(folder: Path, layers: list[str]) -> None:
     """Make or update the environment in `folder`. Of two processes at once, the second waits for the first."""
     wanted = [_requirements(layer) for layer in layers]
+    editable = any(_PROJECT.fullmatch(layer) for layer in layers)
+    if editable:
+        wanted.insert(0, [*_pyproject()["build-system"]["requires"], _EDITABLE])
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / ".lock"):
         if (folder / "bin" / "python").exists():
@@ -40,8 +45,8 @@ def main(folder: Path, layers: list[str]) -> None:
                 _pip_install(folder, requirements)
         else:
             _link(_cached(wanted), folder)
-        if any(_PROJECT.fullmatch(layer) for layer in layers):
-            _pip_install(folder, ["--no-deps", "--editable", str(ROOT)])
+        if editable:
+            _pip_install(folder, ["--no-build-isolation", "--no-deps", "--editable", str(ROOT)])
 
 
 @contextmanager
@@ -59,7 +64,7 @@ def _requirements(layer: str) -> list[str]:
         return [line for line in lines if line and not line.startswith("#")]
     if (project := _PROJECT.fullmatch(layer)) is None:
         return [layer]
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = _pyproject()["project"]
     extras, found = (project[1] or "").split(","), set(table["dependencies"])
     while extras:
         for requirement in table["optional-dependencies"].get(extras.pop(), ()):
@@ -68,6 +73,10 @@ def _requirements(layer: str) -> list[str]:
             else:
                 found.add(requirement)
     return sorted(found)
+
+
+def _pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def _cached(layers: list[list[str]]) -> Path:

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "tools" / "cached_venv.py"
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tools" / "cached_venv.py"
+BACKEND = """
+import zipfile
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    name = "envkit-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        about = "envkit-0.1.0.dist-info"
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\\nName: envkit\\nVersion: 0.1.0\\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{about}/entry_points.txt", "[console_scripts]\\nenvkit = hatchling:main\\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return name
+"""
+"""A build system, which is used in place of hatchling."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cached-venv")]
 
 
@@ -22,13 +40,14 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def add_wheel(wheels: Path, name: str) -> Path:
+def add_wheel(wheels: Path, name: str, version: str = "1.0", build: str = "") -> Path:
     """Add a package with a program of the same name, which prints the folder of its environment."""
-    about = f"{name}-1.0.dist-info"
-    path = wheels / f"{name}-1.0-py3-none-any.whl"
+    about = f"{name}-{version}.dist-info"
+    path = wheels / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{name}.py", "import sys\n\ndef main():\n    print(sys.prefix)\n")
-        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{name}/__init__.py", "import sys\n\ndef main():\n    print(sys.prefix)\n")
+        wheel.writestr(f"{name}/build.py", build)
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{about}/entry_points.txt", f"[console_scripts]\n{name} = {name}:main\n")
         wheel.writestr(f"{about}/RECORD", "")
@@ -123,3 +142,15 @@ def test_several_that_make_one_environment_at_once_all_find_it_complete(wheels: 
         with process:
             assert (process.communicate()[1], process.returncode) == ("", 0)
     assert output(tmp_path / "second", "bench") == str(tmp_path / "second")
+
+
+def test_the_project_is_installed_without_an_index_once_the_cache_is_filled(wheels: Path, tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = [re.split("[^a-z0-9]", requirement)[0] for requirement in project["dependencies"]]
+    added = [add_wheel(wheels, name, "99.0") for name in names]
+    added += [add_wheel(wheels, "editables", "0.5"), add_wheel(wheels, "hatchling", "99.0", BACKEND)]
+    make(wheels, tmp_path / "first", ".")
+    for wheel in added:
+        wheel.unlink()
+    make(wheels, tmp_path / "second", ".")
+    assert output(tmp_path / "second", "envkit") == str(tmp_path / "second")
