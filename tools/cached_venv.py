@@ -44,6 +44,7 @@ def main(folder: Path, layers: list[str]) -> None:
             for requirements in wanted:
                 _pip_install(folder, requirements)
         else:
+            _remove_remains(folder)
             _link(_cached(wanted), folder)
         if editable:
             _pip_install(folder, ["--no-build-isolation", "--no-deps", "--editable", str(ROOT)])
@@ -105,6 +106,13 @@ def _pip_install(folder: Path, arguments: list[str]) -> None:
     subprocess.run([*pip, "install", *arguments], check=True)
 
 
+def _remove_remains(folder: Path) -> None:
+    """Remove an environment without an interpreter, such as one of a Python that is gone, but none inside `folder`."""
+    (folder / "pyvenv.cfg").unlink(missing_ok=True)
+    for name in ("bin", "lib"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
 def _link(source: Path, target: Path) -> None:
     """Give `target` the files of the environment in `source`.
 
@@ -123,7 +131,7 @@ def _link(source: Path, target: Path) -> None:
 def _link_files(source: Path, target: Path, names: list[str]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (target / name).unlink(missing_ok=True)  # of a run that was interrupted
+        (target / name).unlink(missing_ok=True)  # such as lib64, or the target of a run that was interrupted
         try:
             os.link(source / name, target / name, follow_symlinks=False)
         except OSError:  # another file system

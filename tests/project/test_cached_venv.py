@@ -154,3 +154,17 @@ def test_the_project_is_installed_without_an_index_once_the_cache_is_filled(whee
         wheel.unlink()
     make(wheels, tmp_path / "second", ".")
     assert output(tmp_path / "second", "envkit") == str(tmp_path / "second")
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew_but_not_those_inside_it(wheels: Path, tmp_path: Path) -> None:
+    for name in ("carpet", "curtain"):
+        add_wheel(wheels, name)
+    folder = tmp_path / "first"
+    make(wheels, folder, "carpet")
+    make(wheels, folder / "peers", "carpet")
+    (folder / "bin" / "python").unlink()
+    (folder / "bin" / "python").symlink_to(tmp_path / "gone")
+    make(wheels, folder, "curtain")
+    assert output(folder, "curtain") == str(folder)
+    assert not list(folder.glob("lib/*/site-packages/carpet*"))
+    assert output(folder / "peers", "carpet") == str(folder / "peers")
