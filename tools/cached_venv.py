@@ -5,9 +5,11 @@ requirements with these extras, or ``@FILE`` for a file of requirements. The pro
 and editable; what builds it is the first layer, so that a filled cache suffices without a network.
 
 Layers are kept in ``$ENVKIT_CACHE/venvs``, or ``~/.cache/envkit/venvs``. The name of a layer is a hash of the
-interpreter, of pip's environment variables, and of the requirements up to it. A layer is built in a folder beside its
-place, under a lock, and renamed when it is complete. FOLDER gets hard links to the files of the last layer (copies on
-another file system): do not edit them in place; pip replaces them. Where FOLDER holds an environment, pip updates it.
+interpreter, of pip's environment variables, of the month, and of the requirements up to it: once a month, layers are
+built anew, with what was released since. A layer is built in a folder beside its place, under a lock, and renamed when
+it is complete; then layers that were not used for 60 days are removed. FOLDER gets hard links to the files of the last
+layer (copies on another file system): do not edit them in place; pip replaces them. Where FOLDER holds an environment,
+pip updates it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 _PROJECT = re.compile(r"\.(?:\[([\w,-]+)\])?")
 _EDITABLE = "editables~=0.3"  # what hatchling requires besides to install a project as editable
+_UNUSED_S = 60 * 24 * 3600
 _EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
 
 
@@ -55,6 +59,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold the lock in the file `path`, after waiting for a process that holds it."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(lock.fileno())
         yield
 
 
@@ -83,7 +88,8 @@ def _pyproject() -> dict[str, Any]:
 def _cached(layers: list[list[str]]) -> Path:
     """Return the cached environment that holds `layers`, after building it if it is missing."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_"))
-    recipe = repr((sys.version, sys.base_prefix, platform.machine(), settings, layers))
+    month = time.strftime("%Y-%m")
+    recipe = repr((sys.version, sys.base_prefix, platform.machine(), settings, month, layers))
     cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()).resolve() / "venvs"
     folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
@@ -98,7 +104,16 @@ def _cached(layers: list[list[str]]) -> Path:
                 subprocess.run([sys.executable, "-m", "venv", building], check=True)
             _name_programs(building, folder)
             building.rename(folder)
+            _remove_unused(cache, folder.with_suffix(".lock").stat().st_mtime - _UNUSED_S)
     return folder
+
+
+def _remove_unused(cache: Path, since_s: float) -> None:
+    """Remove the layers whose lock nobody took after `since_s`, in seconds since 1970; an empty lock file stays."""
+    for path in cache.glob("*.lock"):
+        if path.stat().st_mtime < since_s:
+            for suffix in ("", ".new"):
+                shutil.rmtree(path.with_suffix(suffix), ignore_errors=True)
 
 
 def _pip_install(folder: Path, arguments: list[str]) -> None:

@@ -168,3 +168,20 @@ def test_an_environment_whose_python_is_gone_is_made_anew_but_not_those_inside_i
     assert output(folder, "curtain") == str(folder)
     assert not list(folder.glob("lib/*/site-packages/carpet*"))
     assert output(folder / "peers", "carpet") == str(folder / "peers")
+
+
+def test_a_new_layer_removes_those_that_were_not_used_for_sixty_days(wheels: Path, tmp_path: Path) -> None:
+    names = ("sofa", "stool", "cushion")
+    kept: list[Path] = []
+    for name, unused_days in zip(names, (61, 59, 61), strict=True):
+        add_wheel(wheels, name)
+        make(wheels, tmp_path / name, name)
+        kept += [path.parents[1] for path in (wheels.parent / "cache" / "venvs").glob(f"*/bin/{name}")]
+        lock = kept[-1].with_suffix(".lock")
+        then_s = lock.stat().st_mtime - unused_days * 24 * 3600
+        os.utime(lock, (then_s, then_s))
+    make(wheels, tmp_path / "used", "cushion")
+    add_wheel(wheels, "blanket")
+    make(wheels, tmp_path / "blanket", "blanket")
+    assert [path.exists() for path in kept] == [False, True, True]
+    assert output(tmp_path / "sofa", "sofa") == str(tmp_path / "sofa")
