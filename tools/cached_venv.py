@@ -9,7 +9,7 @@ interpreter, of pip's environment variables, of the month, and of the requiremen
 built anew, with what was released since. A layer is built in a folder beside its place, under a lock, and renamed when
 it is complete; then layers that were not used for 60 days are removed. FOLDER gets hard links to the files of the last
 layer (copies on another file system): do not edit them in place; pip replaces them. Where FOLDER holds an environment,
-pip updates it.
+pip updates it. Where the cache cannot be written, FOLDER is made without it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def main(folder: Path, layers: list[str]) -> None:
                 _pip_install(folder, requirements)
         else:
             _remove_remains(folder)
-            _link(_cached(wanted), folder)
+            _make(folder, wanted)
         if editable:
             _pip_install(folder, ["--no-build-isolation", "--no-deps", "--editable", str(ROOT)])
 
@@ -85,20 +86,33 @@ def _pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def _cached(layers: list[list[str]]) -> Path:
+def _make(folder: Path, layers: list[list[str]]) -> None:
+    """Link the environment from the cache, or install it into `folder` where the cache cannot be written."""
+    cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()).resolve() / "venvs"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache).close()
+    except OSError as error:
+        print(f"cannot write the cache {cache} ({error.strerror}); installing without it", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        for requirements in layers:
+            _pip_install(folder, requirements)
+    else:
+        _link(_cached(cache, layers), folder)
+
+
+def _cached(cache: Path, layers: list[list[str]]) -> Path:
     """Return the cached environment that holds `layers`, after building it if it is missing."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_"))
     month = time.strftime("%Y-%m")
     recipe = repr((sys.version, sys.base_prefix, platform.machine(), settings, month, layers))
-    cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()).resolve() / "venvs"
     folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
-    cache.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_suffix(".lock")):
         if not folder.exists():
             building = folder.with_suffix(".new")
             shutil.rmtree(building, ignore_errors=True)
             if layers:
-                _link(_cached(layers[:-1]), building)
+                _link(_cached(cache, layers[:-1]), building)
                 _pip_install(building, layers[-1])
             else:
                 subprocess.run([sys.executable, "-m", "venv", building], check=True)

@@ -54,10 +54,10 @@ def add_wheel(wheels: Path, name: str, version: str = "1.0", build: str = "") ->
     return path
 
 
-def start(wheels: Path, folder: Path, *layers: str) -> subprocess.Popen[str]:
+def start(wheels: Path, folder: Path, *layers: str, cache: Path | None = None) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     env |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(wheels)}
-    env["ENVKIT_CACHE"] = str(wheels.parent / "cache")
+    env["ENVKIT_CACHE"] = str(cache or wheels.parent / "cache")
     command = [sys.executable, str(PROGRAM), str(folder), *layers]
     return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
 
@@ -185,3 +185,13 @@ def test_a_new_layer_removes_those_that_were_not_used_for_sixty_days(wheels: Pat
     make(wheels, tmp_path / "blanket", "blanket")
     assert [path.exists() for path in kept] == [False, True, True]
     assert output(tmp_path / "sofa", "sofa") == str(tmp_path / "sofa")
+
+
+def test_an_environment_is_made_without_a_cache_that_cannot_be_written(wheels: Path, tmp_path: Path) -> None:
+    add_wheel(wheels, "clock")
+    cache = tmp_path / "cache"
+    cache.touch()
+    with start(wheels, tmp_path / "first", "clock", cache=cache) as process:
+        said = process.communicate()[1]
+    assert said == f"cannot write the cache {cache}/venvs (Not a directory); installing without it\n"
+    assert output(tmp_path / "first", "clock") == str(tmp_path / "first")
