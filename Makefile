@@ -93,7 +93,7 @@ clean:
 
 # The environments and images that all clones share. What a clone has linked stays. Not while one is being made.
 clean-cache:
-	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs installed images || :
+	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images || :
 	images=$$(docker image ls --quiet envkit-test/games 2>/dev/null); [ -z "$$images" ] || docker image rm --force $$images
 
 # torch comes first and alone: then pip takes the wheel that suits the machine from wherever its own settings point,
