@@ -26,7 +26,7 @@ def test_an_image_that_cannot_be_kept_is_used_and_leaves_no_draft(tmp_path: Path
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ENVKIT_CACHE": str(tmp_path), "MADE": str(tmp_path / "made")}
-    command = [tmp_path / "with-base", "sh", "-c", 'test -e "$MADE" && echo ran']
+    command = [str(tmp_path / "with-base"), "sh", "-c", 'test -e "$MADE" && echo ran']
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("ran\n", "")
     assert [path.suffix for path in (tmp_path / "images").iterdir()] == [".lock"]
