@@ -92,9 +92,9 @@ clean:
 	rm -rf .venv .reports dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environments and images that all clones share. What a clone has linked stays.
+# The environments and images that all clones share. What a clone has linked stays. Not while one is being made.
 clean-cache:
-	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs installed images || :
+	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images || :
 	images=$$(docker image ls --quiet envkit-test/games 2>/dev/null); [ -z "$$images" ] || docker image rm --force $$images
 
 # torch comes first and alone: then pip takes the wheel that suits the machine from wherever its own settings point,

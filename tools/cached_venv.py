@@ -2,12 +2,14 @@
 
 A LAYER is what one ``pip install`` brings: a requirement (``torch==2.13.0``), ``.[EXTRA,...]`` for this project's own
 requirements with these extras, or ``@FILE`` for a file of requirements. The project itself is installed in FOLDER only,
-and editable.
+and editable; what builds it is the first layer, so that a filled cache suffices without a network.
 
 Layers are kept in ``$ENVKIT_CACHE/venvs``, or ``~/.cache/envkit/venvs``. The name of a layer is a hash of the
-interpreter, of pip's environment variables, and of the requirements up to it. A layer is built in a folder beside its
-place, under a lock, and renamed when it is complete. FOLDER gets hard links to the files of the last layer (copies on
-another file system): do not edit them in place; pip replaces them. Where FOLDER holds an environment, pip updates it.
+interpreter, of pip's environment variables, of the month, and of the requirements up to it: once a month, layers are
+built anew, with what was released since. A layer is built in a folder beside its place, under a lock, and renamed when
+it is complete; then layers that were not used for 60 days are removed. FOLDER gets hard links to the files of the last
+layer (copies on another file system): do not edit them in place; pip replaces them. Where FOLDER holds an environment,
+pip updates it. Where the cache cannot be written, FOLDER is made without it.
 """
 
 from __future__ import annotations
@@ -20,24 +22,46 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _PROJECT = re.compile(r"\.(?:\[([\w,-]+)\])?")
+_EDITABLE = "editables~=0.3"  # what hatchling requires besides to install a project as editable
+_UNUSED_S = 60 * 24 * 3600
 _EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
 
 
 def main(folder: Path, layers: list[str]) -> None:
-    """Make or update the environment in `folder`."""
+    """Make or update the environment in `folder`. Of two processes at once, the second waits for the first."""
     wanted = [_requirements(layer) for layer in layers]
-    if (folder / "bin" / "python").exists():
-        for requirements in wanted:
-            _pip_install(folder, requirements)
-    else:
-        _link(_cached(wanted), folder)
-    if any(_PROJECT.fullmatch(layer) for layer in layers):
-        _pip_install(folder, ["--no-deps", "--editable", str(ROOT)])
+    editable = any(_PROJECT.fullmatch(layer) for layer in layers)
+    if editable:
+        wanted.insert(0, [*_pyproject()["build-system"]["requires"], _EDITABLE])
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / ".lock"):
+        if (folder / "bin" / "python").exists():
+            for requirements in wanted:
+                _pip_install(folder, requirements)
+        else:
+            _remove_remains(folder)
+            _make(folder, wanted)
+        if editable:
+            _pip_install(folder, ["--no-build-isolation", "--no-deps", "--editable", str(ROOT)])
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock in the file `path`, after waiting for a process that holds it."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(lock.fileno())
+        yield
 
 
 def _requirements(layer: str) -> list[str]:
@@ -47,7 +71,7 @@ def _requirements(layer: str) -> list[str]:
         return [line for line in lines if line and not line.startswith("#")]
     if (project := _PROJECT.fullmatch(layer)) is None:
         return [layer]
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = _pyproject()["project"]
     extras, found = (project[1] or "").split(","), set(table["dependencies"])
     while extras:
         for requirement in table["optional-dependencies"].get(extras.pop(), ()):
@@ -58,26 +82,52 @@ def _requirements(layer: str) -> list[str]:
     return sorted(found)
 
 
-def _cached(layers: list[list[str]]) -> Path:
+def _pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def _make(folder: Path, layers: list[list[str]]) -> None:
+    """Link the environment from the cache, or install it into `folder` where the cache cannot be written."""
+    cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()).resolve() / "venvs"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache).close()
+    except OSError as error:
+        print(f"cannot write the cache {cache} ({error.strerror}); installing without it", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        for requirements in layers:
+            _pip_install(folder, requirements)
+    else:
+        _link(_cached(cache, layers), folder)
+
+
+def _cached(cache: Path, layers: list[list[str]]) -> Path:
     """Return the cached environment that holds `layers`, after building it if it is missing."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_"))
-    recipe = repr((sys.version, sys.base_prefix, platform.machine(), settings, layers))
-    cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()).resolve() / "venvs"
+    month = time.strftime("%Y-%m")
+    recipe = repr((sys.version, sys.base_prefix, platform.machine(), settings, month, layers))
     folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
-    cache.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(folder.with_suffix(".lock")):
         if not folder.exists():
             building = folder.with_suffix(".new")
             shutil.rmtree(building, ignore_errors=True)
             if layers:
-                _link(_cached(layers[:-1]), building)
+                _link(_cached(cache, layers[:-1]), building)
                 _pip_install(building, layers[-1])
             else:
                 subprocess.run([sys.executable, "-m", "venv", building], check=True)
             _name_programs(building, folder)
             building.rename(folder)
+            _remove_unused(cache, folder.with_suffix(".lock").stat().st_mtime - _UNUSED_S)
     return folder
+
+
+def _remove_unused(cache: Path, since_s: float) -> None:
+    """Remove the layers whose lock nobody took after `since_s`, in seconds since 1970; an empty lock file stays."""
+    for path in cache.glob("*.lock"):
+        if path.stat().st_mtime < since_s:
+            for suffix in ("", ".new"):
+                shutil.rmtree(path.with_suffix(suffix), ignore_errors=True)
 
 
 def _pip_install(folder: Path, arguments: list[str]) -> None:
@@ -85,21 +135,32 @@ def _pip_install(folder: Path, arguments: list[str]) -> None:
     subprocess.run([*pip, "install", *arguments], check=True)
 
 
+def _remove_remains(folder: Path) -> None:
+    """Remove an environment without an interpreter, such as one of a Python that is gone, but none inside `folder`."""
+    (folder / "pyvenv.cfg").unlink(missing_ok=True)
+    for name in ("bin", "lib"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
 def _link(source: Path, target: Path) -> None:
-    """Give `target` the files of the environment in `source`, the interpreter last: with it, the environment counts."""
+    """Give `target` the files of the environment in `source`.
+
+    The link `python` comes last, since an environment that has it counts as complete.
+    """
     for place, folders, names in os.walk(source):
         if Path(place) != source / "bin":
             names += [name for name in folders if Path(place, name).is_symlink()]
             _link_files(Path(place), target / Path(place).relative_to(source), names)
-    programs = sorted((path.name for path in (source / "bin").iterdir()), key=lambda name: name == "python")
+    programs = [path.name for path in (source / "bin").iterdir() if path.name != "python"]
     _link_files(source / "bin", target / "bin", programs)
     _name_programs(target, target, source)
+    _link_files(source / "bin", target / "bin", ["python"])
 
 
 def _link_files(source: Path, target: Path, names: list[str]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (target / name).unlink(missing_ok=True)  # of a run that was interrupted
+        (target / name).unlink(missing_ok=True)  # such as lib64, or the target of a run that was interrupted
         try:
             os.link(source / name, target / name, follow_symlinks=False)
         except OSError:  # another file system

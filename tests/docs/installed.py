@@ -1,14 +1,12 @@
 """A virtual environment with what ``make install`` brings, and nothing else.
 
-It is kept outside the checkout, in ``$ENVKIT_CACHE/installed`` or ``~/.cache/envkit/installed``. The name of its folder
-depends on what it is made from; a change makes another one.
+It is kept in ``.venv/installed``, since the project in it is this checkout's, and made anew when what it is made from
+changes.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -21,17 +19,16 @@ ROOT = Path(__file__).parents[2]
 @cache
 def bin_folder() -> Path:
     """Return the folder of the environment's programs, after making the environment if it is missing."""
-    commands = _install_commands()
-    recipe = "\n".join((sys.version, str(ROOT), (ROOT / "pyproject.toml").read_text(encoding="utf-8"), commands))
-    cache = Path(os.environ.get("ENVKIT_CACHE") or Path("~/.cache/envkit").expanduser()) / "installed"
-    folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
-    cache.mkdir(parents=True, exist_ok=True)
+    commands, folder = _install_commands(), ROOT / ".venv" / "installed"
+    made_from = [(ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "tools/cached_venv.py")]
+    recipe, complete = "\n".join((sys.version, str(folder), commands, *made_from)), folder / "complete"
+    folder.parent.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another worker or session of tests may be making it
-        if not (folder / "complete").exists():
+        if not complete.exists() or complete.read_text(encoding="utf-8") != recipe:
             shutil.rmtree(folder, ignore_errors=True)
             _run("sh", "-ec", commands.replace(".venv", str(folder)))
-            (folder / "complete").touch()
+            complete.write_text(recipe, encoding="utf-8")
     return folder / "bin"
 
 

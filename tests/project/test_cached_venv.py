@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "tools" / "cached_venv.py"
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tools" / "cached_venv.py"
+BACKEND = """
+import zipfile
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    name = "envkit-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        about = "envkit-0.1.0.dist-info"
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\\nName: envkit\\nVersion: 0.1.0\\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{about}/entry_points.txt", "[console_scripts]\\nenvkit = hatchling:main\\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return name
+"""
+"""A build system, which is used in place of hatchling."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cached-venv")]
 
 
@@ -22,23 +40,24 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def add_wheel(wheels: Path, name: str) -> Path:
+def add_wheel(wheels: Path, name: str, version: str = "1.0", build: str = "") -> Path:
     """Add a package with a program of the same name, which prints the folder of its environment."""
-    about = f"{name}-1.0.dist-info"
-    path = wheels / f"{name}-1.0-py3-none-any.whl"
+    about = f"{name}-{version}.dist-info"
+    path = wheels / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{name}.py", "import sys\n\ndef main():\n    print(sys.prefix)\n")
-        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{name}/__init__.py", "import sys\n\ndef main():\n    print(sys.prefix)\n")
+        wheel.writestr(f"{name}/build.py", build)
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{about}/entry_points.txt", f"[console_scripts]\n{name} = {name}:main\n")
         wheel.writestr(f"{about}/RECORD", "")
     return path
 
 
-def start(wheels: Path, folder: Path, *layers: str) -> subprocess.Popen[str]:
+def start(wheels: Path, folder: Path, *layers: str, cache: Path | None = None) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     env |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(wheels)}
-    env["ENVKIT_CACHE"] = str(wheels.parent / "cache")
+    env["ENVKIT_CACHE"] = str(cache or wheels.parent / "cache")
     command = [sys.executable, str(PROGRAM), str(folder), *layers]
     return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
 
@@ -99,3 +118,80 @@ def test_two_that_build_a_layer_at_once_both_get_it(wheels: Path, tmp_path: Path
         with process:
             assert (process.communicate()[1], process.returncode) == ("", 0)
     assert [output(folder, "shelf") for folder in folders] == [str(folder) for folder in folders]
+
+
+def test_an_environment_has_a_python_only_when_it_no_longer_names_the_cache(wheels: Path, tmp_path: Path) -> None:
+    add_wheel(wheels, "stove")
+    make(wheels, tmp_path / "first", "stove")
+    (program,) = (wheels.parent / "cache" / "venvs").glob("*/bin/stove")
+    settings = program.parents[1] / "pyvenv.cfg"
+    settings.rename(settings.with_suffix(".away"))  # so that it fails after it has linked the programs
+    with start(wheels, tmp_path / "second", "stove") as process:
+        assert "pyvenv.cfg" in process.communicate()[1]
+    assert not (tmp_path / "second" / "bin" / "python").exists()
+    settings.with_suffix(".away").rename(settings)
+    make(wheels, tmp_path / "second", "stove")
+    assert output(tmp_path / "second", "stove") == str(tmp_path / "second")
+
+
+def test_several_that_make_one_environment_at_once_all_find_it_complete(wheels: Path, tmp_path: Path) -> None:
+    add_wheel(wheels, "bench")
+    make(wheels, tmp_path / "first", "bench")
+    started = [start(wheels, tmp_path / "second", "bench") for _ in range(4)]
+    for process in started:
+        with process:
+            assert (process.communicate()[1], process.returncode) == ("", 0)
+    assert output(tmp_path / "second", "bench") == str(tmp_path / "second")
+
+
+def test_the_project_is_installed_without_an_index_once_the_cache_is_filled(wheels: Path, tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = [re.split("[^a-z0-9]", requirement)[0] for requirement in project["dependencies"]]
+    added = [add_wheel(wheels, name, "99.0") for name in names]
+    added += [add_wheel(wheels, "editables", "0.5"), add_wheel(wheels, "hatchling", "99.0", BACKEND)]
+    make(wheels, tmp_path / "first", ".")
+    for wheel in added:
+        wheel.unlink()
+    make(wheels, tmp_path / "second", ".")
+    assert output(tmp_path / "second", "envkit") == str(tmp_path / "second")
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew_but_not_those_inside_it(wheels: Path, tmp_path: Path) -> None:
+    for name in ("carpet", "curtain"):
+        add_wheel(wheels, name)
+    folder = tmp_path / "first"
+    make(wheels, folder, "carpet")
+    make(wheels, folder / "peers", "carpet")
+    (folder / "bin" / "python").unlink()
+    (folder / "bin" / "python").symlink_to(tmp_path / "gone")
+    make(wheels, folder, "curtain")
+    assert output(folder, "curtain") == str(folder)
+    assert not list(folder.glob("lib/*/site-packages/carpet*"))
+    assert output(folder / "peers", "carpet") == str(folder / "peers")
+
+
+def test_a_new_layer_removes_those_that_were_not_used_for_sixty_days(wheels: Path, tmp_path: Path) -> None:
+    names = ("sofa", "stool", "cushion")
+    kept: list[Path] = []
+    for name, unused_days in zip(names, (61, 59, 61), strict=True):
+        add_wheel(wheels, name)
+        make(wheels, tmp_path / name, name)
+        kept += [path.parents[1] for path in (wheels.parent / "cache" / "venvs").glob(f"*/bin/{name}")]
+        lock = kept[-1].with_suffix(".lock")
+        then_s = lock.stat().st_mtime - unused_days * 24 * 3600
+        os.utime(lock, (then_s, then_s))
+    make(wheels, tmp_path / "used", "cushion")
+    add_wheel(wheels, "blanket")
+    make(wheels, tmp_path / "blanket", "blanket")
+    assert [path.exists() for path in kept] == [False, True, True]
+    assert output(tmp_path / "sofa", "sofa") == str(tmp_path / "sofa")
+
+
+def test_an_environment_is_made_without_a_cache_that_cannot_be_written(wheels: Path, tmp_path: Path) -> None:
+    add_wheel(wheels, "clock")
+    cache = tmp_path / "cache"
+    cache.touch()
+    with start(wheels, tmp_path / "first", "clock", cache=cache) as process:
+        said = process.communicate()[1]
+    assert said == f"cannot write the cache {cache}/venvs (Not a directory); installing without it\n"
+    assert output(tmp_path / "first", "clock") == str(tmp_path / "first")
