@@ -22,8 +22,11 @@ _IPC_RMID = 0
 def remove_large(user: User) -> None:
     """Remove what `user` has made, of each kind that holds more than 16 MiB.
 
-    Programs that are attached to shared memory keep it until they end. Does nothing in a Python without ctypes.
+    Programs that are attached to shared memory keep it until they end. Does nothing in a Python without ctypes, nor
+    outside process 1: the objects of the host's IPC namespace belong to other programs.
     """
+    if os.getpid() != 1:
+        return
     for path, size, call in (
         ("/proc/sysvipc/shm", _shared_memory, "shmctl"),
         ("/proc/sysvipc/msg", _messages, "msgctl"),
