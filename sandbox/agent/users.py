@@ -24,6 +24,8 @@ else:
 
 _LATELY_S = 1.0
 """What a killed process has at most until its parent hears of it, while its memory is given back."""
+_LOOK_S = 0.5
+"""How often OOM kills are counted, so that also those of background programs are reported soon."""
 
 
 class Context:
@@ -47,6 +49,8 @@ class Context:
         self.on_oom_kill: Callable[[int], None] = lambda count: None
         self._kills = self._reported = gauges.kill_count()
         self._reported_at = -_LATELY_S
+        if self._reported is not None:
+            self._look()
 
     def configure(self, config: Header) -> None:
         """Take in who there is, and what they work with."""
@@ -116,6 +120,10 @@ class Context:
             self._reported, self._reported_at = kills, time.monotonic()
             self.on_oom_kill(kills)
         return kills
+
+    def _look(self) -> None:
+        self.loop.after(_LOOK_S, self._look)
+        self.report_oom_kills()
 
     def ran_out_lately(self) -> bool:
         """Say whether something was killed for want of memory within the last second, as far as that is known."""
