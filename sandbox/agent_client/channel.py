@@ -104,6 +104,7 @@ class Channel:
         reason: Why we ended it; None when the other side did, or it was closed, or while it is open.
         farewell: Why the agent says that it ends the sandbox; None while it does not.
         survived: The OOM kills in the sandbox that its agent has reported.
+        on_survived: Called at each such report; None for nothing.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -111,6 +112,7 @@ class Channel:
         self.reason: Cause | None = None
         self.farewell: CauseKind | None = None
         self.survived = Survived()
+        self.on_survived: Callable[[], None] | None = None
         self._stream = stream
         self._buffer = bytearray()
         self._needed = _HEAD.size
@@ -320,6 +322,8 @@ class Channel:
             self.farewell = CauseKind(ending)
         elif type(kills) is int and kills >= 0 and not body:
             self.survived = Survived(kills, clock.wall())
+            if self.on_survived is not None:
+                self.on_survived()
         else:
             raise BrokenFrameError("news of the sandbox that nobody knows")
 

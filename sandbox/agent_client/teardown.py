@@ -44,6 +44,7 @@ class Ending:
         self._is_lost = anyio.Event()
         self._is_gone = anyio.Event()
         self._burial: asyncio.Task[None] | None = None
+        channel.on_survived = hold.on_survived
         channel.when_ended(self._on_end)
 
     async def cause(self) -> Cause:

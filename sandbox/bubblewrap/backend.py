@@ -270,6 +270,7 @@ class LocalBackend:
             snapshot=partial(self._keep, box_id, channel, store.Extent(disk_mib, _files_uid())),
             gives_up=tuple(name for name, is_lost in lost.items() if is_lost),
             look=held.look,
+            on_survived=held.group.survived,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)

@@ -366,6 +366,7 @@ class DockerBackend:
             snapshot=partial(self._snapshot, box_id, spec, held, channel),
             gives_up=gives_up,
             look=held.look,
+            on_survived=None if held.agent_group is None else held.agent_group.forget_peaks,
             disk_percent=None if written is None else lambda: use.percent,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
