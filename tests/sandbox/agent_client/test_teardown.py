@@ -80,6 +80,27 @@ def test_only_where_process_1_exited_its_agent_is_believed_why(
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("farewell", "detail"),
+    [
+        ("stopped", "its connection was closed"),
+        ("expired", "its time to live is over"),
+        ("orphaned", "nobody was connected to it for its lonely_s"),
+        ("out_of_memory", "out of memory"),
+        ("exited", "exited with code 3: no luck"),
+    ],
+)
+def test_a_farewell_of_the_agent_is_described_by_its_kind_and_not_by_an_exit_code(farewell: str, detail: str) -> None:
+    async def main() -> None:
+        case = await Case().started()
+        case.cause = cause("exited with code 3: no luck", CauseKind.EXITED)
+        case.peer.say({"ending": farewell})
+        case.peer.say_bytes(b"")
+        assert (await case.box.wait()).detail == detail
+
+    run(main)
+
+
 def test_a_backend_is_told_which_oom_kills_the_sandbox_survived() -> None:
     async def main() -> None:
         case = await Case().started()
