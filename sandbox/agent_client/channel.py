@@ -38,7 +38,7 @@ __all__ = [
 
 MAX_HEADER_BYTES = 1 << 20
 
-_VERSION = 1
+_VERSION = 2
 _FAREWELLS = frozenset({"exited", "killed", "out_of_memory", "expired", "orphaned", "protocol_error", "stopped"})
 """Kinds of `Cause` that an agent may give for its end."""
 _HEAD = struct.Struct(">II")
@@ -334,8 +334,13 @@ def _broken(what: str) -> Cause:
 
 def _hello(header: Mapping[str, JSON]) -> Hello:
     version, pid, python, uid = (header.get(name) for name in ("hello", "pid", "python", "uid"))
-    if type(version) is not int or version != _VERSION:
+    if type(version) is not int:
         raise BrokenFrameError(f"a first word that is not hello {_VERSION}")
+    if version != _VERSION:
+        raise BrokenFrameError(
+            f"hello {version} instead of hello {_VERSION}: another version of envkit started this sandbox; "
+            "use that version, or start a new sandbox"
+        )
     if type(pid) is not int or type(uid) is not int or not isinstance(python, str):
         raise BrokenFrameError("a hello without pid, python and uid")
     return Hello(pid, one_line(python), uid)
