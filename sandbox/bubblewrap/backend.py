@@ -80,6 +80,11 @@ class LocalBackend:
         self._is_leaving = False
         self._ranges = uid_ranges.UidRanges()
 
+    @property
+    def tells_memory_limit(self) -> bool:
+        """Whether `by_agent` tells a sandbox's own memory limit from the memory of this machine."""
+        return True
+
     def capabilities(self) -> Mapping[str, bool]:
         """Say what is enforced; without root or control groups of ours, less than all."""
         return {

@@ -94,6 +94,11 @@ class DockerBackend:
         self._run_name = ""
         self._is_leaving = False
 
+    @property
+    def tells_memory_limit(self) -> bool:
+        """Whether `by_agent` tells a sandbox's own memory limit from the memory of the daemon's machine."""
+        return self._daemon.tells_memory_limit
+
     def capabilities(self) -> Mapping[str, bool]:
         """Say what is enforced in the strict profile, without a network or with one of named hosts."""
         info = self._daemon.info

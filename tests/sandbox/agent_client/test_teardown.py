@@ -11,11 +11,12 @@ import pytest
 from envkit import clock
 from envkit.errors import (
     DeadlineError,
+    SandboxEndedError,
     SandboxError,
     SandboxLostError,
     UnreachableError,
 )
-from envkit.sandbox.host.instances import Boxes
+from envkit.sandbox.host.instances import Boxes, not_ready
 from envkit.types import CauseKind
 from tests.causes import cause
 from tests.sandbox.agent_client.peer import HELLO, run
@@ -78,6 +79,12 @@ def test_only_where_process_1_exited_its_agent_is_believed_why(
         assert (ended.kind, ended.by_agent) == expected
 
     run(main)
+
+
+@pytest.mark.parametrize("by_agent", [False, True])
+def test_a_start_that_ran_out_of_memory_ended_by_itself_only_at_the_sandbox_s_own_limit(by_agent: bool) -> None:
+    error = not_ready("case-1", cause("out of memory", CauseKind.OUT_OF_MEMORY, by_agent=by_agent))
+    assert isinstance(error, SandboxEndedError) == by_agent
 
 
 @pytest.mark.parametrize(
