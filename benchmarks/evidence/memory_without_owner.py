@@ -25,7 +25,7 @@ from envkit.sandbox.agent_client.sandbox import Box
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.docker.images import OFFLINE_BASE
-from envkit.types import SandboxSpec
+from envkit.types import CauseKind, SandboxSpec
 
 NAME = "memory-without-owner"
 STALE_AFTER = ("sandbox",)
@@ -106,7 +106,7 @@ async def attacked(backend: LocalBackend | DockerBackend, hog: str, memory_mib: 
         after = await box.exec(["true"], timeout_s=20)
         found["agent_after"] = OUT_OF_MEMORY if after.is_out_of_memory else f"exit code {after.exit_code}"
     except SandboxLostError as error:
-        found |= {"cause": str(error.cause), "lost_after_s": round(clock.stopwatch() - began, 3)}
+        found |= {"cause": error.cause.plain(), "lost_after_s": round(clock.stopwatch() - began, 3)}
     finally:
         await box.stop()
     return found
@@ -153,7 +153,8 @@ def main() -> int:
     ran = sum(seconds <= asked.within_s for seconds in graded)
     causes = [figures["cause"] for figures in found.values() if figures["cause"] is not None]
     print(f"the grader ran within {asked.within_s:g} s in {ran} of {len(found)}; sandboxes lost: {causes or 'none'}")
-    return 0 if ran >= len(found) * LEAST_HELD / 12 and set(causes) <= {OUT_OF_MEMORY} else 1
+    are_out_of_memory = all(cause["kind"] == CauseKind.OUT_OF_MEMORY.value for cause in causes)
+    return 0 if ran >= len(found) * LEAST_HELD / 12 and are_out_of_memory else 1
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Call:
         self.connection.send({"id": self._number, **header})
 
     def give(self, of: str, piece: bytes | memoryview) -> None:
-        """Send one piece of at most `wire.MAX_BODY_BYTES`."""
+        """Send one piece of at most `framing.MAX_BODY_BYTES`."""
         self.connection.send({"id": self._number, "of": of}, piece)
 
     def pieces(self, of: str, content: bytes) -> Iterator[bytes]:

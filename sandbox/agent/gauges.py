@@ -1,4 +1,4 @@
-"""What the kernel says of a box's memory and disk; only its first process asks, which sees its own groups alone."""
+"""Memory in use, OOM kills, hits of the memory limit, and disk use of a sandbox; only its process 1 can read them."""
 
 from __future__ import annotations
 
@@ -49,15 +49,19 @@ def kill_count() -> int | None:
     return sum(counts) if counts else None
 
 
-def was_limit_hit() -> bool:
-    """Return whether the box, or its agent's programs, came to their own limit of memory, as the kernel counts."""
-    if any(line.startswith(b"oom ") and line != b"oom 0" for line in (_content(_EVENTS) or b"").splitlines()):
-        return True
+def limit_hits() -> int:
+    """Return how often the sandbox, or its agent's programs, ran out of memory at their own limit.
+
+    With version 1, return how many of its memory cgroups came to their limit since the host last reset their peaks.
+    """
+    for line in (_content(_EVENTS) or b"").splitlines():
+        if line.startswith(b"oom "):
+            return int(line[4:])
+    count = 0
     for folder in _MEMORY_GROUPS:
         most, limit = (_content(folder + name) for name in ("memory.max_usage_in_bytes", "memory.limit_in_bytes"))
-        if most and limit and int(most) >= int(limit) - _HUGE_PAGE_BYTES:
-            return True
-    return False
+        count += bool(most and limit and int(most) >= int(limit) - _HUGE_PAGE_BYTES)
+    return count
 
 
 def memory_in_use() -> int | None:

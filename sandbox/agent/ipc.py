@@ -22,8 +22,11 @@ _IPC_RMID = 0
 def remove_large(user: User) -> None:
     """Remove what `user` has made, of each kind that holds more than 16 MiB.
 
-    Programs that are attached to shared memory keep it until they end. Does nothing in a Python without ctypes.
+    Programs that are attached to shared memory keep it until they end. Does nothing in a Python without ctypes, nor
+    outside process 1: the objects of the host's IPC namespace belong to other programs.
     """
+    if os.getpid() != 1:
+        return
     for path, size, call in (
         ("/proc/sysvipc/shm", _shared_memory, "shmctl"),
         ("/proc/sysvipc/msg", _messages, "msgctl"),
@@ -31,7 +34,7 @@ def remove_large(user: User) -> None:
     ):
         objects = [one for one in _objects(path) if user.uid in (None, one["cuid"])]
         if sum(size(one) + _OBJECT_BYTES for one in objects) > _LEAST_BYTES:
-            user.act(lambda: _remove(call, [one["id"] for one in objects]))  # noqa: B023 - it is called at once
+            _remove_as(user, call, [one["id"] for one in objects])
 
 
 def _objects(path: str) -> list[dict[str, int]]:
@@ -58,6 +61,10 @@ def _messages(row: dict[str, int]) -> int:
 
 def _semaphores(row: dict[str, int]) -> int:
     return row["nsems"] * _SEMAPHORE_BYTES
+
+
+def _remove_as(user: User, name: str, ids: list[int]) -> None:
+    user.act(lambda: _remove(name, ids))
 
 
 def _remove(name: str, ids: list[int]) -> None:

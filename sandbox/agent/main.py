@@ -153,7 +153,7 @@ class Agent:
             self._stderr.take_waiting()
         self._say_last(self._log.peek()[-_LAST_WORDS_BYTES:])
         code = report.code if report.code >= 0 else 128 - report.code
-        if code == 128 + signal.SIGKILL and self._context.ran_out_lately() and gauges.was_limit_hit():
+        if code == 128 + signal.SIGKILL and self._context.hit_limit_lately():
             self.leave(_BROKEN, "out_of_memory")
         self.leave(code, "exited")
 

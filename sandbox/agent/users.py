@@ -24,6 +24,8 @@ else:
 
 _LATELY_S = 1.0
 """What a killed process has at most until its parent hears of it, while its memory is given back."""
+_LOOK_S = 0.5
+"""How often OOM kills are counted, so that also those of background programs are reported soon."""
 
 
 class Context:
@@ -47,6 +49,10 @@ class Context:
         self.on_oom_kill: Callable[[int], None] = lambda count: None
         self._kills = self._reported = gauges.kill_count()
         self._reported_at = -_LATELY_S
+        self._limit_hits = 0
+        self._was_limit_hit = False
+        if self._reported is not None:
+            self._look()
 
     def configure(self, config: Header) -> None:
         """Take in who there is, and what they work with."""
@@ -114,13 +120,24 @@ class Context:
         kills = gauges.kill_count() if self._reported is not None else None
         if kills is not None and kills != self._reported:
             self._reported, self._reported_at = kills, time.monotonic()
+            hits = gauges.limit_hits()
+            self._was_limit_hit, self._limit_hits = hits > self._limit_hits, hits
             self.on_oom_kill(kills)
         return kills
 
-    def ran_out_lately(self) -> bool:
-        """Say whether something was killed for want of memory within the last second, as far as that is known."""
-        kills = gauges.kill_count() if self._reported is not None else None
-        return kills is not None and (kills != self._reported or time.monotonic() - self._reported_at < _LATELY_S)
+    def _look(self) -> None:
+        self.loop.after(_LOOK_S, self._look)
+        if self._limit_hits:  # the host resets the peaks of version 1 once it has a report
+            self._limit_hits = min(self._limit_hits, gauges.limit_hits())
+        self.report_oom_kills()
+
+    def hit_limit_lately(self) -> bool:
+        """Say whether the sandbox's own limit was hit, with an OOM kill, within the last second, as far as known.
+
+        False after an earlier hit on version 1, where the host cannot reset the peak.
+        """
+        self.report_oom_kills()
+        return self._was_limit_hit and time.monotonic() - self._reported_at < _LATELY_S
 
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
         """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""

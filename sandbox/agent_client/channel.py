@@ -38,7 +38,7 @@ __all__ = [
 
 MAX_HEADER_BYTES = 1 << 20
 
-_VERSION = 1
+_VERSION = 2
 _FAREWELLS = frozenset({"exited", "killed", "out_of_memory", "expired", "orphaned", "protocol_error", "stopped"})
 """Kinds of `Cause` that an agent may give for its end."""
 _HEAD = struct.Struct(">II")
@@ -104,6 +104,7 @@ class Channel:
         reason: Why we ended it; None when the other side did, or it was closed, or while it is open.
         farewell: Why the agent says that it ends the sandbox; None while it does not.
         survived: The OOM kills in the sandbox that its agent has reported.
+        on_survived: Called at each such report; None for nothing.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -111,6 +112,7 @@ class Channel:
         self.reason: Cause | None = None
         self.farewell: CauseKind | None = None
         self.survived = Survived()
+        self.on_survived: Callable[[], None] | None = None
         self._stream = stream
         self._buffer = bytearray()
         self._needed = _HEAD.size
@@ -320,6 +322,8 @@ class Channel:
             self.farewell = CauseKind(ending)
         elif type(kills) is int and kills >= 0 and not body:
             self.survived = Survived(kills, clock.wall())
+            if self.on_survived is not None:
+                self.on_survived()
         else:
             raise BrokenFrameError("news of the sandbox that nobody knows")
 
@@ -330,8 +334,13 @@ def _broken(what: str) -> Cause:
 
 def _hello(header: Mapping[str, JSON]) -> Hello:
     version, pid, python, uid = (header.get(name) for name in ("hello", "pid", "python", "uid"))
-    if type(version) is not int or version != _VERSION:
+    if type(version) is not int:
         raise BrokenFrameError(f"a first word that is not hello {_VERSION}")
+    if version != _VERSION:
+        raise BrokenFrameError(
+            f"hello {version} instead of hello {_VERSION}: another version of envkit started this sandbox; "
+            "use that version, or start a new sandbox"
+        )
     if type(pid) is not int or type(uid) is not int or not isinstance(python, str):
         raise BrokenFrameError("a hello without pid, python and uid")
     return Hello(pid, one_line(python), uid)

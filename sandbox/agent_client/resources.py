@@ -25,6 +25,7 @@ class Hold:
         look: Says what holds it up, as far as that is seen from outside; None where nothing is.
         disk_percent: Says how much of what it may write to its root is used; None where that is not bounded.
         grader_home: The folder, named as inside, for what only a grader may touch.
+        on_survived: Called when its agent reports an OOM kill that it survived; returns at once. None for nothing.
     """
 
     cause: Callable[[Survived], Awaitable[Cause]]
@@ -36,3 +37,4 @@ class Hold:
     look: Callable[[], Awaitable[str]] | None = None
     disk_percent: Callable[[], int] | None = None
     grader_home: str = GRADER_HOME
+    on_survived: Callable[[], None] | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -17,6 +16,14 @@ from .resources import Hold
 
 _CAUSE_S = 3.0
 _KILL_S = 15.0
+_FAREWELLS = {
+    CauseKind.KILLED: "killed by signal 15 (SIGTERM)",
+    CauseKind.OUT_OF_MEMORY: "out of memory",
+    CauseKind.EXPIRED: "its time to live is over",
+    CauseKind.ORPHANED: "nobody was connected to it for its lonely_s",
+    CauseKind.STOPPED: "its connection was closed",
+}
+"""Details for the farewells of an agent; of other kinds, the exit code and the last line of standard error say more."""
 
 
 class Ending:
@@ -44,6 +51,7 @@ class Ending:
         self._is_lost = anyio.Event()
         self._is_gone = anyio.Event()
         self._burial: asyncio.Task[None] | None = None
+        channel.on_survived = hold.on_survived
         channel.when_ended(self._on_end)
 
     async def cause(self) -> Cause:
@@ -103,13 +111,11 @@ class Ending:
         try:
             with anyio.move_on_after(_CAUSE_S):
                 found = await self._hold.cause(channel.survived)
-                if found.kind is CauseKind.EXITED and channel.farewell is CauseKind.OUT_OF_MEMORY:
-                    return Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=True)
-                if found.kind is CauseKind.EXITED and channel.farewell is not None:
-                    # A code alone does not tell a command's end from the agent's own.
-                    is_own = channel.farewell is CauseKind.EXITED
-                    found = replace(found, kind=channel.farewell, by_agent=is_own)
-                return found
+                if found.kind is not CauseKind.EXITED or channel.farewell is None:
+                    return found
+                # A code alone does not tell a command's end from the agent's own.
+                is_own = channel.farewell in (CauseKind.EXITED, CauseKind.OUT_OF_MEMORY)
+                return Cause(channel.farewell, _FAREWELLS.get(channel.farewell, found.detail), is_own)
         except (EnvkitError, OSError):
             pass
         except Exception as error:  # whatever it is, somebody waits to be told

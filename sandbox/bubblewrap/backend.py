@@ -80,6 +80,11 @@ class LocalBackend:
         self._is_leaving = False
         self._ranges = uid_ranges.UidRanges()
 
+    @property
+    def tells_memory_limit(self) -> bool:
+        """Whether `by_agent` tells a sandbox's own memory limit from the memory of this machine."""
+        return True
+
     def capabilities(self) -> Mapping[str, bool]:
         """Say what is enforced; without root or control groups of ours, less than all."""
         return {
@@ -270,6 +275,7 @@ class LocalBackend:
             snapshot=partial(self._keep, box_id, channel, store.Extent(disk_mib, _files_uid())),
             gives_up=tuple(name for name, is_lost in lost.items() if is_lost),
             look=held.look,
+            on_survived=held.group.survived,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)

@@ -70,6 +70,11 @@ class Daemon:
         """Whether it is reached by a socket of this host, and so is probably on it."""
         return isinstance(self._address, str)
 
+    @property
+    def tells_memory_limit(self) -> bool:
+        """Whether it tells a container's own memory limit from the host's memory: with cgroups of version 1 alone."""
+        return str(self.info.get("CgroupVersion") or "1") == "1"
+
     @classmethod
     async def connect(cls) -> Daemon:
         """Find the daemon as Docker's own program does, by ``DOCKER_HOST`` or at its usual socket.

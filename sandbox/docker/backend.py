@@ -94,6 +94,11 @@ class DockerBackend:
         self._run_name = ""
         self._is_leaving = False
 
+    @property
+    def tells_memory_limit(self) -> bool:
+        """Whether `by_agent` tells a sandbox's own memory limit from the memory of the daemon's machine."""
+        return self._daemon.tells_memory_limit
+
     def capabilities(self) -> Mapping[str, bool]:
         """Say what is enforced in the strict profile, without a network or with one of named hosts."""
         info = self._daemon.info
@@ -366,6 +371,7 @@ class DockerBackend:
             snapshot=partial(self._snapshot, box_id, spec, held, channel),
             gives_up=gives_up,
             look=held.look,
+            on_survived=None if held.agent_group is None else held.agent_group.forget_peaks,
             disk_percent=None if written is None else lambda: use.percent,
         )
         box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)

@@ -174,9 +174,7 @@ class AttachedContainer:
 
     async def _cause(self, last_line: str, survived: Survived) -> Cause | None:
         found = await self._daemon.inspect(self.id)
-        # With version 2 of control groups the daemon does not tell the container's limit from the host's memory.
-        limited = str(self._daemon.info.get("CgroupVersion") or "1") == "1"
-        out_of_memory = Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=limited)
+        out_of_memory = Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=self._daemon.tells_memory_limit)
         why: Cause | None = Cause(CauseKind.BACKEND_LOST, "removed")
         if found is not None:
             suspected = None if survived.oom_kills else out_of_memory

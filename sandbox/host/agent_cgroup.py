@@ -92,6 +92,12 @@ class AgentGroup:
             self.remove()
             raise
 
+    def forget_peaks(self) -> None:
+        """Reset the peaks of its and the sandbox's memory use; not with version 2, which counts limit hits instead."""
+        for folder in () if self._is_unified else (self._sandbox, self.folder):
+            with suppress(OSError):
+                _write(folder / "memory.max_usage_in_bytes", "0")
+
     def remove(self) -> None:
         """Remove it unless somebody is in it."""
         for folder in self.folders:

@@ -64,8 +64,8 @@ class MemoryCounters:
 
     Attributes:
         oom_kills: Processes that were killed for want of memory, be it of the group or of the whole machine.
-        limit_hit: Whether the group came to its own limit. With version 1 cached files count too, which could then be
-            reclaimed.
+        limit_hit: Whether the group came to its own limit since `Group.survived`, or since it was made. With version 1
+            cached files count too, which could then be reclaimed.
     """
 
     oom_kills: int = 0
@@ -98,6 +98,7 @@ class Group:
         self._folders = {controller: parent / name for controller, parent in places.parents.items()}
         memory = self._folders.get("memory")
         self.of_agent = None if memory is None else AgentGroup(memory, is_unified=self._is_unified)
+        self._hits_before = 0
 
     def make(self, bounds: Bounds) -> None:
         """Make it with its bounds.
@@ -156,10 +157,16 @@ class Group:
             return MemoryCounters()
         if self._is_unified:
             events = _counts(folder / "memory.events")
-            return MemoryCounters(events.get("oom_kill", 0), events.get("oom", 0) > 0)
+            return MemoryCounters(events.get("oom_kill", 0), events.get("oom", 0) > self._hits_before)
         both = (folder, self.of_agent.folder)
         kills = sum(_counts(one / "memory.oom_control").get("oom_kill", 0) for one in both)
         return MemoryCounters(kills, any(map(_is_limit_hit, both)))
+
+    def survived(self) -> None:
+        """Take note that process 1 survived an OOM kill: `memory_counters` ignores hits of the limit up to now."""
+        if self.of_agent is not None:
+            self._hits_before = _counts(self._folders["memory"] / "memory.events").get("oom", 0)
+            self.of_agent.forget_peaks()
 
     def kill(self) -> None:
         """Kill who is in it."""

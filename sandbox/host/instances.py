@@ -18,10 +18,8 @@ from . import run_dirs
 from .validation import fault_of_variables, fault_of_words
 from .views import fault_of_views
 
-_OWN_ENDS = frozenset(
-    {CauseKind.EXITED, CauseKind.KILLED, CauseKind.OUT_OF_MEMORY, CauseKind.EXPIRED, CauseKind.ORPHANED}
-)
-"""How a sandbox ends by itself, as opposed to its node or backend."""
+_OWN_ENDS = frozenset({CauseKind.EXITED, CauseKind.KILLED, CauseKind.EXPIRED, CauseKind.ORPHANED})
+"""How a sandbox ends by itself, as opposed to its node or backend; out of memory only at its own limit."""
 _LEAST_CPUS, _MOST_CPUS = 0.01, 1 << 20
 """The kernel's smallest quota is 1 ms of 100."""
 
@@ -116,7 +114,8 @@ def not_ready(box_id: str, cause: Cause) -> SandboxStartError:
         box_id: Which one.
         cause: Why it is gone; only an end of its own lies in what was asked for, and not one of the way to it.
     """
-    return (SandboxEndedError if cause.kind in _OWN_ENDS else SandboxStartError)(box_id, cause)
+    is_own = cause.kind in _OWN_ENDS or (cause.kind is CauseKind.OUT_OF_MEMORY and cause.by_agent)
+    return (SandboxEndedError if is_own else SandboxStartError)(box_id, cause)
 
 
 def machine_memory_mib() -> int:

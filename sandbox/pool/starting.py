@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import anyio
 
@@ -28,6 +29,16 @@ _LEAST_S = 10.0
 is very busy."""
 _ROUNDING_S = 1e-6
 _UNTRIED = "other nodes, which may grant it, have no room now"
+
+
+@runtime_checkable
+class _TellsMemoryLimit(Protocol):
+    """A backend that may tell a sandbox's own memory limit from the memory of its host."""
+
+    @property
+    def tells_memory_limit(self) -> bool:
+        """Whether `Cause.by_agent` of a sandbox that ran out of memory does so."""
+        ...
 
 
 async def start(
@@ -121,7 +132,7 @@ async def _started(member: Member, spec: SandboxSpec) -> Sandbox:
         node.spared()
         raise
     except Exception as error:
-        if isinstance(error, SandboxStartError) and _had_too_little(spec, error.cause, clock.now() - began):
+        if isinstance(error, SandboxStartError) and _had_too_little(node, spec, error.cause, clock.now() - began):
             node.spared()
             raise SandboxEndedError(error.sandbox_id, error.cause) from None
         node.failed(now=clock.now())
@@ -132,8 +143,9 @@ def _failed(text: str) -> Cause:
     return Cause(CauseKind.START_FAILED, text)
 
 
-def _had_too_little(spec: SandboxSpec, cause: Cause, took_s: float) -> bool:
+def _had_too_little(node: Node, spec: SandboxSpec, cause: Cause, took_s: float) -> bool:
     """Say whether a start failed because `spec` bounds it too narrowly: in memory, or in time, all of which it took."""
-    if cause.kind is CauseKind.OUT_OF_MEMORY:  # its own limit, as a rule; not every backend can tell
-        return True
+    if cause.kind is CauseKind.OUT_OF_MEMORY:
+        backend = node.backend
+        return cause.by_agent or not (isinstance(backend, _TellsMemoryLimit) and backend.tells_memory_limit)
     return spec.start_timeout_s < _LEAST_S and took_s >= spec.start_timeout_s - _ROUNDING_S

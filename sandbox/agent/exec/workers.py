@@ -84,7 +84,7 @@ class Lane:
         on_ended: Callable[[Report], None],
         on_started: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a command, see `keeper.order`; `files` are closed here."""
+        """Run a command, see `worker.order`; `files` are closed here."""
         self.busy = True
         self._on_ended = on_ended
         self._on_started = on_started

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
+from envkit.errors import MissingFileError
 from envkit.protocols import Sandbox
 from envkit.types import Cause, CauseKind
 from tests.contract.boxes import KINDS, Kind, agent_above, run, sleepers, until
@@ -25,6 +26,14 @@ async def cause_of(box: Sandbox) -> tuple[CauseKind, bool]:
     with anyio.fail_after(10):
         found: Cause = await box.wait()
     return found.kind, found.by_agent
+
+
+async def is_missing(box: Sandbox, path: str) -> bool:
+    try:
+        await box.read(path)
+    except MissingFileError:
+        return True
+    return False
 
 
 async def agent_of(box: Sandbox, marker: str) -> int:
@@ -83,12 +92,34 @@ def test_a_sandbox_that_is_stopped_was_stopped_and_not_by_the_agent(kind: Kind) 
 
 
 @bounded
-def test_a_command_at_the_sandbox_s_own_limit_of_memory_is_by_the_agent(name: str) -> None:
+@pytest.mark.parametrize("kills_before", [0, 1])
+def test_a_command_at_the_sandbox_s_own_limit_of_memory_is_by_the_agent(name: str, kills_before: int) -> None:
     async def main() -> None:
         command = f"until [ -e go ]; do sleep 0.01; done; {_HOG}; kill -9 $$"
         async with KINDS[name].box("sh", "-c", command, memory_mib=64) as box:
+            for _ in range(kills_before):
+                await box.exec(["sh", "-c", f"{_HOG}; true"], timeout_s=20)
+                await anyio.sleep(1.5)  # process 1 looks at the limit twice a second
             await box.write("go", b"")
             assert await cause_of(box) == (CauseKind.OUT_OF_MEMORY, True)
+
+    run(main)
+
+
+@bounded
+def test_a_kill_from_outside_after_a_background_program_ran_out_of_memory_is_not_by_the_agent(
+    name: str, marker: str
+) -> None:
+    async def main() -> None:
+        async with KINDS[name].box("sleep", marker, memory_mib=128) as box:
+            agent = await agent_of(box, marker)
+            await box.shell().run(f"({_HOG}; touch done) > hog.out 2>&1 &", timeout_s=20)
+            with anyio.fail_after(30):
+                while await is_missing(box, "done"):  # noqa: ASYNC110 - it is about a program that tells nobody
+                    await anyio.sleep(0.05)
+            await anyio.sleep(2.5)  # process 1 counts OOM kills twice a second
+            os.kill(agent, signal.SIGKILL)
+            assert await cause_of(box) == (CauseKind.KILLED, False)
 
     run(main)
 

@@ -157,7 +157,7 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
                 stay.owner.wait(20)
                 with anyio.fail_after(10):
                     await anyio.wait_readable(door)
-                assert b'"hello": 1' in door.recv(4096)
+                assert b'"hello": 2' in door.recv(4096)
                 await anyio.sleep(LONELY_S + 0.5)
                 assert len(sleepers(marker)) == 1
             await until(lambda: not sleepers(marker))

@@ -22,7 +22,7 @@ def box(tmp_path: Path) -> Iterator[Client]:
 
 
 def test_it_says_hello_and_answers(box: Client) -> None:
-    assert (box.hello["hello"], box.hello["pid"]) == (1, box.pid)
+    assert (box.hello["hello"], box.hello["pid"]) == (2, box.pid)
     assert box.call("ping").end == {"id": 1, "end": True}
 
 

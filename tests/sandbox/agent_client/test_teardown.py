@@ -11,11 +11,12 @@ import pytest
 from envkit import clock
 from envkit.errors import (
     DeadlineError,
+    SandboxEndedError,
     SandboxError,
     SandboxLostError,
     UnreachableError,
 )
-from envkit.sandbox.host.instances import Boxes
+from envkit.sandbox.host.instances import Boxes, not_ready
 from envkit.types import CauseKind
 from tests.causes import cause
 from tests.sandbox.agent_client.peer import HELLO, run
@@ -76,6 +77,33 @@ def test_only_where_process_1_exited_its_agent_is_believed_why(
         case.peer.say_bytes(b"")
         ended = await case.box.wait()
         assert (ended.kind, ended.by_agent) == expected
+
+    run(main)
+
+
+@pytest.mark.parametrize("by_agent", [False, True])
+def test_a_start_that_ran_out_of_memory_ended_by_itself_only_at_the_sandbox_s_own_limit(by_agent: bool) -> None:
+    error = not_ready("case-1", cause("out of memory", CauseKind.OUT_OF_MEMORY, by_agent=by_agent))
+    assert isinstance(error, SandboxEndedError) == by_agent
+
+
+@pytest.mark.parametrize(
+    ("farewell", "detail"),
+    [
+        ("stopped", "its connection was closed"),
+        ("expired", "its time to live is over"),
+        ("orphaned", "nobody was connected to it for its lonely_s"),
+        ("out_of_memory", "out of memory"),
+        ("exited", "exited with code 3: no luck"),
+    ],
+)
+def test_a_farewell_of_the_agent_is_described_by_its_kind_and_not_by_an_exit_code(farewell: str, detail: str) -> None:
+    async def main() -> None:
+        case = await Case().started()
+        case.cause = cause("exited with code 3: no luck", CauseKind.EXITED)
+        case.peer.say({"ending": farewell})
+        case.peer.say_bytes(b"")
+        assert (await case.box.wait()).detail == detail
 
     run(main)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envkit.sandbox.host import agent_cgroup, cgroups, run_dirs
-from envkit.types import CauseKind
+from envkit.types import Cause, CauseKind
 
 BOUNDS = cgroups.Bounds(memory_mib=64, pids=7, cpus=0.5)
 SETTINGS = {
@@ -279,6 +279,32 @@ def test_a_real_group_counts_who_ran_out_of_memory(real: cgroups.Group) -> None:
     counters = real.memory_counters()
     assert counters.oom_kills >= 1
     assert counters.limit_hit
+
+
+def test_a_limit_of_a_real_group_must_be_hit_again_after_a_kill_that_was_survived(real: cgroups.Group) -> None:
+    real.make(cgroups.Bounds(memory_mib=64, pids=8))
+    found = []
+    for _ in range(2):
+        with joined(real, "head -c 100000000 /dev/zero | tail -n 1 | wc -c") as process:
+            process.communicate(timeout=20)
+        found.append(real.memory_counters().limit_hit)
+        real.survived()
+        found.append(real.memory_counters().limit_hit)
+    assert found == [True, False, True, False]
+
+
+def test_hits_of_the_limit_before_a_kill_that_was_survived_are_no_evidence(tmp_path: Path) -> None:
+    root, own = version_2(tmp_path, own="/a/b", shared="cpu memory pids")
+    files(root / "a/g", "memory.events")
+    (root / "a/g/memory.events").write_text("oom 2\noom_kill 2\n")
+    group = cgroups.Group(cgroups.find(root, own), "g")
+    group.survived()
+    (root / "a/g/memory.events").write_text("oom 2\noom_kill 3\n")  # the host ran out
+    assert group.memory_counters().cause(2) == Cause(
+        CauseKind.OUT_OF_MEMORY, "out of memory: the host's, not the sandbox's limit"
+    )
+    (root / "a/g/memory.events").write_text("oom 3\noom_kill 3\n")
+    assert group.memory_counters().cause(2) == Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=True)
 
 
 def test_a_real_group_counts_who_ran_out_of_memory_in_its_child(real: cgroups.Group) -> None:

@@ -33,6 +33,12 @@ class Choosy(FakeBackend):
         return await super().start(spec)
 
 
+class TellsMemoryLimit(FakeBackend):
+    """Tells a sandbox's own memory limit from the memory of its host."""
+
+    tells_memory_limit = True
+
+
 class Broken(Choosy):
     """Starts nothing."""
 
@@ -213,6 +219,22 @@ def test_a_node_is_not_to_blame_for_a_bound_on_memory_in_which_nothing_starts() 
                 with pytest.raises(SandboxEndedError, match="out of memory"):
                     await pool.create("box", SandboxSpec(memory_mib=1))
                 assert node.resumes_at == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("by_agent", [False, True])
+def test_a_node_that_can_tell_is_to_blame_for_a_start_that_its_own_memory_was_too_small_for(by_agent: bool) -> None:
+    fate = Fate(start_failure=cause("out of memory", CauseKind.OUT_OF_MEMORY, by_agent=by_agent))
+
+    async def main() -> None:
+        async with TellsMemoryLimit(lambda number, rng: fate) as backend:
+            node = Node("a", backend)
+            async with Pool([node]) as pool:
+                with pytest.raises(SandboxStartError) as caught:
+                    await pool.create("box", SandboxSpec(memory_mib=1))
+                is_to_blame = not isinstance(caught.value, SandboxEndedError)
+                assert (is_to_blame, node.resumes_at > clock.now()) == (not by_agent, not by_agent)
 
     run(main)
 
