@@ -27,7 +27,8 @@ def test_no_modules_import_each_other() -> None:
 def test_relative_imports_and_imports_of_modules_are_followed(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text("from . import b\nfrom ..c import Name\nimport envkit.d\ndef f():\n    from envkit.e import g\n")
-    known = dict.fromkeys(("envkit.a.b", "envkit.c", "envkit.d", "envkit.e", "envkit.a"), path)
+    names: list[str] = ["envkit.a.b", "envkit.c", "envkit.d", "envkit.e", "envkit.a"]
+    known = dict.fromkeys(names, path)
     assert set(imports("envkit.a.x", path, known)) == {"envkit.a.b", "envkit.c", "envkit.d", "envkit.e"}
 
 
