@@ -111,9 +111,11 @@ class Ending:
         try:
             with anyio.move_on_after(_CAUSE_S):
                 found = await self._hold.cause(channel.survived)
-                if found.kind is not CauseKind.EXITED or channel.farewell is None:
+                # A code alone does not tell a command's end from the agent's own, and a container may be removed by now.
+                is_known = found.kind is CauseKind.EXITED
+                is_removed = found.kind is CauseKind.BACKEND_LOST and channel.farewell in _FAREWELLS
+                if channel.farewell is None or not (is_known or is_removed):
                     return found
-                # A code alone does not tell a command's end from the agent's own.
                 is_own = channel.farewell in (CauseKind.EXITED, CauseKind.OUT_OF_MEMORY)
                 return Cause(channel.farewell, _FAREWELLS.get(channel.farewell, found.detail), is_own)
         except (EnvkitError, OSError):

@@ -63,10 +63,12 @@ def test_a_box_that_dies_tells_every_caller_why_and_is_given_back_without_being_
         (CauseKind.EXITED, "orphaned", (CauseKind.ORPHANED, False)),
         (CauseKind.EXITED, None, (CauseKind.EXITED, False)),
         (CauseKind.KILLED, "exited", (CauseKind.KILLED, False)),
+        (CauseKind.BACKEND_LOST, "out_of_memory", (CauseKind.OUT_OF_MEMORY, True)),
+        (CauseKind.BACKEND_LOST, "exited", (CauseKind.BACKEND_LOST, False)),
         (CauseKind.OUT_OF_MEMORY, "exited", (CauseKind.OUT_OF_MEMORY, False)),
     ],
 )
-def test_only_where_process_1_exited_its_agent_is_believed_why(
+def test_where_process_1_exited_or_is_removed_its_agent_is_believed_why(
     found: CauseKind, farewell: str | None, expected: tuple[CauseKind, bool]
 ) -> None:
     async def main() -> None:
