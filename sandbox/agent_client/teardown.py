@@ -111,7 +111,7 @@ class Ending:
         try:
             with anyio.move_on_after(_CAUSE_S):
                 found = await self._hold.cause(channel.survived)
-                # A code alone does not tell a command's end from the agent's own, and a container may be removed by now.
+                # A code alone does not tell a command's end from the agent's own; a container may be removed by now.
                 is_known = found.kind is CauseKind.EXITED
                 is_removed = found.kind is CauseKind.BACKEND_LOST and channel.farewell in _FAREWELLS
                 if channel.farewell is None or not (is_known or is_removed):

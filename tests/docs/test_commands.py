@@ -22,6 +22,8 @@ from envkit import cli
 from tests.docs.commands import ROOT, printed
 from tests.docs.installed import bin_folder
 
+pytestmark = pytest.mark.xdist_group("installed")  # one worker makes the environment; the others do not wait for it
+
 TABLE = Path(__file__).with_name("commands.toml")
 PRINTED = {one.key: one for one in printed()}
 TIMEOUT_S = 120
