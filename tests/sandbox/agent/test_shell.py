@@ -157,6 +157,7 @@ def test_scripts_of_one_shell_run_in_the_order_of_arrival(box: Client) -> None:
     assert [box.answer(number).out for number in numbers] == [f"{n}\n".encode() for n in range(8)]
 
 
+@pytest.mark.alone  # a shell that is slow to come back from a cancelled script is replaced
 def test_a_cancelled_script_is_ended_and_the_next_one_runs(
     box: Client, marker: str, sleepers: Callable[[], int]
 ) -> None:
