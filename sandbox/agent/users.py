@@ -141,10 +141,9 @@ class Context:
 
     def out_of_memory(self, code: int | None) -> dict[str, bool]:
         """Say, where the kernel tells and `code` lets one ask, whether memory ran out since the last question."""
-        kills = self.report_oom_kills()
-        if kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
+        if self._kills is None or code not in (None, -int(signal.SIGKILL), 128 + int(signal.SIGKILL)):
             return {}
-        before, self._kills = self._kills, kills
+        before, self._kills = self._kills, self.report_oom_kills()
         return {"oom": self._kills != before}
 
 
