@@ -325,7 +325,7 @@ class Channel:
             if self.on_survived is not None:
                 self.on_survived()
         else:
-            raise BrokenFrameError("news of the sandbox that nobody knows")
+            raise BrokenFrameError("an unknown notice about the sandbox")
 
 
 def _broken(what: str) -> Cause:

@@ -177,6 +177,7 @@ class Exec(Call):
 
     def _answer(self, code: int | None, timed_out: bool = False) -> None:
         duration_s = round(time.monotonic() - self._began, 6)
+        self._context.report_oom_kills()  # also those that the command survived; a shell's wait for the next look
         known = self._context.out_of_memory(code)
         self.finish_with_outputs(self._tails, code=code, timed_out=timed_out, duration_s=duration_s, **known)
 
