@@ -39,7 +39,7 @@ def require_format(folder: Path, expected: int, *, holds: str, remedy: str, is_u
 
 
 def write_format(folder: Path, number: int) -> None:
-    """Write the number into a folder that has none; readers, and a kill, find it whole.
+    """Write the number into a folder that has none, atomically.
 
     Raises:
         OSError: It cannot be written.

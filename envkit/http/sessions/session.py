@@ -1,4 +1,4 @@
-"""One session: its states, its turns, and what a repeated step is told. `envkit.http.sessions.table` owns them."""
+"""One session: its states, its turns, and the recorded answer of a repeated step. `table` owns all sessions."""
 
 from __future__ import annotations
 
