@@ -3,7 +3,8 @@
 There it is ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``: the same application on a Unix socket.
 It ends on SIGTERM, and when its standard input does, which is a pipe or a socket that its parent holds. On a second
 socket beside the first one (``env.pulse`` beside ``env.sock``) a thread answers whoever connects with one byte, also
-while a world computes in the event loop: by that its process is known to run. The caller outside bounds how long a step may take.
+while a world computes in the event loop: by that its process is known to run. The caller outside
+bounds how long a step may take.
 """
 
 from __future__ import annotations
