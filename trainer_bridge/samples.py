@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from envkit.types import Group, Sample, Trajectory
+from envkit.types import Group, Sample, Trajectory, Turn
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
-    """Return a sample for each trajectory that may be learned from, in order.
+    """Return the samples of all trajectories that may be learned from, in order.
 
     Void trajectories (lost sandbox, hung step, broken world) say nothing about the policy and are left out, as are
     those without a turn.
     """
-    return [
-        sample_of(trajectory, group.task.key)
+    played = [
+        (trajectory, group.task.key)
         for group in groups
         for trajectory in group.trajectories
         if trajectory.turns and not trajectory.stop.is_void
     ]
+    return [
+        sample for episode, (trajectory, key) in enumerate(played) for sample in samples_from(trajectory, key, episode)
+    ]
 
 
-def sample_of(trajectory: Trajectory, group: str) -> Sample:
-    """Join the turns of one trajectory into one sequence; the mask is 1 on what the policy produced."""
+def samples_from(trajectory: Trajectory, group: str, episode: int) -> list[Sample]:
+    """Join the turns of one trajectory into sequences; the mask is 1 on what the policy produced.
+
+    There is one sequence, and a further one from each turn on whose prompt does not continue the turn before.
+    """
+    starts = [number for number, turn in enumerate(trajectory.turns) if number == 0 or turn.starts_sample]
+    rewards = tuple(0.0 if turn.step is None else turn.step.reward for turn in trajectory.turns)
+    return [
+        _sample(trajectory.turns[first:end], first, group=group, rewards=rewards, episode=episode)
+        for first, end in zip(starts, [*starts[1:], len(trajectory.turns)], strict=True)
+    ]
+
+
+def _sample(turns: Sequence[Turn], first: int, *, group: str, rewards: tuple[float, ...], episode: int) -> Sample:
     token_ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
     turn_ids: list[int] = []
     versions: list[int] = []
-    rewards: list[float] = []
-    for number, turn in enumerate(trajectory.turns):
+    for number, turn in enumerate(turns, first):
         given, said = len(turn.new_ids), len(turn.completion.token_ids)
         token_ids += turn.new_ids
         token_ids += turn.completion.token_ids
@@ -40,13 +54,13 @@ def sample_of(trajectory: Trajectory, group: str) -> Sample:
         versions += [-1] * given
         for version, count in turn.completion.versions:
             versions += [version] * count
-        rewards.append(0.0 if turn.step is None else turn.step.reward)
     return Sample(
         group=group,
         token_ids=tuple(token_ids),
         mask=tuple(mask),
         logprobs=tuple(logprobs),
         turn_ids=tuple(turn_ids),
-        rewards=tuple(rewards),
+        rewards=rewards,
         versions=tuple(versions),
+        episode=episode,
     )

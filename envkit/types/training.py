@@ -69,12 +69,14 @@ class Turn:
     """One completion and the step that it caused.
 
     Attributes:
-        new_ids: Tokens since the last completion (observation and its frame), never the whole prompt again.
+        new_ids: Tokens since the last completion (observation and its frame); the whole prompt where `starts_sample`.
         completion: What the policy said.
         action: What was handed to the world.
         step: What the world answered; None when the episode was cut off before it did.
         generate_s: Seconds that the completion took.
         step_s: Seconds that the step took.
+        starts_sample: Whether the prompt of this turn does not continue the tokens of the turn before, so that a new
+            sample begins here. The first turn always begins one.
     """
 
     new_ids: tuple[int, ...]
@@ -83,6 +85,7 @@ class Turn:
     step: Step | None
     generate_s: float = 0.0
     step_s: float = 0.0
+    starts_sample: bool = False
 
 
 class StopReason(StrEnum):
@@ -153,9 +156,10 @@ class Sample:
         token_ids: Whole sequence [L].
         mask: 1 on tokens that the policy produced, 0 on prompt and observation [L].
         logprobs: Behaviour log-probabilities (nats), 0 where the mask is 0 [L].
-        turn_ids: Number of the turn that a token belongs to [L].
-        rewards: Reward of each turn [T].
+        turn_ids: Number of the episode's turn that a token belongs to [L].
+        rewards: Reward of each turn of the whole episode [T].
         versions: Policy version of each token, -1 where the mask is 0 [L].
+        episode: Number that the samples of one episode share, and no others that are learned from with them.
     """
 
     group: str
@@ -165,6 +169,7 @@ class Sample:
     turn_ids: tuple[int, ...]
     rewards: tuple[float, ...]
     versions: tuple[int, ...]
+    episode: int
 
 
 @dataclass(frozen=True, slots=True)

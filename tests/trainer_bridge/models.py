@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Sample, SamplingParams, stable_hash
+
+_EPISODES = itertools.count()
 
 WORDS = ("up", "down", "left", "right", "#", "P", "B", "T", "_", "you", "see", "a", "wall")
 
@@ -135,8 +138,9 @@ def sample(
     rewards: Sequence[float] | None = None,
     logprobs: Sequence[float] | None = None,
     group: str = "task",
+    episode: int | None = None,
 ) -> Sample:
-    """A sample whose turns are pairs of (what is said, what the world answers); the last answer is left out."""
+    """A sample, of an episode of its own if not told otherwise, whose turns are pairs of (what is said, what the world answers); the last answer is left out."""
     ids: list[int] = list(prompt)
     mask = [0] * len(ids)
     turn_ids = [0] * len(ids)
@@ -154,4 +158,5 @@ def sample(
         turn_ids=tuple(turn_ids),
         rewards=tuple(rewards if rewards is not None else [0.0] * len(turns)),
         versions=tuple(0 if own else -1 for own in mask),
+        episode=next(_EPISODES) if episode is None else episode,
     )

@@ -11,7 +11,7 @@ import pytest
 from envkit import clock
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
-from envkit.trainer_bridge.samples import sample_of
+from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from envkit.types import FinishReason, Observation, Task
 from envkit.wiring.training.policy import load_policy
@@ -196,7 +196,7 @@ def test_a_qwen2_plays_a_world_through_its_template(chat_folder: Path) -> None:
                 closing = "" if completion[-1] == end else "<|im_end|>"
                 frame = f"{closing}\n<|im_start|>user\n{texts[number + 1]}<|im_end|>\n<|im_start|>assistant\n"
                 expected += said(frame, CHAT)
-        got = sample_of(trajectory, "")
+        (got,) = samples_from(trajectory, "", 0)
         assert got.token_ids == expected
         assert sum(got.mask) == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
     assert [episode.heard for episode in host.episodes] == [

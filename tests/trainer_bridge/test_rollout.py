@@ -21,7 +21,7 @@ from envkit.errors import (
     UnreachableError,
 )
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
-from envkit.trainer_bridge.samples import sample_of, samples_of
+from envkit.trainer_bridge.samples import samples_from, samples_of
 from envkit.types import Group, Info, StopReason, Task, Trajectory, stable_hash
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, text_of
@@ -257,7 +257,7 @@ def test_groups_are_whole_whatever_was_lost() -> None:
 def test_a_trajectory_without_a_turn_gives_no_sample() -> None:
     empty = Trajectory(A, 0, (), StopReason.MAX_TOKENS, 0.0)
     whole = play(breaks(0)).trajectories[0]
-    assert samples_of([Group(A, (empty, whole))]) == [sample_of(whole, A.key)]
+    assert samples_of([Group(A, (empty, whole))]) == samples_from(whole, A.key, 0)
 
 
 # --- Seeds -----------------------------------------------------------------------------------------------------------

@@ -175,4 +175,4 @@ async def _demonstration(
 
 def unscored_sample(ids: Sequence[int], mask: Sequence[int], turn_ids: Sequence[int]) -> Sample:
     """A sample to imitate: no policy drew it, so its log-probabilities and versions are zeros and it has no rewards."""
-    return Sample("", tuple(ids), tuple(mask), (0.0,) * len(ids), tuple(turn_ids), (), (0,) * len(ids))
+    return Sample("", tuple(ids), tuple(mask), (0.0,) * len(ids), tuple(turn_ids), (), (0,) * len(ids), 0)

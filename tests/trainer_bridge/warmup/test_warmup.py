@@ -157,7 +157,7 @@ def test_tokens_without_a_mask_are_not_learned(tiny_folder: Path) -> None:
         imitator = Imitator(model, max_grad_norm=1.0, micro_tokens=1000)
         one = sample([1, 5, 6], ([7], ()))
         longer = Sample(
-            one.group, (*one.token_ids, *tail), (*one.mask, 0, 0), (0.0,) * 6, (0,) * 6, one.rewards, (0,) * 6
+            one.group, (*one.token_ids, *tail), (*one.mask, 0, 0), (0.0,) * 6, (0,) * 6, one.rewards, (0,) * 6, 0
         )
 
         async def never(update: int, loss: float) -> bool:
