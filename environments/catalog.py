@@ -91,4 +91,12 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "options": {"map": "8x8", "slip": 2 / 3},
         "summary": "The map of Gymnasium's FrozenLake8x8-v1, as slippery as there.",
     },
+    {
+        "id": "Arithmetic-v0",
+        "entry_point": "envkit.environments.arithmetic:Arithmetic",
+        "expert": "envkit.environments.arithmetic:ArithmeticExpert",
+        "splits": ("train", "validation", "eval"),
+        "terse": {"instructions": False},
+        "summary": "Answer a question of arithmetic with a number; for language models.",
+    },
 )

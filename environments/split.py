@@ -21,3 +21,14 @@ def split_of(level: str) -> Split:
     if tenth < 8:
         return "train"
     return "validation" if tenth == 8 else "eval"
+
+
+def split_by_share(level: str, held_out: float) -> Split:
+    """Return the split of `level` where validation and eval each hold the share `held_out`, in (0, 0.5), of all levels.
+
+    It is another division than that of `split_of`.
+    """
+    place = stable_hash("split by share", level) / 2**64
+    if place >= 1 - held_out:
+        return "eval"
+    return "validation" if place >= 1 - 2 * held_out else "train"

@@ -52,7 +52,10 @@ def _check_env(run: RunConfig) -> None:
         if not isinstance(made, AsyncEnv):
             made.close()
             with environments.make(run.env.id) as world:
-                world.reset(seed=0, options={**run.env.options})  # the way in which tasks bring them
+                _, info = world.reset(seed=0, options={**run.env.options})  # the way in which tasks bring them
+            if run.engine.model is None and not info.get("legal_moves"):
+                reason = f"a tiny policy chooses among legal moves, and {run.env.id} lists none; name a model"
+                raise ConfigError([f"engine.model: {reason}"])
     except UnknownEnvError as error:
         raise ConfigError([f"env.id: {error}"]) from None
     except OptionError as error:

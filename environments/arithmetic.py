@@ -1,0 +1,226 @@
+r"""Arithmetic: one question, one number as the answer.
+
+Observation  ``What is 23+41? Answer with a number.``; after the answer the solution, ``23+41 = 64``
+Actions      any text. Its number is the last one in ``<answer>64</answer>`` or ``\boxed{64}``, without them the last
+             one of the text; see `parse_number`
+Reward       1.0 for the right number, otherwise 0.0
+Ends         terminated after one answer
+Problems     operands and operators are drawn uniformly, and drawn again until every division is exact
+Options      see `ArithmeticOptions`
+Info         ``action_is_valid`` (the answer holds a number), ``success``; at reset ``level``:
+             ``{"digits": digits of the longest operand, "operations": number of operators}``
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+from typing import Any, NamedTuple, TypeAlias
+
+import gymnasium
+
+from envkit.errors import OptionError, StepOrderError, UsageError
+from envkit.spaces import Utf8Text
+from envkit.types import JSON, Info, Observation, stable_hash
+
+from .answer import parse_number
+from .counter_rng import episode_seed
+from .options import check_boolean, check_choice, check_integer, check_number, check_range, override
+from .split import SPLITS, Split, split_by_share
+
+_OPERATORS = "+-*/"
+_MAX_OPERAND = 10**9
+_MAX_TERMS = 8
+_MAX_ANSWER = 1 << 20
+_DRAWS = 20_000
+"""Problems that are drawn to find one of the split."""
+
+_QUESTION = "What is {}?"
+_HOW_TO_ANSWER = " Answer with a number."
+_ASKED = re.compile(rf"What is ([0-9]{{1,10}}(?:[+\-*/][0-9]{{1,10}}){{1,{_MAX_TERMS - 1}}})\?")
+_PARTS = re.compile(r"([+\-*/]?)([0-9]+)")
+
+_Product: TypeAlias = tuple[str, list[tuple[str, int]]]  # its sign, then its factors with "*" or "/" before each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArithmeticOptions:
+    """What can be changed about the problems.
+
+    Attributes:
+        operations: The operators that may occur, of ``+-*/``. Divisions are exact.
+        terms: Operands of a problem, 2 to 8.
+        operands: Smallest and largest operand, from 0 to 1,000,000,000; [10, 99] are the numbers of two digits.
+        split: Draw only problems of this split ("train", "validation" or "eval"); None draws any. Problems that differ
+            in the order of sums or products, such as 23+41 and 41+23, are in the same split.
+        held_out: Share of the problems in each of validation and eval, 0.001 to 0.45.
+        instructions: Whether the question says how to answer it.
+    """
+
+    operations: str = "+"
+    terms: int = 2
+    operands: Sequence[int] = (1, 99)
+    split: Split | None = None
+    held_out: float = 0.1
+    instructions: bool = True
+
+    def __post_init__(self) -> None:
+        known = isinstance(self.operations, str) and 0 < len(self.operations) == len(set(self.operations))
+        if not known or not set(self.operations) <= set(_OPERATORS):
+            raise OptionError("operations", f"must be some of {_OPERATORS}, each once, got {self.operations!r}")
+        check_integer("terms", self.terms, low=2, high=_MAX_TERMS)
+        check_range("operands", self.operands, low=0, high=_MAX_OPERAND)
+        if self.split is not None:
+            check_choice("split", self.split, SPLITS)
+        check_number("held_out", self.held_out, low=0.001, high=0.45)
+        check_boolean("instructions", self.instructions)
+
+
+class Problem(NamedTuple):
+    """A problem.
+
+    Attributes:
+        text: Such as ``23+41``.
+        answer: Its value.
+        digits: Digits of the longest operand.
+    """
+
+    text: str
+    answer: int
+    digits: int
+
+
+@lru_cache(maxsize=4096)
+def draw_problem(
+    seed: int, operations: str, terms: int, operands: tuple[int, int], split: Split | None, held_out: float
+) -> Problem:
+    """Return the problem of `seed`: the same in every process. See `ArithmeticOptions` for the arguments.
+
+    Raises:
+        OptionError: No such problem was found within a bounded search.
+    """
+    operators = "".join(one for one in _OPERATORS if one in operations)
+    low, high = operands
+    rng = Random(stable_hash("Arithmetic", seed, operators, terms, low, high))
+    chance = rng.random  # the one method whose numbers Python promises to keep
+    for _ in range(_DRAWS):
+        numbers = [low + int(chance() * (high - low + 1)) for _ in range(terms)]
+        signs = ["", *(operators[int(chance() * len(operators))] for _ in range(terms - 1))]
+        text = "".join(f"{sign}{number}" for sign, number in zip(signs, numbers, strict=True))
+        products = _products(text)
+        answer = _value(products)
+        if answer is not None and (split is None or split_by_share(_canonical(products), held_out) == split):
+            return Problem(text, answer, len(str(max(numbers))))
+    kind = f"operations={operators!r}, terms={terms}, operands={list(operands)}"
+    if split is None:
+        raise OptionError("operations", f"found no problem with exact divisions for {kind}; widen operands")
+    raise OptionError("split", f"found no problem of split {split!r} for {kind}; widen operands")
+
+
+class Arithmetic(gymnasium.Env[str, str]):
+    """One problem an episode.
+
+    Args:
+        options: See `ArithmeticOptions`; ``reset(options=...)`` overrides them for one episode.
+
+    Raises:
+        OptionError: An option is unknown or its value is refused.
+    """
+
+    metadata = {  # noqa: RUF012 - as Gymnasium's
+        "render_modes": [],
+        "metrics": {"action_is_valid": "mean", "success": "last"},
+    }
+
+    def __init__(self, *, render_mode: str | None = None, **options: JSON) -> None:
+        if render_mode is not None:
+            raise OptionError("render_mode", f"{render_mode!r} is not one of them: there is nothing to draw; take None")
+        self.observation_space = Utf8Text(4096)
+        self.action_space = Utf8Text(_MAX_ANSWER)
+        self._usual = override(ArithmeticOptions(), options)
+        self._first, self._episode = -1, -1
+        self._problem: Problem | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        """Ask the question of `seed`, or without one the question that follows the last."""
+        self._problem = None
+        chosen = override(self._usual, options)
+        super().reset(seed=seed)
+        if seed is None and self._first < 0:
+            seed = int(self.np_random.integers(1 << 31))
+        self._first, self._episode = (self._first, self._episode + 1) if seed is None else (int(seed), 0)
+        self._problem = draw_problem(
+            episode_seed(self._first, self._episode),
+            chosen.operations,
+            chosen.terms,
+            (chosen.operands[0], chosen.operands[1]),
+            chosen.split,
+            float(chosen.held_out),
+        )
+        question = _QUESTION.format(self._problem.text) + (_HOW_TO_ANSWER if chosen.instructions else "")
+        return question, {"success": False, "level": {"digits": self._problem.digits, "operations": chosen.terms - 1}}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Take the answer; the episode is over."""
+        problem, self._problem = self._problem, None
+        if problem is None:
+            raise StepOrderError("step before reset, or after the end of the episode")
+        if not isinstance(action, str):
+            raise UsageError(f"an action must be text, got {action!r}")
+        number = parse_number(action)
+        success = number == problem.answer
+        info: Info = {"action_is_valid": number is not None, "success": success}
+        return f"{problem.text} = {problem.answer}", float(success), True, False, info
+
+
+class ArithmeticExpert:
+    """Computes the answer to the question that it reads, whatever the options of the episodes are."""
+
+    def __init__(self, **options: JSON) -> None: ...
+
+    def moves(self, observation: Observation) -> Sequence[str]:
+        """Return the right number; empty when there is no question, or a division is not exact."""
+        found = _ASKED.search(observation.text)
+        value = None if found is None else _value(_products(found[1]))
+        return () if value is None else (str(value),)
+
+    def is_tricky(self, observation: Observation) -> bool:
+        return False
+
+    def answer(self, move: str) -> str:
+        return f"<answer>{move}</answer>"
+
+
+def _products(text: str) -> list[_Product]:
+    """Return the products that are added up in `text`."""
+    products: list[_Product] = []
+    for operator, digits in _PARTS.findall(text):
+        if operator in ("*", "/"):
+            products[-1][1].append((operator, int(digits)))
+        else:
+            products.append((operator or "+", [("*", int(digits))]))
+    return products
+
+
+def _value(products: Sequence[_Product]) -> int | None:
+    """Return what the products add up to; None if a division, from left to right, is not exact."""
+    total = 0
+    for sign, factors in products:
+        value = 1
+        for operator, factor in factors:
+            if operator == "*":
+                value *= factor
+            elif factor == 0 or value % factor:
+                return None
+            else:
+                value //= factor
+        total += value if sign == "+" else -value
+    return total
+
+
+def _canonical(products: Sequence[_Product]) -> str:
+    """Return a text that all problems share which differ only in the order of sums and products."""
+    return str(sorted((sign, sorted(factors)) for sign, factors in products))
