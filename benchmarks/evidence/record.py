@@ -1,8 +1,8 @@
 """Evidence: figures that take too long for a test, kept as ``docs/evidence/NAME.json`` with what they were measured on.
 
 A program of this folder measures in parts and stores each as soon as it is done, so that an interrupted run goes on
-where it was. Parts that were measured on another commit are dropped at the start. Each program has three constants that
-`status.py` and the tests read:
+where it was. Parts that were measured before a commit that changed one of the paths in `STALE_AFTER` are dropped at the
+start. Each program has three constants that `status.py` and the tests read:
 
     NAME          of its file, without ``.json``
     STALE_AFTER   files and folders of the repository; a later change of one makes the figures stale
@@ -53,7 +53,7 @@ class Evidence:
         self._file = folder / f"{name}.json"
         commit = _git("rev-parse", "HEAD")
         old = {} if fresh or not self._file.exists() else json.loads(self._file.read_text())
-        self._parts: dict[str, Any] = old["parts"] if old.get("commit") == commit else {}
+        self._parts: dict[str, Any] = old["parts"] if old and _unchanged(old["commit"], stale_after) else {}
         self._facts = {
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "commit": commit,
@@ -85,6 +85,12 @@ class Evidence:
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps({**self._facts, "parts": self._parts}, indent=1) + "\n")
         new.replace(self._file)
+
+
+def _unchanged(commit: str, paths: Sequence[str]) -> bool:
+    """Return whether `paths` are the same at `commit` and now, as far as they are committed."""
+    command = ["git", "diff", "--quiet", commit, "HEAD", "--", *paths]
+    return subprocess.run(command, cwd=ROOT, check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def _machine() -> dict[str, Any]:
