@@ -22,12 +22,26 @@ def steps_of(width: int) -> dict[str, int]:
     return dict(zip(MOVES, (-width, width, -1, 1), strict=True))
 
 
-def find_board(text: str) -> str:
-    """Return the board that an observation ends with; empty when it does not end with a square.
+def spread_out(board: str) -> str:
+    """Return `board` with a space between the symbols of a line, so that a BPE tokenizer does not merge them."""
+    return "\n".join([" ".join(line) for line in board.split("\n")])
+
+
+def find_board(text: str, *, spaced: bool = False) -> str:
+    """Return the board that an observation ends with, without spaces; empty when it does not end with a square.
 
     Rules or a notice may stand above it; the last line says how many lines belong to the board.
+
+    Args:
+        text: The observation.
+        spaced: Whether there is a space between the symbols of a line; see `spread_out`.
     """
     text = text.rstrip()
+    if spaced:
+        width = len(text) - text.rfind("\n")
+        board = text[max(0, len(text) - width * width // 2 + 1) :]
+        close = "\n".join([line[::2] for line in board.split("\n")])
+        return close if close == find_board(close) and spread_out(close) == board and width % 2 == 0 else ""
     size = len(text) - text.rfind("\n") - 1
     board = text[max(0, len(text) - size * (size + 1) + 1) :]
     squared = board[size :: size + 1] == "\n" * (size - 1) and board.count("\n") == size - 1

@@ -15,7 +15,7 @@ from envkit.errors import OptionError, StepOrderError
 from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info
 
-from ..board import MOVES, UNREADABLE, UNREADABLE_TURN, steps_of
+from ..board import MOVES, UNREADABLE, UNREADABLE_TURN, spread_out, steps_of
 from ..counter_rng import chance, episode_seed, spread
 from ..options import check_choice, override
 from .actions import read_answer, read_index
@@ -207,7 +207,8 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         if self._is_grid:
             side = self._options.side
             return encode(board, self.game).reshape(side, side).copy()
-        return above + (board if self._shown is None else board.translate(self._shown))
+        board = board if self._shown is None else board.translate(self._shown)
+        return above + (spread_out(board) if self._options.spaced else board)
 
 
 def unreadable(turn: int) -> str:
@@ -219,6 +220,8 @@ def show(board: str, game: BoardGame[Any], options: BoardOptions, render_mode: s
     """Return `board` as `render_mode` has it."""
     if render_mode == "rgb_array":
         return paint(encode(board, game).reshape(options.side, options.side), game.tiles())
+    if options.spaced:
+        board = spread_out(board)
     if render_mode == "ansi":
         return colour(board, game.styles, options.shown)
     return board.translate(_translation(options))

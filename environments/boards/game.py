@@ -30,6 +30,7 @@ class BoardOptions(ABC):
             every seed. Among hundreds of small ones some are alike.
         instructions: Whether observations carry rules and notices, or only the board.
         symbols: The characters that cells are shown as, in the order of the game's own; None means its own.
+        spaced: Whether a space stands between the symbols of a line: a BPE tokenizer merges ``____`` into one token.
         actions_per_turn: Moves that one answer may hold, joined by ``||``, 1 to 100.
         format_penalty: What is subtracted from the reward when an answer cannot be read, 0 to 100.
     """
@@ -44,6 +45,7 @@ class BoardOptions(ABC):
     num_levels: int | None = None
     instructions: bool = True
     symbols: str | None = None
+    spaced: bool = False
     actions_per_turn: int = 1
     format_penalty: float = 0.0
 
@@ -57,6 +59,7 @@ class BoardOptions(ABC):
         check_boolean("instructions", self.instructions)
         if self.symbols is not None:
             check_symbols("symbols", self.symbols, instead_of=self.canonical)
+        check_boolean("spaced", self.spaced)
         check_integer("actions_per_turn", self.actions_per_turn, low=1, high=100)
         check_number("format_penalty", self.format_penalty, low=0, high=100)
 

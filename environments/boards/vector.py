@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.types import JSON
 
-from ..board import MOVES
+from ..board import MOVES, spread_out
 from ..counter_rng import episode_seed, episode_seed_B, spread_B
 from ..options import check_choice
 from .actions import read_answers, read_indices
@@ -43,7 +43,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     Args:
         num_envs: Number of copies, at least 1.
         autoreset: When a finished copy starts again.
-        options: As for `BoardEnv`. All copies have one size and one set of symbols.
+        options: As for `BoardEnv`. All copies have one size, one set of symbols and the same `spaced`.
 
     Raises:
         OptionError: An option is unknown or its value is refused.
@@ -105,6 +105,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         for name, differs in (
             ("size", chosen.side != self._usual.side),
             ("symbols", chosen.symbols != self._usual.symbols),
+            ("spaced", chosen.spaced != self._usual.spaced),
         ):
             if differs:
                 raise OptionError(name, "is the same for all copies; choose it in make_vec, or take mode='sync'")
@@ -150,7 +151,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         reward_N, terminated_N, truncated_N, moved_N, won_N = self._play(action_NT, valid_N, played_N)
         infos = self._step_infos(played_N, len(again_R), valid_N, moved_N, won_N) | begun
         if not self._is_grid:
-            self._texts = self._batch.texts(self._symbols)
+            self._texts = self._boards()
             self._notice(~valid_N & played_N, again_R)
         self._is_over_N = terminated_N | truncated_N
         self._any_over = bool(np.count_nonzero(self._is_over_N))
@@ -318,8 +319,13 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._slips.forget()
 
     def _write(self, rows_R: NDArray[np.int64], above: str) -> None:
-        for row, text in zip(rows_R.tolist(), self._batch.texts(self._symbols, rows_R), strict=True):
+        for row, text in zip(rows_R.tolist(), self._boards(rows_R), strict=True):
             self._texts[row] = above + text
+
+    def _boards(self, rows_R: NDArray[np.int64] | None = None) -> list[str]:
+        """Return the boards as they are observed; None for all."""
+        texts = self._batch.texts(self._symbols, rows_R)
+        return [spread_out(text) for text in texts] if self._usual.spaced else texts
 
     def _notice(self, unread_N: NDArray[np.bool_], again_R: NDArray[np.int64]) -> None:
         """Put above the boards what stands there: notices, and rules where an episode begins."""

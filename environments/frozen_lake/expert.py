@@ -17,6 +17,7 @@ class FrozenLakeExpert:
 
     Args:
         symbols: Like the others, an option of the episodes that it plays; see `LakeOptions`.
+        spaced: See `symbols`.
         slip: Above 0 it plays the plan of `best_moves`.
         size: Says with `map` and `max_moves` how many moves that plan is for.
         map: See `size`.
@@ -31,15 +32,17 @@ class FrozenLakeExpert:
         self,
         *,
         symbols: str | None = None,
+        spaced: bool = False,
         slip: float = 0.0,
         size: int | None = None,
         map: str | Sequence[str] | None = None,
         max_moves: int | None = None,
         **options: JSON,
     ) -> None:
-        chosen = LakeOptions(symbols=symbols, slip=slip, size=size, map=map, max_moves=max_moves)
+        chosen = LakeOptions(symbols=symbols, spaced=spaced, slip=slip, size=size, map=map, max_moves=max_moves)
         # What is ours and not among theirs means nothing.
         self._meaning = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
+        self._spaced = spaced
         self._slip = slip
         self._move_limit = chosen.move_limit
 
@@ -76,5 +79,5 @@ class FrozenLakeExpert:
         return f"<answer>{move}</answer>"
 
     def _read(self, observation: Observation) -> str:
-        board = find_board(observation.text)
+        board = find_board(observation.text, spaced=self._spaced)
         return board if self._meaning is None else board.translate(self._meaning)

@@ -20,16 +20,24 @@ class SokobanExpert:
     For rooms with few states it knows all that can be solved; in others it solves what it sees.
 
     Args:
-        symbols: The option of the episodes that it plays; the others change nothing that it does.
+        symbols: Like `spaced`, an option of the episodes that it plays; the others change nothing that it does.
+        spaced: See `symbols`.
         max_table: About how many states a room may have to be known as a whole.
         max_states: About how many states to search in another room; a solution that is farther has no known move.
     """
 
     def __init__(
-        self, *, symbols: str | None = None, max_table: int = 4_000, max_states: int = MAX_STATES, **options: JSON
+        self,
+        *,
+        symbols: str | None = None,
+        spaced: bool = False,
+        max_table: int = 4_000,
+        max_states: int = MAX_STATES,
+        **options: JSON,
     ) -> None:
         # What is ours and not among theirs means nothing.
         self._meaning = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
+        self._spaced = spaced
         self._max_table = max_table
         self._max_states = max_states
 
@@ -69,7 +77,7 @@ class SokobanExpert:
 
     def _read(self, observation: Observation) -> Position | None:
         """Return the position that is seen; None when there is none that can be played."""
-        board = find_board(observation.text)
+        board = find_board(observation.text, spaced=self._spaced)
         if self._meaning is not None:
             board = board.translate(self._meaning)
         return read_position(board) if "X" in board else None

@@ -20,11 +20,13 @@ from envkit.environments.board import MOVES
         ("I go there.\n<answer>\n  Left\t</answer> Good.", "left"),
         ("<ANSWER>DOWN</Answer>", "down"),
         ("\\boxed{right}", "right"),
+        ("up", "up"),
+        (" Down\n", "down"),
         ("so \\boxed{up}, no: \\BOXED{ Down }.", "down"),
         ("\\boxed{up} and \\boxed{", "up"),
     ],
 )
-def test_a_move_is_found_in_tags_or_in_a_box(text: str, move: str) -> None:
+def test_a_move_is_found_in_tags_in_a_box_or_alone(text: str, move: str) -> None:
     assert parse_answer(text, MOVES) == move
 
 
@@ -48,7 +50,9 @@ def test_the_choice_among_several_answers_is_the_documented_one(text: str, move:
     "text",
     [
         "",
-        "up",
+        "I go up",
+        "up.",
+        "up down",
         "<answer>up",
         "up</answer>",
         "</answer>up<answer>",
@@ -73,6 +77,7 @@ def test_anything_else_is_no_move(text: str) -> None:
     ("text", "moves"),
     [
         ("<answer>up || left</answer>", ("up", "left")),
+        ("up || left", ("up", "left")),
         ("<answer>up||left||up</answer>", ("up", "left", "up")),
         ("<answer>\n UP \n||\tLeft </answer>", ("up", "left")),
         ("\\boxed{down || down}", ("down", "down")),

@@ -60,6 +60,7 @@ def test_an_unknown_option_is_answered_with_the_nearest_one(world: type[FrozenLa
         ("split", 3),
         ("instructions", "yes"),
         ("instructions", 1),
+        ("spaced", "yes"),
         ("format_penalty", -0.1),
         ("format_penalty", float("nan")),
         ("format_penalty", float("inf")),
@@ -212,6 +213,33 @@ def test_boards_and_rules_show_the_symbols_that_were_chosen(env_id: str, ours: s
             assert other[1:] == one[1:]
             if one[2] or one[3]:
                 break
+
+
+@GAMES
+def test_spaced_boards_are_the_same_with_a_space_between_the_symbols_of_a_line(env_id: str, ours: str) -> None:
+    plain = envkit.make(env_id, instructions=False, render_mode="text")
+    spaced = envkit.make(env_id, instructions=False, render_mode="text", spaced=True)
+    for seed in range(10):
+        before, after = plain.reset(seed=seed), spaced.reset(seed=seed)
+        ended = False
+        while not ended:
+            assert after[0] == "\n".join(" ".join(line) for line in before[0].split("\n"))
+            assert after[1:] == before[1:]
+            assert spaced.render() == after[0]
+            before, after = plain.step("<answer>left</answer>"), spaced.step("<answer>left</answer>")
+            ended = bool(before[2] or before[3])
+
+
+@GAMES
+@pytest.mark.parametrize("instructions", [True, False])
+def test_the_expert_of_spaced_boards_wins(env_id: str, ours: str, instructions: bool) -> None:
+    expert = open_expert(env_id, {"spaced": True})
+    env = envkit.make(env_id, spaced=True, instructions=instructions)
+    for seed in range(20):
+        text, info = env.reset(seed=seed)
+        for _ in range(info["level"]["shortest"]):
+            text, *_, info = env.step(expert.answer(expert.moves(Observation(text))[0]))
+        assert info["success"] is True
 
 
 @GAMES

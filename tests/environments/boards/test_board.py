@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN, find_board
+from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN, find_board, spread_out
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,18 @@ def test_a_text_that_does_not_end_with_a_square_has_no_board(text: str) -> None:
 def test_a_board_of_any_size_is_found_below_any_text(size: int, rng: random.Random, above: str) -> None:
     board = "\n".join("".join(rng.choices("_OGPX√#", k=size)) for _ in range(size))
     assert find_board(board) == find_board(f"{above}\n{board}") == find_board(f"{above}\n\n{board}\n") == board
+
+
+@settings(deadline=None)
+@given(st.integers(1, 32), st.randoms(use_true_random=False), st.text())
+def test_a_spaced_board_is_found_without_its_spaces(size: int, rng: random.Random, above: str) -> None:
+    board = "\n".join("".join(rng.choices("_OGPX√#", k=size)) for _ in range(size))
+    assert find_board(f"{above}\n{spread_out(board)}\n", spaced=True) == board
+
+
+@pytest.mark.parametrize("text", ["", "# P\n_X", "# P\n_ X X", "#.P\n_ X", "# P", "#  P\n_  X"])
+def test_a_text_that_does_not_end_with_a_spaced_square_has_no_spaced_board(text: str) -> None:
+    assert find_board(text, spaced=True) == ""
 
 
 @settings(deadline=None)

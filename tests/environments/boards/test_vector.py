@@ -24,6 +24,7 @@ MODES: tuple[VectorMode, ...] = ("native", "sync")
 ANSWERS = [
     *(f"<answer>{move}</answer>" for move in ("up", "down", "left", "right", "UP ")),
     "\\boxed{left}",
+    "right",
     "nothing",
     "<answer>up || up || left</answer>",
     "<answer>right||down</answer>",
@@ -35,6 +36,7 @@ EVERY_RESET = pytest.mark.parametrize("autoreset", [AutoresetMode.NEXT_STEP, Aut
 WAYS: list[dict[str, Any]] = [
     {},
     {"instructions": False, "format_penalty": 0.25},
+    {"spaced": True},
     {"observation": "grid", "action": "index"},
     {"observation": "grid"},
     {"action": "index", "num_levels": 3},
@@ -177,6 +179,8 @@ def test_misuse_says_what_is_wrong() -> None:
         vector.reset(options={"size": 5})
     with pytest.raises(OptionError, match="symbols"):
         vector.reset(options={"symbols": "abcdef"})
+    with pytest.raises(OptionError, match="spaced"):
+        vector.reset(options={"spaced": True})
     vector.reset(seed=0)
     with pytest.raises(UsageError, match="3 copies, got 2 actions"):
         vector.step(("up", "up"))

@@ -1,0 +1,225 @@
+"""Arithmetic: its problems are exact, their splits share none, and only the right number is rewarded."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import fields
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import envkit
+from envkit.environments.answer import parse_number
+from envkit.environments.arithmetic import Arithmetic, ArithmeticExpert, ArithmeticOptions
+from envkit.environments.split import SPLITS
+from envkit.errors import OptionError, UsageError
+from envkit.types import Observation
+
+
+def _problem(env: Arithmetic, seed: int) -> str:
+    text, _ = env.reset(seed=seed)
+    found = re.fullmatch(r"What is ([0-9+\-*/]+)\?", text)
+    assert found is not None
+    return found[1]
+
+
+def _value(problem: str) -> Fraction:
+    """The value by Python's own arithmetic."""
+    return Fraction(eval(re.sub(r"\d+", r"Fraction(\g<0>)", problem), {"Fraction": Fraction}))
+
+
+def test_the_question_says_how_to_answer_unless_instructions_are_off() -> None:
+    asked = Arithmetic(operands=[23, 23]).reset(seed=0)[0]
+    assert asked == "What is 23+23? Answer with a number."
+    assert Arithmetic(operands=[23, 23], instructions=False).reset(seed=0)[0] == "What is 23+23?"
+
+
+@pytest.mark.parametrize(("terms", "operands"), [(2, [1, 49]), (3, [10, 99]), (5, [0, 12])])
+def test_only_the_right_number_earns_and_it_is_what_the_expert_says(terms: int, operands: list[int]) -> None:
+    env = Arithmetic(operations="+-*/", terms=terms, operands=operands, instructions=False)
+    expert = ArithmeticExpert()
+    for seed in range(300):
+        right = _value(_problem(env, seed))
+        assert right.denominator == 1
+        assert env.step(f"It is {right + 1}.")[1:4] == (0.0, True, False)
+        text, _ = env.reset(seed=seed)
+        move = expert.moves(Observation(text))[0]
+        assert move == str(right)
+        _, reward, terminated, truncated, info = env.step(expert.answer(move))
+        assert (reward, terminated, truncated) == (1.0, True, False)
+        assert info == {"action_is_valid": True, "success": True}
+
+
+def test_a_problem_is_as_hard_as_asked_and_says_so() -> None:
+    env = Arithmetic(operations="+-", terms=4, operands=[100, 999], instructions=False)
+    operators: Counter[str] = Counter()
+    for seed in range(200):
+        problem = _problem(env, seed)
+        numbers = re.findall(r"\d+", problem)
+        assert [len(number) for number in numbers] == [3, 3, 3, 3]
+        operators.update(re.sub(r"\d", "", problem))
+        assert env.reset(seed=seed)[1]["level"] == {"digits": 3, "operations": 3}
+    assert set(operators) == {"+", "-"}
+    assert operators["+"] / 600 == pytest.approx(0.5, abs=0.07)
+
+
+def test_the_order_in_which_operations_are_written_changes_no_problem() -> None:
+    assert Arithmetic(operations="*+").reset(seed=3) == Arithmetic(operations="+*").reset(seed=3)
+
+
+def test_the_same_seed_asks_the_same_question_in_any_process() -> None:
+    # Pinned: the problems of a seed are the same on every machine.
+    env = Arithmetic(operations="+-*/", terms=3, instructions=False)
+    assert [_problem(env, seed) for seed in range(4)] == ["44*77+37", "18*77-19", "48+54*17", "13*56*23"]
+
+
+def test_nothing_tells_the_answer_before_it_is_given() -> None:
+    env = Arithmetic(operands=[400, 499])
+    text, info = env.reset(seed=5)
+    answer = ArithmeticExpert().moves(Observation(text))[0]
+    assert answer not in text
+    assert answer not in str(info)
+    assert env.step("I do not know.")[0].endswith(f" = {answer}")
+
+
+def test_held_out_sums_of_numbers_to_49_are_400_of_2401() -> None:
+    split = {}
+    for name in SPLITS:
+        env = Arithmetic(operands=[1, 49], split=name, held_out=0.16, instructions=False)
+        split[name] = {_problem(env, seed) for seed in range(30_000 if name == "train" else 8000)}
+    assert {name: len(problems) for name, problems in split.items()} == {"train": 1665, "validation": 336, "eval": 400}
+    assert len(split["train"] | split["validation"] | split["eval"]) == 2401
+
+
+def test_problems_that_differ_in_the_order_of_sums_and_products_are_in_one_split() -> None:
+    options: dict[str, Any] = {"operations": "+-*/", "terms": 3, "operands": [1, 6], "instructions": False}
+    seen = {
+        _shape(problem): name
+        for name in SPLITS
+        for problem in {_problem(Arithmetic(split=name, **options), seed) for seed in range(3000)}
+    }
+    for name in SPLITS:
+        env = Arithmetic(split=name, **options)
+        assert {seen[_shape(_problem(env, seed))] for seed in range(3000)} == {name}
+
+
+def _shape(problem: str) -> str:
+    """The same text for problems that differ in the order of sums and products."""
+    products = re.findall(r"([+-]?)(\d+(?:[*/]\d+)*)", problem)
+    ordered = [(sign or "+", sorted(re.findall(r"[*/]?\d+", f"*{product}"))) for sign, product in products]
+    return str(sorted(ordered))
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"operations": ""}, "operations"),
+        ({"operations": "++"}, "operations"),
+        ({"operations": "+%"}, "operations"),
+        ({"operations": None}, "operations"),
+        ({"terms": 1}, "terms"),
+        ({"terms": 9}, "terms"),
+        ({"operands": [9, 1]}, "operands"),
+        ({"operands": [-1, 9]}, "operands"),
+        ({"operands": [1, 10**9 + 1]}, "operands"),
+        ({"split": "test"}, "split"),
+        ({"held_out": 0.5}, "held_out"),
+        ({"instructions": 1}, "instructions"),
+        ({"render_mode": "text"}, "render_mode"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name(options: dict[str, Any], option: str) -> None:
+    with pytest.raises(OptionError) as refusal:
+        Arithmetic(**options)
+    assert refusal.value.option == option
+
+
+def test_a_range_without_a_problem_is_refused_instead_of_searched_for_ever() -> None:
+    empty = next(name for name in SPLITS if name != _split_of_the_only_problem())
+    with pytest.raises(OptionError, match=rf"^split: found no problem of split '{empty}' .* widen operands"):
+        Arithmetic(operands=[7, 7], split=empty).reset(seed=0)
+    with pytest.raises(OptionError, match=r"^operations: found no problem with exact divisions"):
+        Arithmetic(operations="/", operands=[0, 0]).reset(seed=0)
+
+
+def _split_of_the_only_problem() -> str:
+    for name in SPLITS:
+        try:
+            Arithmetic(operands=[7, 7], split=name).reset(seed=0)
+        except OptionError:
+            continue
+        return name
+    raise AssertionError("7+7 is in no split")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("64", 64),
+        ("23 + 41 = 64.", 64),
+        ("23+41", 41),
+        ("5-3", 3),
+        ("5 - 3 = -2", -2),
+        ("\N{MINUS SIGN}2", -2),
+        ("It is 1,234,567, I think.", 1234567),
+        ("1,2,3", 3),
+        ("64.0", 64),
+        ("64.5", Decimal("64.5")),
+        ("It is 3. <answer>64</answer> or 5", 64),
+        ("<answer>none</answer> 64", None),
+        ("so 7 \\boxed{64} 8", 64),
+        ("", None),
+        ("sixty-four", None),
+        ("\N{ARABIC-INDIC DIGIT SIX}", None),
+        ("0" * 2**20 + "7", 7),
+    ],
+)
+def test_the_last_number_of_the_answer_counts(text: str, number: Decimal | int | None) -> None:
+    assert parse_number(text) == number
+
+
+def test_an_answer_without_a_number_is_told_from_a_wrong_one() -> None:
+    env = Arithmetic(operands=[1, 49])
+    told = []
+    for answer in ("It is hard.", "It is 1000.", "<answer>\N{SNOWMAN}</answer>"):
+        env.reset(seed=0)
+        told.append(env.step(answer)[4])
+    assert [info["action_is_valid"] for info in told] == [False, True, False]
+    assert [info["success"] for info in told] == [False, False, False]
+
+
+def test_an_answer_has_to_be_text() -> None:
+    env = Arithmetic()
+    env.reset(seed=0)
+    with pytest.raises(UsageError, match="an action must be text, got 64"):
+        env.step(64)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "What is up?", "What is 7?", "What is 7/2?", "What is 7/0?", "1+1"])
+def test_the_expert_has_no_answer_where_nothing_exact_is_asked(text: str) -> None:
+    assert list(ArithmeticExpert().moves(Observation(text))) == []
+
+
+def test_every_option_is_documented() -> None:
+    for field in fields(ArithmeticOptions):
+        assert f"        {field.name}: " in str(ArithmeticOptions.__doc__)
+
+
+def test_a_training_file_without_a_model_is_refused_before_it_runs() -> None:
+    from envkit import config
+    from envkit.wiring.training.checks import check
+
+    run = config.parse({"env": {"id": "Arithmetic-v0"}})
+    assert [line for line in check(run) if "Arithmetic" in line] == [
+        "engine.model: a tiny policy chooses among legal moves, and Arithmetic-v0 lists none; name a model"
+    ]
+
+
+def test_gymnasium_asks_the_same_questions() -> None:
+    import gymnasium
+
+    with gymnasium.make("envkit/Arithmetic-v0", terms=3) as theirs, envkit.make("Arithmetic-v0", terms=3) as ours:
+        assert theirs.reset(seed=3) == ours.reset(seed=3)
