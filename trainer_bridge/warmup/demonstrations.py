@@ -10,7 +10,7 @@ import anyio.lowlevel
 
 from envkit.errors import ConfigError
 from envkit.protocols import EnvHost, Expert, Renderer
-from envkit.types import Observation, Sample, Task
+from envkit.types import Exchange, Observation, Sample, Task
 
 _FRUITLESS_EPISODES = 1000
 """Episodes in a row without a lesson after which there will never be one."""
@@ -85,7 +85,7 @@ class Teacher:
         said = tuple(say(self.expert.answer(move)) for move in good)
         return Lesson(
             prompt=self.renderer.open(observation),
-            continuation=self.renderer.extend(said[0], observation),
+            continuation=self.renderer.extend([Exchange(observation, said[0])], observation).ids,
             good=said,
             possible=tuple(say(self.expert.answer(move)) for move in observation.legal_moves),
             is_tricky=self.expert.is_tricky(observation),
