@@ -10,7 +10,7 @@ import anyio.lowlevel
 
 from envkit.errors import ConfigError
 from envkit.protocols import EnvHost, Expert, Renderer
-from envkit.types import Observation, Sample, Task
+from envkit.types import Exchange, Observation, Prompt, Sample, Task
 
 _FRUITLESS_EPISODES = 1000
 """Episodes in a row without a lesson after which there will never be one."""
@@ -40,11 +40,12 @@ class Demonstration:
     """A whole episode of a teacher.
 
     Attributes:
-        sample: Its tokens; the mask is 1 on the teacher's.
+        samples: Its tokens; the mask is 1 on the teacher's. One, and a further one from each turn on whose prompt does
+            not continue the turn before.
         success: Whether the world called it one.
     """
 
-    sample: Sample
+    samples: tuple[Sample, ...]
     success: bool
 
 
@@ -85,7 +86,7 @@ class Teacher:
         said = tuple(say(self.expert.answer(move)) for move in good)
         return Lesson(
             prompt=self.renderer.open(observation),
-            continuation=self.renderer.extend(said[0], observation),
+            continuation=self.renderer.extend([Exchange(observation, said[0])], observation).ids,
             good=said,
             possible=tuple(say(self.expert.answer(move)) for move in observation.legal_moves),
             is_tricky=self.expert.is_tricky(observation),
@@ -150,27 +151,33 @@ async def demonstrations(
 async def _demonstration(
     host: EnvHost, teacher: Teacher, task: Task, rng: random.Random, max_turns: int
 ) -> Demonstration:
+    samples: list[Sample] = []
     ids: list[int] = []
     mask: list[int] = []
     turn_ids: list[int] = []
+    history: list[Exchange] = []
     success = False
     await anyio.lowlevel.checkpoint()
     async with host.lease(task) as episode:
         observation = (await episode.reset()).observation
-        prompt = teacher.renderer.open(observation)
+        prompt = Prompt(teacher.renderer.open(observation))
         for turn in range(max_turns):
             answer = teacher.expert.answer(teacher.move(observation, rng))
             said = teacher.renderer.demonstrate(answer)
-            ids += prompt + said
-            mask += [0] * len(prompt) + [1] * len(said)
-            turn_ids += [turn] * (len(prompt) + len(said))
+            if prompt.starts_sample:
+                samples.append(unscored_sample(ids, mask, turn_ids))
+                ids, mask, turn_ids = [], [], []
+            ids += prompt.ids + said
+            mask += [0] * len(prompt.ids) + [1] * len(said)
+            turn_ids += [turn] * (len(prompt.ids) + len(said))
             step = await episode.step(answer)
             success = bool(step.info.get("success", False))
             if step.ended:
                 break
+            history.append(Exchange(observation, said))
             observation = step.observation
-            prompt = teacher.renderer.extend(said, observation)
-    return Demonstration(unscored_sample(ids, mask, turn_ids), success)
+            prompt = teacher.renderer.extend(history, observation)
+    return Demonstration((*samples, unscored_sample(ids, mask, turn_ids)), success)
 
 
 def unscored_sample(ids: Sequence[int], mask: Sequence[int], turn_ids: Sequence[int]) -> Sample:

@@ -155,7 +155,7 @@ class _Stages:
                 stable_hash(seed, len(samples)),
                 self._run.rollout.max_turns,
             )
-            samples += [one.sample for one in played]
+            samples += [sample for one in played for sample in one.samples]
             won += sum(one.success for one in played)
             display.advance(len(played))
         self.demonstrator_success = won / max(needed, 1)
