@@ -149,6 +149,7 @@ async def open_checkpoint_player(folder: Path) -> AsyncIterator[CheckpointPlayer
         dtype=engine.dtype,
         batch_tokens=engine.batch_tokens,
         threads=playing_threads(run),
+        renderer=run.renderer,
     )
     yield CheckpointPlayer(await clock.to_thread(load), run)
 
