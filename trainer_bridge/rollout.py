@@ -26,8 +26,10 @@ from envkit.metrics import Fold, fold_infos
 from envkit.protocols import Engine, EnvHost, Episode, Renderer
 from envkit.types import (
     Cause,
+    Exchange,
     Group,
     Info,
+    Prompt,
     Reset,
     SamplingParams,
     Step,
@@ -45,7 +47,8 @@ class RolloutLimits:
 
     Attributes:
         max_turns: Turns after which it is cut off.
-        max_tokens: Tokens of the whole episode after which it is cut off.
+        max_tokens: Bound on the longest context of an episode, in tokens: the prompt of a turn and room for its
+            completion. That is the whole episode, unless the renderer keeps only some turns of the history.
         turn_tokens: Tokens of one completion.
         timeout_s: Seconds until a reset or step counts as hung, which voids the episode.
         retries: How often a void episode is played again.
@@ -159,11 +162,16 @@ class Rollout:
             start = play.start = await episode.reset()
         folds = start.info.get("metrics")
         play.folds = cast("dict[str, Fold]", folds) if isinstance(folds, dict) else {}
-        new_ids = self.renderer.open(start.observation)
+        history: list[Exchange] = []
+        observation = start.observation
+        prompt = Prompt(self.renderer.open(observation))
         while True:
-            if len(play.ids) + len(new_ids) + limits.turn_tokens > limits.max_tokens:
+            if prompt.starts_sample:
+                play.ids = []
+                self.engine.forget(play.session)  # its cache holds another beginning
+            if len(play.ids) + len(prompt.ids) + limits.turn_tokens > limits.max_tokens:
                 return play.end(StopReason.MAX_TOKENS)
-            play.ids += new_ids
+            play.ids += prompt.ids
             await lockstep.together()
             began = clock.now()
             params = replace(play.params, seed=stable_hash(play.params.seed, len(play.turns)))
@@ -174,12 +182,15 @@ class Rollout:
             with anyio.fail_after(limits.timeout_s):
                 step = await episode.step(action)
             seconds = (generated - began, clock.now() - generated)
-            play.turns.append(Turn(new_ids, completion, action, step, *seconds))
+            turn = Turn(prompt.ids, completion, action, step, *seconds, starts_sample=prompt.starts_sample)
+            play.turns.append(turn)
             if step.terminated or step.truncated:
                 return play.end(StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED)
             if len(play.turns) == limits.max_turns:
                 return play.end(StopReason.MAX_TURNS)
-            new_ids = self.renderer.extend(completion.token_ids, step.observation)
+            history.append(Exchange(observation, completion.token_ids))
+            observation = step.observation
+            prompt = self.renderer.extend(history, observation)
 
 
 @dataclass(frozen=True, slots=True)

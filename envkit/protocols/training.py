@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from envkit.types import (
     Completion,
+    Exchange,
     Observation,
+    Prompt,
     Sample,
     SamplingParams,
     Weights,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class Engine(Protocol):
@@ -28,8 +27,9 @@ class Engine(Protocol):
         Args:
             prompt_ids: The whole prompt.
             params: How to sample.
-            session: Name of the episode; a later prompt of the same session begins with this one and its completion,
-                so an engine may keep its attention cache.
+            session: Name of the episode; a later prompt of the same session mostly begins with this one and its
+                completion, so an engine may keep its attention cache. It must compare, since a prompt may also begin
+                differently (a chat template that rewrites history).
         """
         ...
 
@@ -45,7 +45,7 @@ class WeightSink(Protocol):
 
 
 class Renderer(Protocol):
-    """Words to tokens and back, one turn at a time; nothing is decoded and encoded again."""
+    """Text to tokens and back, one turn at a time; what was sampled is never encoded again within a sample."""
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -56,8 +56,13 @@ class Renderer(Protocol):
         """Return the first prompt."""
         ...
 
-    def extend(self, said: Sequence[int], observation: Observation) -> tuple[int, ...]:
-        """Return the tokens that follow the completion `said` up to where the next one begins."""
+    def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
+        """Return the prompt of a later turn.
+
+        Args:
+            history: All turns of the episode so far, in order; at least one.
+            observation: What the policy has to answer now.
+        """
         ...
 
     def action(self, said: Sequence[int]) -> str:

@@ -20,8 +20,10 @@ from envkit.types.sandboxes import (
 )
 from envkit.types.training import (
     Completion,
+    Exchange,
     FinishReason,
     Group,
+    Prompt,
     Sample,
     SamplingParams,
     StopReason,
@@ -39,6 +41,7 @@ __all__ = [
     "CauseKind",
     "Completion",
     "EpisodeRecord",
+    "Exchange",
     "ExecResult",
     "FileUser",
     "FinishReason",
@@ -49,6 +52,7 @@ __all__ = [
     "Observation",
     "Options",
     "Phase",
+    "Prompt",
     "Reset",
     "Sample",
     "SamplingParams",

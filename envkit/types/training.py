@@ -1,7 +1,7 @@
 """What flows between engine, rollout and trainer.
 
 Axes: B samples, L tokens, T turns, G siblings. Tokens are append-only: the prompt of a turn begins with everything
-before it, so a trajectory stores each token once.
+before it, so a trajectory stores each token once. A turn that starts a new sample stores its whole prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from envkit.types.sandboxes import Cause
-from envkit.types.worlds import Reset, Step, Task
+from envkit.types.worlds import Observation, Reset, Step, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,32 @@ class Turn:
     step: Step | None
     generate_s: float = 0.0
     step_s: float = 0.0
+    starts_sample: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An observation and the completion that answered it.
+
+    Attributes:
+        observation: What the policy saw.
+        said: Tokens of its completion [N].
+    """
+
+    observation: Observation
+    said: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is put before a completion.
+
+    Attributes:
+        ids: Tokens that follow the last completion; the whole prompt where `starts_sample`.
+        starts_sample: Whether the prompt does not continue the tokens of the turn before.
+    """
+
+    ids: tuple[int, ...]
     starts_sample: bool = False
 
 

@@ -14,9 +14,11 @@ import anyio
 from envkit import clock
 from envkit.types import (
     Completion,
+    Exchange,
     FinishReason,
     Info,
     Observation,
+    Prompt,
     Reset,
     Sample,
     SamplingParams,
@@ -170,8 +172,8 @@ class LetterRenderer:
     def open(self, observation: Observation) -> tuple[int, ...]:
         return letters(f"[{observation.text}]")
 
-    def extend(self, said: Sequence[int], observation: Observation) -> tuple[int, ...]:
-        return self.open(observation)
+    def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
+        return Prompt(self.open(observation))
 
     def action(self, said: Sequence[int]) -> str:
         return text_of(said)

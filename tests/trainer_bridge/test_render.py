@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from envkit import clock
+from envkit.protocols import Renderer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
-from envkit.types import FinishReason, Observation, Task
+from envkit.types import Exchange, FinishReason, Observation, Task
 from envkit.wiring.training.policy import load_policy
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 from tests.trainer_bridge.models import CHAT_TEMPLATE, WORDS, chat_tokenizer
@@ -34,6 +35,13 @@ def said(text: str, tokenizer: Any = TOKENIZER) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
+def after(renderer: Renderer, completion: Sequence[int], text: str) -> tuple[int, ...]:
+    """The tokens that follow a completion."""
+    prompt = renderer.extend([Exchange(see("?"), tuple(completion))], see(text))
+    assert not prompt.starts_sample
+    return prompt.ids
+
+
 # --- Plain -----------------------------------------------------------------------------------------------------------
 
 
@@ -41,7 +49,7 @@ def test_an_episode_reads_as_observations_and_answers() -> None:
     renderer = PlainRenderer(TOKENIZER)
     ids = renderer.open(see("#P_\n#T#"))
     for answer, text in (("up", "#_P\n#T#"), ("right", "#_#")):
-        ids += said(answer) + renderer.extend(said(answer), see(text))
+        ids += said(answer) + after(renderer, said(answer), text)
     assert words(ids) == ("<s>#P_\n#T#\n<answer>up</answer>#_P\n#T#\n<answer>right</answer>#_#\n<answer>")
     assert TOKENIZER.unk_token_id not in ids
 
@@ -49,9 +57,9 @@ def test_an_episode_reads_as_observations_and_answers() -> None:
 def test_a_completion_that_closes_its_answer_is_not_closed_again() -> None:
     renderer = PlainRenderer(TOKENIZER)
     (close,) = renderer.stop
-    assert words(renderer.extend((*said("up"), close), see("#"))) == "#\n<answer>"
-    assert words(renderer.extend(said("up"), see("#"))) == "</answer>#\n<answer>"
-    assert words(renderer.extend((), see("#"))) == "</answer>#\n<answer>"
+    assert words(after(renderer, (*said("up"), close), "#")) == "#\n<answer>"
+    assert words(after(renderer, said("up"), "#")) == "</answer>#\n<answer>"
+    assert words(after(renderer, (), "#")) == "</answer>#\n<answer>"
 
 
 @pytest.mark.parametrize(
@@ -88,9 +96,7 @@ def test_a_tokenizer_without_a_token_for_the_tags_has_no_stop_and_frames_the_sam
     assert renderer.stop == ()
     up = said("up", CHAT)
     closed = said("up</answer>", CHAT)
-    ids = (
-        renderer.open(see("a wall")) + up + renderer.extend(up, see("you")) + closed + renderer.extend(closed, see("a"))
-    )
+    ids = renderer.open(see("a wall")) + up + after(renderer, up, "you") + closed + after(renderer, closed, "a")
     assert words(ids, CHAT) == "a wall\n<answer>up</answer>you\n<answer>up</answer>a\n<answer>"
     assert renderer.action(closed) == "<answer>up</answer>"
 
@@ -112,7 +118,7 @@ def test_the_tokens_of_a_chat_are_those_of_the_template_and_each_prompt_begins_w
     ids: tuple[int, ...] = ()
     completion: tuple[int, ...] = ()
     for number, (text, answer) in enumerate(PLAY):
-        ids += renderer.extend(completion, see(text)) if number else renderer.open(see(text))
+        ids += after(renderer, completion, text) if number else renderer.open(see(text))
         chat.append({"role": "user", "content": text})
         assert list(ids) == CHAT.encode(render(chat), add_special_tokens=False)
         completion = said(answer, CHAT) + end
@@ -133,7 +139,7 @@ def test_a_demonstration_is_the_answer_and_its_end() -> None:
     shown = renderer.demonstrate("<answer>up</answer>")
     assert shown == said("<answer>up</answer>", CHAT) + renderer.stop
     assert renderer.action(shown) == "<answer>up</answer>"
-    whole = renderer.open(see("a wall")) + shown + renderer.extend(shown, see("you"))
+    whole = renderer.open(see("a wall")) + shown + after(renderer, shown, "you")
     assert words(whole, CHAT) == render(
         [
             {"role": "user", "content": "a wall"},
@@ -144,29 +150,34 @@ def test_a_demonstration_is_the_answer_and_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "rewritten"),
     [
-        # Only the first message has a system prompt before it.
-        "<|im_start|>system\nplay<|im_end|>\n" + CHAT_TEMPLATE,
-        # What the assistant thought is left out of the chat as soon as another message follows.
-        CHAT_TEMPLATE.replace(
-            "{{ message['content'] }}",
-            "{{ message['content'].split('!')[-1] if message['role'] == 'assistant' else message['content'] }}",
+        ("<|im_start|>system\nplay<|im_end|>\n" + CHAT_TEMPLATE, False),
+        (
+            CHAT_TEMPLATE.replace(
+                "{{ message['content'] }}",
+                "{{ message['content'].split('!')[-1] if message['role'] == 'assistant' else message['content'] }}",
+            ),
+            True,
         ),
-        # All but the last message is dropped.
-        CHAT_TEMPLATE.replace("in messages", "in messages[-2:]"),
+        (CHAT_TEMPLATE.replace("in messages", "in messages[-2:]"), True),
+        (CHAT_TEMPLATE.replace("in messages", "in messages if message['role'] != 'assistant'"), True),
     ],
-    ids=["system", "drops thoughts", "drops history"],
+    ids=["system prompt of its own", "changes answers", "drops history", "leaves answers out"],
 )
-def test_a_template_that_rewrites_history_does_not_rewrite_tokens_that_were_sampled(template: str) -> None:
+def test_a_turn_starts_a_sample_exactly_where_the_template_rewrites_history(template: str, rewritten: bool) -> None:
     tokenizer: Any = chat_tokenizer()
     tokenizer.chat_template = template
     renderer = ChatRenderer(tokenizer)
-    first = render([{"role": "user", "content": "a wall"}], tokenizer)
-    assert list(renderer.open(see("a wall"))) == tokenizer.encode(first, add_special_tokens=False)
-    frame = renderer.extend(said("think! up", tokenizer), see("you"))
-    assert words(frame, tokenizer) == "<|im_end|>\n<|im_start|>user\nyou<|im_end|>\n<|im_start|>assistant\n"
-    assert renderer.extend(said("think! up", tokenizer) + renderer.stop, see("you")) == frame[1:]
+    chat = [{"role": "user", "content": "a wall"}]
+    first = tokenizer.encode(render(chat, tokenizer), add_special_tokens=False)
+    assert list(renderer.open(see("a wall"))) == first
+    completion = said("think! up", tokenizer) + renderer.stop
+    prompt = renderer.extend([Exchange(see("a wall"), completion)], see("you"))
+    chat += [{"role": "assistant", "content": "think! up"}, {"role": "user", "content": "you"}]
+    whole = tokenizer.encode(render(chat, tokenizer), add_special_tokens=False)
+    assert prompt.starts_sample == rewritten
+    assert ([] if rewritten else [*first, *completion]) + [*prompt.ids] == whole
 
 
 def test_a_qwen2_plays_a_world_through_its_template(chat_folder: Path) -> None:

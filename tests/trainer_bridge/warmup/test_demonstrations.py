@@ -176,9 +176,9 @@ def demonstrate(*answers: Answer, number: int = 1, noise: float = 0.0, max_turns
     assert host.lent == 0
     return tuple(
         [
-            text_of(one.sample.token_ids),
-            "".join(map(str, one.sample.mask)),
-            "".join(map(str, one.sample.turn_ids)),
+            text_of(one.samples[0].token_ids),
+            "".join(map(str, one.samples[0].mask)),
+            "".join(map(str, one.samples[0].turn_ids)),
             str(one.success),
         ]
         for one in played

@@ -1,0 +1,186 @@
+"""Prompts through the chat template of a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from envkit.errors import UsageError
+from envkit.types import Exchange, Observation, Prompt
+
+from .template import ANSWER_MARK, END_THINK, THINK, ChatTemplate, Message
+
+_CLOSED_THOUGHT = re.compile(f"{THINK}.*?{END_THINK}", re.DOTALL)
+_EMPTY_THOUGHT = re.compile(rf"{THINK}\s*(?:{END_THINK}\s*)?\Z")
+
+
+def without_thoughts(text: str, *, is_thinking: bool = False) -> str:
+    """Return a completion without its ``<think>...</think>`` blocks and the whitespace that follows them.
+
+    It is empty where a block was not closed, since the policy was cut off before it answered.
+
+    Args:
+        text: The completion.
+        is_thinking: Whether the prompt ended with an open ``<think>``.
+    """
+    if is_thinking and END_THINK not in text:
+        return ""
+    spoken = _CLOSED_THOUGHT.sub("", text).rpartition(END_THINK)[2]
+    if THINK in spoken:
+        return ""
+    return spoken if spoken == text else spoken.lstrip()
+
+
+class ChatRenderer:
+    """Frames observations as the user's messages of the model's own chat template.
+
+    The prompt of a turn continues that of the turn before: what was sampled stays, and what the template puts between
+    an answer and the next one follows. Where the template would render the earlier turns differently by then (it moves
+    the system prompt, drops messages or thoughts), the turn starts a new sample with the whole chat as its prompt.
+    Whitespace that the template strips around an answer is not looked at.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer that has a chat template.
+        system: The system message; None gives none, so that the template does what it does by itself.
+        template: Passed to the template, such as ``{"enable_thinking": False}``.
+        thinking: ``"keep"`` leaves thoughts in the prompts of later turns, also where the template would drop them from
+            earlier turns; ``"cut"`` renders later prompts without them.
+        history: Number of newest turns that a prompt holds, at least 1; each turn then starts a sample. None keeps all.
+        eos_ids: Tokens that end the model's text, by its generation config.
+
+    Raises:
+        UsageError: The template refuses the roles that a rollout needs.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        system: str | None = None,
+        template: Mapping[str, Any] | None = None,
+        thinking: Literal["keep", "cut"] = "keep",
+        history: int | None = None,
+        eos_ids: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer, template or {})
+        self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._keeps_thoughts = thinking == "keep"
+        self._history = history
+        ask = [*self._system, _user("?")]
+        prompt = self._template.render(ask)
+        self._opens_thought = END_THINK not in prompt.rpartition(THINK)[2] and THINK in prompt
+        _, found, after = self._template.render([*ask, _assistant(ANSWER_MARK), _user("?")]).rpartition(ANSWER_MARK)
+        behind = self._template.encode(after.lstrip())[:1] if found else ()
+        end = tuple(token for token in behind if token in self._template.added_ids)
+        eos = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+        self._end = end or eos
+        self.stop: tuple[int, ...] = tuple(dict.fromkeys((*end, *eos_ids, *eos)))
+        """Tokens that end a completion: the first one behind an answer in the template if it is an added token, and
+        the ends of text of the generation config and of the tokenizer."""
+        self._silent = {number for number, name in self._template.special_ids.items() if name not in (THINK, END_THINK)}
+
+    def open(self, observation: Observation) -> tuple[int, ...]:
+        return self._prompt([*self._system, _user(observation.text)])
+
+    def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
+        kept = history if self._history is None else history[max(0, len(history) - self._history + 1) :]
+        chat = list(self._system)
+        for turn in kept:
+            chat += [_user(turn.observation.text), self._answer(self._words(turn.said))]
+        if self._history is None:
+            frame = self._frame(chat[:-1], history[-1].said, [_user(observation.text)])
+            if frame is not None:
+                return Prompt(frame)
+        return Prompt(self._prompt([*chat, _user(observation.text)]), starts_sample=True)
+
+    def action(self, said: Sequence[int]) -> str:
+        """Return the text of a completion without special tokens and thoughts; see `without_thoughts`."""
+        return without_thoughts(self._words(said), is_thinking=self._opens_thought)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def demonstrate(self, answer: str) -> tuple[int, ...]:
+        """Return the tokens with which a policy would say `answer`, its end included."""
+        if self._opens_thought and END_THINK not in answer:
+            answer = f"{END_THINK}\n\n{answer}"
+        return self._template.encode(self._template.escape(answer, "assistant")) + self._end
+
+    def dialogue(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens of a dialogue as a rollout would give them, and a mask: 1 on answers and their ends.
+
+        The system prompt of the renderer is added to a dialogue without one. Messages after the last answer are left
+        out. Where the template rewrites history, the tokens are those of the last sample: the answers before it are
+        part of its prompt, and masked.
+
+        Args:
+            messages: Each with a ``role`` (system, user or assistant) and a ``content``.
+
+        Raises:
+            UsageError: There is no answer, or the template refuses the dialogue.
+        """
+        chat = [*([] if any(one["role"] == "system" for one in messages) else self._system), *messages]
+        answers = [place for place, one in enumerate(chat) if one["role"] == "assistant"]
+        if not answers:
+            raise UsageError("the dialogue has no message of the assistant; add one")
+        ids: tuple[int, ...] = ()
+        mask: tuple[int, ...] = ()
+        said: tuple[int, ...] = ()
+        before: list[Message] = []
+        for start, place in zip([0, *(place + 1 for place in answers)], answers, strict=False):
+            asked = chat[start:place]
+            frame = self._frame(before[:-1], said, asked) if start else None
+            if frame is None:
+                frame = self._prompt([*before, *asked])
+                ids, mask = (), ()
+            said = self.demonstrate(chat[place]["content"])
+            ids += frame + said
+            mask += (0,) * len(frame) + (1,) * len(said)
+            before += [*asked, self._answer(self._words(said))]
+        return ids, mask
+
+    def _frame(
+        self, before: Sequence[Message], said: Sequence[int], after: Sequence[Message]
+    ) -> tuple[int, ...] | None:
+        """Return the tokens between an answer and the next one; None where the template rewrites what came before.
+
+        Args:
+            before: The chat up to the answer.
+            said: Tokens of the answer; where they hold the end of the turn, the frame does not.
+            after: The messages that follow.
+        """
+        answer = self._words(said)
+        prompt = self._template.render(before)
+        start, found, frame = self._template.render([*before, _assistant(ANSWER_MARK), *after]).rpartition(ANSWER_MARK)
+        whole = self._template.render([*before, self._answer(answer), *after])
+        if not found or len(whole) < len(start) + len(frame) or not (whole.startswith(start) and whole.endswith(frame)):
+            return None
+        rendered, sampled = whole[len(start) : len(whole) - len(frame)], self._template.escape(answer, "assistant")
+        if self._keeps_thoughts:
+            prompt, start = _EMPTY_THOUGHT.sub("", prompt), _EMPTY_THOUGHT.sub("", start)
+            rendered, sampled = without_thoughts(rendered), without_thoughts(sampled, is_thinking=self._opens_thought)
+        if prompt.rstrip() != start.rstrip() or rendered.strip() != sampled.strip():
+            return None
+        ends = tuple(said[-1:])
+        ids = self._template.encode(frame.lstrip() if ends == self._end else frame)
+        return ids[1:] if ends and ids[:1] == ends else ids
+
+    def _prompt(self, chat: Sequence[Message]) -> tuple[int, ...]:
+        return self._template.encode(self._template.render(chat))
+
+    def _answer(self, text: str) -> Message:
+        """Return an answer as a message for later prompts."""
+        return _assistant(text if self._keeps_thoughts else without_thoughts(text, is_thinking=self._opens_thought))
+
+    def _words(self, said: Sequence[int]) -> str:
+        return self.text([token for token in said if token not in self._silent])
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}

@@ -1,0 +1,97 @@
+"""A model's chat template: messages to text, text to tokens. Special tokens come from the template alone.
+
+Where a message holds the text of a special token (``<|im_end|>`` in the output of a command), the template is given a
+marker in its place, so that the rendered text shows which special tokens are the template's own. The others are
+encoded as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from envkit.errors import UsageError
+
+THINK, END_THINK = "<think>", "</think>"
+
+ANSWER_MARK = "@@envkit-answer@@"
+"""Stands for the content of an answer whose place in the rendered text is looked for."""
+
+_MARK = "@@envkit-"
+
+Message = Mapping[str, str]
+
+
+class ChatTemplate:
+    """Renders and encodes chats with the template of a tokenizer.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer that has a chat template.
+        arguments: Passed to the template, such as ``{"enable_thinking": False}``.
+    """
+
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._arguments = dict(arguments)
+        added = tokenizer.added_tokens_decoder
+        special = {number for number, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+        self.added_ids = special | set(added)
+        self.special_ids = {number: tokenizer.convert_ids_to_tokens(number) for number in special}
+        names = sorted(self.special_ids.values(), key=lambda name: (-len(name), name))
+        self._frame_tokens = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
+        self._escaped = [*names, _MARK]
+        self._escapes = re.compile("|".join(map(re.escape, self._escaped)))
+        self._marks = re.compile(re.escape(_MARK) + r"(\d+)@@")
+
+    def render(self, messages: Sequence[Message], *, prompting: bool = True) -> str:
+        """Return the text of a chat, with marks for special tokens in contents.
+
+        Args:
+            messages: Each with a role and a content.
+            prompting: Whether the text ends where the model's answer begins.
+
+        Raises:
+            UsageError: The template refuses these messages.
+        """
+        chat = [{**one, "content": self.escape(one["content"], one["role"])} for one in messages]
+        render = self._tokenizer.apply_chat_template
+        try:
+            return str(render(chat, tokenize=False, add_generation_prompt=prompting, **self._arguments))
+        except TemplateError as error:
+            roles = ", ".join(one["role"] for one in messages)
+            raise UsageError(f"the model's chat template refuses a chat of {roles}: {error}") from None
+
+    def escape(self, content: str, role: str) -> str:
+        """Return a content with marks in place of special tokens; an assistant's thinking tags stay tokens."""
+        if content is ANSWER_MARK:
+            return content
+        kept = (THINK, END_THINK) if role == "assistant" else ()
+        return self._escapes.sub(lambda found: found[0] if found[0] in kept else self._mark(found[0]), content)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of rendered text.
+
+        Text without marks is encoded as a whole, as the template's own tokens are. Otherwise, each stretch between two
+        special tokens of the template that holds a mark is encoded by itself, as text.
+        """
+        if _MARK not in text:
+            return self._encode(text)
+        ids: tuple[int, ...] = ()
+        whole = ""
+        for piece in self._frame_tokens.split(text):
+            if _MARK in piece:
+                plain = self._marks.sub(lambda mark: self._escaped[int(mark[1])], piece)
+                ids += self._encode(whole) + self._encode(plain, split_special_tokens=True)
+                whole = ""
+            else:
+                whole += piece
+        return ids + self._encode(whole)
+
+    def _mark(self, name: str) -> str:
+        return f"{_MARK}{self._escaped.index(name)}@@"
+
+    def _encode(self, text: str, **options: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False, **options)) if text else ()
