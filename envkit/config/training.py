@@ -179,40 +179,56 @@ class EvaluationSection(Section):
 
 
 class WarmupSection(Section):
-    """Imitation of the environment's own solver before reinforcement; for policies made from nothing."""
+    """Imitation before reinforcement: of the environment's own expert, or of dialogues from a file."""
 
-    kind: Literal["auto", "demonstrations", "none"] = "auto"
-    """auto takes demonstrations for a tiny policy and none for a model that can already read and write."""
-    lesson_states: Count = 30_000
-    """Different single states that lessons are drawn from."""
+    kind: Literal["auto", "demonstrations", "dialogues", "none"] = "auto"
+    """demonstrations: of the environment's expert. dialogues: supervised fine-tuning on file. auto: demonstrations for
+    a tiny policy, none for a pretrained model."""
+    file: str | None = None
+    """JSON lines, one dialogue each: {"messages": [{"role": "user", "content": "..."}, ...]}; the answers of the
+    assistant are learned."""
+    dialogue_batch: Count = 16
+    """Dialogues an update."""
+    dialogue_epochs: Count = 1
+    """Passes over the file, each in an order of its own."""
+    answers: Literal["expert", "bare"] = "expert"
+    """How demonstrations write a move. expert: <answer>up</answer>. bare: up, which can be a single token."""
+    lesson_states: Count | None = None
+    """Different single states that lessons are drawn from. null: 30000 for a tiny policy, 4096 for a pretrained
+    model."""
+    visit_noise: Share | None = None
+    """Share of random moves on the way to these states. null: lesson_noise for a tiny policy, 0.5 for a pretrained
+    model. Must be 0 where the environment lists no legal moves."""
     tricky_share: Share = 0.5
     """Share of lessons in states where a careless player goes wrong."""
-    lesson_noise: Share = 0.5
-    """Share of lessons that show a random move instead of a good one."""
-    lesson_batch: Count = 256
-    """Lessons an update."""
-    lesson_updates: Annotated[int, Field(ge=0)] = 250
-    """Updates with one state a sequence."""
+    lesson_noise: Share | None = None
+    """Share of lessons that show a random move instead of a good one. null: 0.5 tiny, 0 pretrained."""
+    lesson_batch: Count | None = None
+    """Lessons an update. null: 256 tiny, 32 pretrained."""
+    lesson_updates: Annotated[int, Field(ge=0)] | None = None
+    """Updates with one state a sequence. null: 250 tiny, 100 pretrained."""
     strung_lessons: Count = 4
     """States a sequence in the second stage, each with its own answer: the newest one is what counts."""
-    strung_updates: Annotated[int, Field(ge=0)] = 300
-    """Updates of the second stage."""
-    episode_noise: Share = 0.65
-    """Share of random moves in whole demonstrated episodes, which come last."""
-    episode_batch: Count = 64
-    """Episodes an update."""
-    episode_updates: Annotated[int, Field(ge=0)] = 50
-    """Bound on the updates of the last stage."""
-    learning_rate: Rate = 4e-3
-    """Step size of Muon and AdamW in lessons; falls as a cosine."""
-    episode_learning_rate: Rate = 2e-3
-    """The same in whole episodes."""
+    strung_updates: Annotated[int, Field(ge=0)] | None = None
+    """Updates of the second stage. null: 300 tiny, 0 pretrained."""
+    episode_noise: Share | None = None
+    """Share of random moves in whole demonstrated episodes, which come last. null: 0.65 tiny, 0 pretrained."""
+    episode_batch: Count | None = None
+    """Episodes an update. null: 64 tiny, 8 pretrained."""
+    episode_updates: Annotated[int, Field(ge=0)] | None = None
+    """Bound on the updates of the last stage. null: 50 tiny; pretrained 30, and 0 where renderer.history is a number,
+    since every state is then a sample of its own."""
+    learning_rate: Rate | None = None
+    """Step size in lessons and dialogues; falls as a cosine. null: 4e-3 tiny (Muon and AdamW), 5e-5 pretrained
+    (AdamW)."""
+    episode_learning_rate: Rate | None = None
+    """The same in whole episodes. null: 2e-3 tiny, 5e-5 pretrained."""
     greedy_goal: Share = 0.95
-    """The last stage ends as soon as greedy play succeeds this often on validation levels."""
+    """The last stage with updates ends as soon as greedy play succeeds this often on validation levels."""
     check_every: Count = 25
     """Updates between two looks at validation levels."""
-    check_episodes: Count = 256
-    """Validation levels a look."""
+    check_episodes: Annotated[int, Field(ge=0)] | None = None
+    """Validation levels a look; 0 does not look. null: 256 tiny, 64 pretrained, 0 for dialogues."""
 
 
 class TrackingSection(Section):

@@ -41,7 +41,7 @@ class Demonstration:
 
     Attributes:
         samples: Its tokens; the mask is 1 on the teacher's. One, and a further one from each turn on whose prompt does
-            not continue the turn before.
+            not continue the turn before. None where its first turn is too long.
         success: Whether the world called it one.
     """
 
@@ -57,11 +57,32 @@ class Teacher:
         expert: Knows the world.
         renderer: Turns states and moves into tokens.
         noise: Share of moves that are drawn from all legal ones, in [0, 1].
+        is_bare: Whether a move is said as it is (``up``), and not as the expert writes it (``<answer>up</answer>``).
+        turn_tokens: Tokens that the policy may say in a turn, apart from the one that stops it; None does not check.
     """
 
     expert: Expert
     renderer: Renderer
     noise: float
+    is_bare: bool = False
+    turn_tokens: int | None = None
+
+    def say(self, move: str) -> str:
+        """Return the text that plays `move`."""
+        return move if self.is_bare else self.expert.answer(move)
+
+    def tokens(self, move: str) -> tuple[int, ...]:
+        """Return the tokens with which the policy would say `move`.
+
+        Raises:
+            ConfigError: They are more than it may say in a turn.
+        """
+        said = self.renderer.demonstrate(self.say(move))
+        needed = sum(token not in self.renderer.stop for token in said)
+        if self.turn_tokens is not None and needed > self.turn_tokens:
+            reason = f"{self.turn_tokens} is too small: the demonstrated answer {self.say(move)} takes {needed} tokens"
+            raise ConfigError([f"rollout.turn_tokens: {reason}; raise it, or set warmup.answers to bare"])
+        return said
 
     def move(self, observation: Observation, rng: random.Random) -> str:
         """Return the next move: random with chance `noise` (or where there is no way to success), else a best one.
@@ -73,7 +94,7 @@ class Teacher:
         if not good or rng.random() < self.noise:
             if not observation.legal_moves:
                 reason = "demonstrations hold random moves, and the environment lists no legal_moves in its info"
-                raise ConfigError([f"warmup.kind: {reason}; add them, or take none and an engine.model"])
+                raise ConfigError([f"warmup.kind: {reason}; add them, or set visit_noise and episode_noise to 0"])
             return rng.choice(observation.legal_moves)
         return rng.choice(good)
 
@@ -82,13 +103,12 @@ class Teacher:
         good = self.expert.moves(observation)
         if not good:
             return None
-        say = self.renderer.demonstrate
-        said = tuple(say(self.expert.answer(move)) for move in good)
+        said = tuple(self.tokens(move) for move in good)
         return Lesson(
             prompt=self.renderer.open(observation),
             continuation=self.renderer.extend([Exchange(observation, said[0])], observation).ids,
             good=said,
-            possible=tuple(say(self.expert.answer(move)) for move in observation.legal_moves),
+            possible=tuple(self.tokens(move) for move in observation.legal_moves),
             is_tricky=self.expert.is_tricky(observation),
         )
 
@@ -129,7 +149,7 @@ async def lessons(
                     found.append(lesson)
                     if on_lesson is not None:
                         on_lesson()
-                step = await episode.step(teacher.expert.answer(teacher.move(observation, rng)))
+                step = await episode.step(teacher.say(teacher.move(observation, rng)))
                 observation, ended = step.observation, step.ended
         if len(found) >= count:
             break
@@ -141,15 +161,15 @@ async def lessons(
 
 
 async def demonstrations(
-    host: EnvHost, teacher: Teacher, tasks: Iterator[Task], count: int, seed: int, max_turns: int
+    host: EnvHost, teacher: Teacher, tasks: Iterator[Task], count: int, seed: int, *, max_turns: int, max_tokens: int
 ) -> list[Demonstration]:
-    """Play `count` whole episodes; see `Demonstration`."""
+    """Play `count` whole episodes of at most `max_turns`, whose samples have at most `max_tokens`."""
     rng = random.Random(seed)
-    return [await _demonstration(host, teacher, next(tasks), rng, max_turns) for _ in range(count)]
+    return [await _demonstration(host, teacher, next(tasks), rng, max_turns, max_tokens) for _ in range(count)]
 
 
 async def _demonstration(
-    host: EnvHost, teacher: Teacher, task: Task, rng: random.Random, max_turns: int
+    host: EnvHost, teacher: Teacher, task: Task, rng: random.Random, max_turns: int, max_tokens: int
 ) -> Demonstration:
     samples: list[Sample] = []
     ids: list[int] = []
@@ -162,22 +182,25 @@ async def _demonstration(
         observation = (await episode.reset()).observation
         prompt = Prompt(teacher.renderer.open(observation))
         for turn in range(max_turns):
-            answer = teacher.expert.answer(teacher.move(observation, rng))
-            said = teacher.renderer.demonstrate(answer)
+            move = teacher.move(observation, rng)
+            said = teacher.tokens(move)
+            begun = 0 if prompt.starts_sample else len(ids)
+            if begun + len(prompt.ids) + len(said) > max_tokens:
+                break
             if prompt.starts_sample:
                 samples.append(unscored_sample(ids, mask, turn_ids))
                 ids, mask, turn_ids = [], [], []
             ids += prompt.ids + said
             mask += [0] * len(prompt.ids) + [1] * len(said)
             turn_ids += [turn] * (len(prompt.ids) + len(said))
-            step = await episode.step(answer)
+            step = await episode.step(teacher.say(move))
             success = bool(step.info.get("success", False))
             if step.ended:
                 break
             history.append(Exchange(observation, said))
             observation = step.observation
             prompt = teacher.renderer.extend(history, observation)
-    return Demonstration((*samples, unscored_sample(ids, mask, turn_ids)), success)
+    return Demonstration((*samples, unscored_sample(ids, mask, turn_ids)) if ids else (), success)
 
 
 def unscored_sample(ids: Sequence[int], mask: Sequence[int], turn_ids: Sequence[int]) -> Sample:

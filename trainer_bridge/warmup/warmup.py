@@ -1,4 +1,4 @@
-"""Warm-up: a policy that knows nothing imitates demonstrations of mixed quality until reinforcement can take over.
+"""Warm-up: a policy imitates demonstrations, or the dialogues of a file, until reinforcement can take over.
 
 Lessons show single states, which is where features are learned; then several unrelated ones in a row, which teaches
 that the newest is the one to answer; whole episodes come last. That last stage ends by a rule and not by a count, since
@@ -55,6 +55,7 @@ class Imitator:
         micro_tokens: Bound on the tokens of one pass, padding included.
         threads: Threads of torch that learn; 0 leaves their number as it is.
         stop: Learns what a stop has to wait for.
+        is_pretrained: Whether the policy was trained before; it is then moved by AdamW alone.
 
     Attributes:
         stage: Number of the stage that was begun last.
@@ -62,16 +63,24 @@ class Imitator:
     """
 
     def __init__(
-        self, model: Any, *, max_grad_norm: float, micro_tokens: int, threads: int = 0, stop: Stop | None = None
+        self,
+        model: Any,
+        *,
+        max_grad_norm: float,
+        micro_tokens: int,
+        threads: int = 0,
+        stop: Stop | None = None,
+        is_pretrained: bool = False,
     ) -> None:
         self._model = model
         self._max_grad_norm = max_grad_norm
         self._micro_tokens = micro_tokens
         self._threads = threads
         self._stop = stop or Stop()
+        self._is_pretrained = is_pretrained
         self.stage = 0
         self.updates = 0
-        self._optimizers = _optimizers(model)
+        self._optimizers = _optimizers(model, is_pretrained=is_pretrained)
 
     async def run(
         self,
@@ -94,7 +103,8 @@ class Imitator:
         if stage.number < self.stage:
             return stage.updates
         if stage.number > self.stage:
-            self.stage, self.updates, self._optimizers = stage.number, 0, _optimizers(self._model)
+            self.stage, self.updates = stage.number, 0
+            self._optimizers = _optimizers(self._model, is_pretrained=self._is_pretrained)
         if self.updates and await after(self.updates, math.nan):
             return self.updates
         while self.updates < stage.updates:
@@ -155,11 +165,13 @@ class Imitator:
         return total
 
 
-def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between the layers, AdamW for embeddings and gains.
+def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimizer]:
+    """AdamW for a pretrained policy; else Muon for the matrices between the layers, AdamW for embeddings and gains.
 
     From nothing, Muon learns the lake's holes in far fewer updates than AdamW alone (`docs/train.md`).
     """
+    if is_pretrained:
+        return [torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)]
     embeddings = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     inner = [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in embeddings]
     outer = [weight for weight in model.parameters() if weight.ndim != 2 or id(weight) in embeddings]

@@ -144,6 +144,14 @@ def _check_algorithm(run: RunConfig) -> None:
 
 
 def _check_warmup(run: RunConfig) -> None:
+    section = run.warmup
+    if section.kind == "dialogues":
+        if run.engine.model is None:
+            raise ConfigError(["warmup.kind: dialogues need a model with a chat template; name one in engine.model"])
+        if section.file is None or not Path(section.file).expanduser().is_file():
+            raise ConfigError([f"warmup.file: dialogues need a file of JSON lines, got {section.file}"])
+    elif section.file is not None:
+        raise ConfigError([f"warmup.file: goes with kind dialogues, not with {section.kind}"])
     if run.warmup.kind == "none" and run.engine.model is None:
         raise ConfigError(["warmup.kind: a tiny policy that knows nothing needs demonstrations"])
     wanted = run.warmup.kind == "demonstrations" or run.engine.model is None

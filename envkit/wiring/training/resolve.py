@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
-from envkit.config import RunConfig
+from collections.abc import Mapping
+
+from envkit.config import RunConfig, WarmupSection
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.algorithms.catalogue import Algorithm
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Task, stable_hash
 from envkit.wiring import environments
+
+_TINY_WARMUP: Mapping[str, float] = {
+    "lesson_states": 30_000,
+    "visit_noise": 0.5,
+    "lesson_noise": 0.5,
+    "lesson_batch": 256,
+    "lesson_updates": 250,
+    "strung_updates": 300,
+    "episode_noise": 0.65,
+    "episode_batch": 64,
+    "episode_updates": 50,
+    "learning_rate": 4e-3,
+    "episode_learning_rate": 2e-3,
+    "check_episodes": 256,
+}
+_PRETRAINED_WARMUP: Mapping[str, float] = {
+    "lesson_states": 4096,
+    "visit_noise": 0.5,
+    "lesson_noise": 0.0,
+    "lesson_batch": 32,
+    "lesson_updates": 100,
+    "strung_updates": 0,
+    "episode_noise": 0.0,
+    "episode_batch": 8,
+    "episode_updates": 30,
+    "learning_rate": 5e-5,
+    "episode_learning_rate": 5e-5,
+    "check_episodes": 64,
+}
 
 
 def resolve(run: RunConfig) -> RunConfig:
@@ -17,13 +48,25 @@ def resolve(run: RunConfig) -> RunConfig:
     is_tiny = run.engine.model is None
     options = {**(spec.terse if is_tiny else {}), **run.env.options}
     turn_tokens = run.rollout.turn_tokens or (1 if is_tiny else 128)
-    kind = run.warmup.kind if run.warmup.kind != "auto" else "demonstrations" if is_tiny else "none"
     changed = {
         "env": run.env.model_copy(update={"options": options}),
         "rollout": run.rollout.model_copy(update={"turn_tokens": turn_tokens}),
-        "warmup": run.warmup.model_copy(update={"kind": kind}),
+        "warmup": _warmup(run, is_tiny=is_tiny),
     }
     return run.model_copy(update=changed)
+
+
+def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
+    """Return the section with values for the keys that follow the policy."""
+    section = run.warmup
+    kind = section.kind if section.kind != "auto" else "demonstrations" if is_tiny else "none"
+    usual: dict[str, float] = {**(_TINY_WARMUP if is_tiny else _PRETRAINED_WARMUP)}
+    if is_tiny and section.lesson_noise is not None:
+        usual["visit_noise"] = section.lesson_noise
+    if kind == "dialogues":
+        usual["check_episodes"] = 0
+    filled = {key: value for key, value in usual.items() if getattr(section, key) is None}
+    return section.model_copy(update={"kind": kind, **filled})
 
 
 def algorithm_of(run: RunConfig) -> Algorithm:

@@ -248,6 +248,7 @@ class _Run:
             micro_tokens=trainer.micro_tokens,
             threads=policy.learning_threads,
             stop=self._stop,
+            is_pretrained=self._run.engine.model is not None,
         )
 
         async def save(*, is_warming: bool) -> None:
@@ -264,7 +265,7 @@ class _Run:
             policy.trainer.restore(str(self._newest))
             if (self._newest / warmup.STATE).exists():
                 imitator.restore(self._newest)
-        if self._run.warmup.kind == "demonstrations" and "warmup" not in state.facts:
+        if self._run.warmup.kind != "none" and "warmup" not in state.facts:
             state.facts["warmup"] = await warm_up(
                 self._run,
                 self._spec,
@@ -329,7 +330,7 @@ class _Run:
 
     def _summary(self) -> dict[str, JSON]:
         facts = self._state.facts
-        is_warming = self._run.warmup.kind == "demonstrations" and "warmup" not in facts
+        is_warming = self._run.warmup.kind != "none" and "warmup" not in facts
         rows = read_rows(self._folder / METRICS) if self._record is not None else []
         before, after = facts.get("before"), facts.get("after")
         before = before if isinstance(before, dict) else {}

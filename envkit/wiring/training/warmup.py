@@ -1,23 +1,28 @@
-"""The warm-up of a run: lessons, then whole episodes, until greedy play is good enough on validation levels."""
+"""The warm-up of a run: demonstrations until greedy play is good enough on validation levels, or dialogues."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 
 from envkit import clock
 from envkit.config import RunConfig, WarmupSection
+from envkit.errors import UsageError
 from envkit.protocols import Expert
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.loop import success_of, valid
+from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder.display import Display
 from envkit.trainer_bridge.warmup import demonstrations
-from envkit.trainer_bridge.warmup.demonstrations import Teacher
+from envkit.trainer_bridge.warmup.demonstrations import Demonstration, Teacher
+from envkit.trainer_bridge.warmup.dialogues import read_dialogues
 from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Sample, Weights, stable_hash
 from envkit.vector import SlotHost
@@ -30,6 +35,8 @@ _PART = 64
 _SAVE_EVERY = 100
 """Updates between two checkpoints."""
 
+_T = TypeVar("_T")
+
 
 async def warm_up(
     run: RunConfig,
@@ -41,10 +48,10 @@ async def warm_up(
     *,
     save: Callable[[], Awaitable[None]],
 ) -> dict[str, JSON]:
-    """Let the policy imitate its world's expert.
+    """Let the policy imitate its environment's expert, or the dialogues of a file.
 
-    The demonstrations are played in this process: nothing that a policy says is run here. When it is cancelled, it
-    saves first.
+    Demonstrations are played in this process: nothing that a policy says is run here. When it is cancelled, it saves
+    first.
 
     Args:
         run: The resolved file.
@@ -56,31 +63,31 @@ async def warm_up(
         save: Writes a checkpoint.
 
     Returns:
-        Facts for the summary: updates of each stage, seconds of this part of the run, and the success of the
-        demonstrators themselves.
+        Facts for the summary: updates of each stage, seconds of this part of the run, and of demonstrations the
+        success of the demonstrators themselves.
+
+    Raises:
+        ConfigError: The environment does not go with the demonstrations that are asked for.
+        UsageError: The file of dialogues cannot be used, or the model has no chat template for it.
     """
-    expert = environments.open_expert(run.env.id, run.env.options)
     began = clock.stopwatch()
     try:
         async with environments.slots(run.env.num_envs) as host:
-            stages = _Stages(run, spec, policy, imitator, expert, host, weights, display, save)
-            lessons = await stages.lessons()
-            episodes, greedy = await stages.episodes()
+            stages = _Stages(run, spec, policy, imitator, host, weights, display, save)
+            facts = await (stages.dialogues() if run.warmup.kind == "dialogues" else stages.demonstrations())
     except anyio.get_cancelled_exc_class():
         with anyio.CancelScope(shield=True):
             await save()
         raise
-    return {
-        "lesson_updates": lessons,
-        "episode_updates": episodes,
-        "greedy_validation": greedy,
-        "demonstrator_success": stages.demonstrator_success,
-        "wall_s": round(clock.stopwatch() - began, 1),
-    }
+    return {**facts, "greedy_validation": stages.greedy, "wall_s": round(clock.stopwatch() - began, 1)}
 
 
 class _Stages:
-    """The stages and what they share."""
+    """The stages and what they share.
+
+    Attributes:
+        greedy: Success of greedy play at the last look; None before the first.
+    """
 
     def __init__(
         self,
@@ -88,7 +95,6 @@ class _Stages:
         spec: EnvSpec,
         policy: Policy,
         imitator: Imitator,
-        expert: Expert,
         host: SlotHost,
         weights: Path,
         display: Display,
@@ -97,87 +103,125 @@ class _Stages:
         self._run = run
         self._spec = spec
         self._policy = policy
-        self._expert = expert
         self._host = host
         self._display = display
         self._section: WarmupSection = run.warmup
         self._imitator = imitator
         self._weights = weights
         self._save = save
-        self.demonstrator_success = 0.0
+        self.greedy: float | None = None
 
-    async def lessons(self) -> int:
+    async def dialogues(self) -> dict[str, JSON]:
+        """Learn the dialogues of the file, and return what there was to learn and the updates that it took."""
+        section, limit = self._section, self._run.rollout.max_tokens
+        renderer = self._policy.renderer
+        if not isinstance(renderer, ChatRenderer):
+            raise UsageError("warmup.kind: dialogues need a model with a chat template; name one in engine.model")
+        self._display.phase("read dialogues", 1)
+        path = Path(_filled(section.file))
+        read = await clock.to_thread(partial(read_dialogues, path, renderer, max_tokens=limit))
+        if read.skipped:
+            count = len(read.samples) + read.skipped
+            self._display.say(
+                f"{read.skipped} of {count} dialogues are longer than rollout.max_tokens ({limit}): skipped"
+            )
+        updates = read.updates(section.dialogue_batch, section.dialogue_epochs)
+        stage = Stage(updates, section.dialogue_batch, _filled(section.learning_rate))
+        self._begin("dialogues", [stage])
+        batch = read.batches(section.dialogue_batch, stable_hash(self._run.seed, "dialogues"))
+        made = await self._imitator.run(stage, batch, after=self._after(stage, looks=True))
+        return {"dialogues": len(read.samples), "dialogues_skipped": read.skipped, "dialogue_updates": made}
+
+    async def demonstrations(self) -> dict[str, JSON]:
+        """Learn lessons and then whole episodes, and return the updates of both."""
+        expert = environments.open_expert(self._run.env.id, self._run.env.options)
+        lessons = await self._lessons(expert)
+        episodes, success = await self._episodes(expert)
+        return {"lesson_updates": lessons, "episode_updates": episodes, "demonstrator_success": success}
+
+    def _teacher(self, expert: Expert, noise: float) -> Teacher:
+        is_bare = self._section.answers == "bare"
+        return Teacher(expert, self._policy.renderer, noise, is_bare, limits_of(self._run).turn_tokens)
+
+    async def _lessons(self, expert: Expert) -> int:
         """Run the first two stages and return their updates."""
         section, display, imitator = self._section, self._display, self._imitator
-        stages = [
-            Stage(section.lesson_updates, section.lesson_batch, section.learning_rate, number=0),
-            Stage(section.strung_updates, section.lesson_batch, section.learning_rate, number=1),
-        ]
+        size, rate, noise = _filled(section.lesson_batch), _filled(section.learning_rate), _filled(section.lesson_noise)
+        counts = (_filled(section.lesson_updates), _filled(section.strung_updates))
+        stages = [Stage(updates, size, rate, number=number) for number, updates in enumerate(counts) if updates]
         total = sum(stage.updates for stage in stages)
         if total == 0 or imitator.stage > stages[-1].number:
             return total
-        teacher = Teacher(self._expert, self._policy.renderer, section.lesson_noise)
         seed = stable_hash(self._run.seed, "lessons")
         tasks = (task_of(self._run, self._spec, "train", seed, number) for number in count())
-        display.phase("prepare lessons", section.lesson_states)
-        states = await demonstrations.lessons(
-            self._host, teacher, tasks, section.lesson_states, seed, on_lesson=display.advance
-        )
-        book = LessonBook(states, section.tricky_share, section.lesson_noise, seed)
-        display.phase("lessons", total)
-        done = sum(stage.updates for stage in stages[: imitator.stage]) + imitator.updates
-        display.advance(max(0, done - 1))
+        needed = _filled(section.lesson_states)
+        display.phase("prepare lessons", needed)
+        teacher = self._teacher(expert, _filled(section.visit_noise))
+        states = await demonstrations.lessons(self._host, teacher, tasks, needed, seed, on_lesson=display.advance)
+        book = LessonBook(states, section.tricky_share, noise, seed)
+        self._begin("lessons", stages)
+        updates = 0
+        for stage in stages:
+            strung = section.strung_lessons if stage.number else 1
+            looks = stage is stages[-1] and not section.episode_updates
+            batches = book.batches(stage.batch, strung=strung)
+            updates += await imitator.run(stage, batches, after=self._after(stage, looks=looks))
+        return updates
 
-        async def after(update: int, loss: float) -> bool:
-            await self._count(loss)
-            return False
-
-        for stage, strung in zip(stages, (1, section.strung_lessons), strict=True):
-            await imitator.run(stage, book.batches(stage.batch, strung=strung), after=after)
-        return total
-
-    async def episodes(self) -> tuple[int, float]:
-        """Run the last stage and return its updates and the greedy success that ended it."""
+    async def _episodes(self, expert: Expert) -> tuple[int, float | None]:
+        """Run the last stage and return its updates, and the success of the demonstrators."""
         section, display = self._section, self._display
-        teacher = Teacher(self._expert, self._policy.renderer, section.episode_noise)
+        size, rate = _filled(section.episode_batch), _filled(section.episode_learning_rate)
+        stage = Stage(_filled(section.episode_updates), size, rate, number=2)
+        needed = stage.updates * size
+        if not needed:
+            return 0, None
+        teacher = self._teacher(expert, _filled(section.episode_noise))
         seed = stable_hash(self._run.seed, "episodes")
         tasks = (task_of(self._run, self._spec, "train", seed, number) for number in count())
-        needed = section.episode_updates * section.episode_batch
-        samples: list[Sample] = []
+        episodes: list[Demonstration] = []
         display.phase("prepare episodes", needed)
-        won = 0
-        while len(samples) < needed:
+        while len(episodes) < needed:
             played = await demonstrations.demonstrations(
                 self._host,
                 teacher,
                 tasks,
-                min(_PART, needed - len(samples)),
-                stable_hash(seed, len(samples)),
-                self._run.rollout.max_turns,
+                min(_PART, needed - len(episodes)),
+                stable_hash(seed, len(episodes)),
+                max_turns=self._run.rollout.max_turns,
+                max_tokens=self._run.rollout.max_tokens,
             )
-            samples += [sample for one in played for sample in one.samples]
-            won += sum(one.success for one in played)
+            episodes += played
             display.advance(len(played))
-        self.demonstrator_success = won / max(needed, 1)
-        greedy = 0.0
-        stage = Stage(section.episode_updates, section.episode_batch, section.episode_learning_rate, number=2)
-        display.phase("episodes", stage.updates)
-        if self._imitator.stage == stage.number:
-            display.advance(max(0, self._imitator.updates - 1))
-
-        async def after(update: int, loss: float) -> bool:
-            nonlocal greedy
-            due = update % section.check_every == 0 or update == stage.updates
-            if due:
-                greedy = await self._greedy()
-            await self._count(loss, greedy=f"{greedy:.3f}")
-            return due and greedy >= section.greedy_goal
+        self._begin("episodes", [stage])
 
         def batch(update: int) -> Sequence[Sample]:
-            return samples[update * stage.batch : (update + 1) * stage.batch]
+            return [sample for one in episodes[update * size : (update + 1) * size] for sample in one.samples]
 
-        updates = await self._imitator.run(stage, batch, after=after)
-        return updates, greedy
+        updates = await self._imitator.run(stage, batch, after=self._after(stage, looks=True))
+        return updates, sum(one.success for one in episodes) / needed
+
+    def _begin(self, name: str, stages: Sequence[Stage]) -> None:
+        """Show the progress of a phase of some stages, and count the updates that a restored imitator has made."""
+        self._display.phase(name, sum(stage.updates for stage in stages))
+        done = sum(stage.updates for stage in stages if stage.number < self._imitator.stage)
+        if self._imitator.stage in [stage.number for stage in stages]:
+            done += self._imitator.updates
+        self._display.advance(max(0, done - 1))
+
+    def _after(self, stage: Stage, *, looks: bool) -> Callable[[int, float], Awaitable[bool]]:
+        """Return what follows each update; with `looks` it ends the stage once greedy play is good enough."""
+        section = self._section
+        looks = looks and bool(section.check_episodes)
+
+        async def after(update: int, loss: float) -> bool:
+            is_due = looks and (update % section.check_every == 0 or update == stage.updates)
+            if is_due:
+                self.greedy = await self._greedy()
+            await self._count(loss, **({"greedy": f"{self.greedy:.3f}"} if self.greedy is not None else {}))
+            return is_due and self.greedy is not None and self.greedy >= section.greedy_goal
+
+        return after
 
     async def _count(self, loss: float, **shown: float | str) -> None:
         """Show an update and save now and then; the loss of an update before a restart is not known."""
@@ -193,6 +237,13 @@ class _Stages:
         await policy.engine.load(Weights(0, str(self._weights)))
         rollout = Rollout(self._host, policy.engine, policy.renderer, limits_of(run), run.env.num_envs)
         seed = stable_hash(run.seed, "validation")
-        tasks = [task_of(run, self._spec, "validation", seed, number) for number in range(run.warmup.check_episodes)]
+        levels = range(_filled(run.warmup.check_episodes))
+        tasks = [task_of(run, self._spec, "validation", seed, number) for number in levels]
         result = await rollout.groups(tasks, 1, temperature=0.0, seed=0)
         return success_of(valid(result.trajectories))
+
+
+def _filled(value: _T | None) -> _T:
+    """Return the value of a key that `resolve` fills in."""
+    assert value is not None, "resolve fills it in"
+    return value

@@ -1,0 +1,97 @@
+"""Dialogues of a JSON-lines file as samples for supervised fine-tuning. Free of torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from envkit.errors import UsageError
+from envkit.types import Sample, stable_hash
+
+from .demonstrations import unscored_sample
+
+
+class DialogueRenderer(Protocol):
+    """What turns a dialogue into tokens; see `ChatRenderer.dialogue`."""
+
+    def dialogue(self, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]: ...
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class _Line(msgspec.Struct, frozen=True):
+    messages: list[_Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogues:
+    """The dialogues of a file.
+
+    Attributes:
+        samples: One each; the mask is 1 on what the assistant says.
+        skipped: Number of dialogues that are left out because they are too long.
+    """
+
+    samples: Sequence[Sample]
+    skipped: int
+
+    def updates(self, size: int, epochs: int) -> int:
+        """Return how many updates of `size` dialogues `epochs` passes take; the last one of a pass may be smaller."""
+        return epochs * -(-len(self.samples) // size)
+
+    def batches(self, size: int, seed: int) -> Callable[[int], list[Sample]]:
+        """Return a function that gives the samples of an update by its number. Every pass has an order of its own."""
+        updates = self.updates(size, 1)
+
+        def batch(update: int) -> list[Sample]:
+            epoch, place = divmod(update, updates)
+            order = random.Random(stable_hash(seed, "dialogues", epoch)).sample(self.samples, len(self.samples))
+            return order[place * size : (place + 1) * size]
+
+        return batch
+
+
+def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -> Dialogues:
+    """Read a file with ``{"messages": [{"role": "user", "content": "..."}, ...]}`` a line; blank lines are left out.
+
+    Args:
+        path: The file, in UTF-8.
+        renderer: Turns dialogues into tokens.
+        max_tokens: Longest dialogue, in tokens; longer ones are skipped.
+
+    Raises:
+        UsageError: The file cannot be read, a line is not a dialogue with an answer of the assistant (the message has
+            its number), or no dialogue is left.
+    """
+    samples: list[Sample] = []
+    skipped = 0
+    try:
+        lines = path.expanduser().read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"warmup.file: {path}: {error.strerror or error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            messages = msgspec.json.decode(line, type=_Line).messages
+            ids, mask = renderer.dialogue([{"role": one.role, "content": one.content} for one in messages])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"warmup.file: {path}, line {number}: {error}") from None
+        except UsageError as error:
+            raise UsageError(f"warmup.file: {path}, line {number}: {error.detail}") from None
+        if len(ids) > max_tokens:
+            skipped += 1
+        else:
+            samples.append(unscored_sample(ids, mask, (0,) * len(ids)))
+    if not samples:
+        why = f"all {skipped} are longer than rollout.max_tokens ({max_tokens})" if skipped else "it is empty"
+        raise UsageError(f"warmup.file: {path} holds no dialogue to learn from: {why}")
+    return Dialogues(samples, skipped)
