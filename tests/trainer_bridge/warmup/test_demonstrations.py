@@ -164,12 +164,16 @@ def test_collecting_lessons_can_be_cancelled_although_the_world_never_waits() ->
 # --- Whole episodes --------------------------------------------------------------------------------------------------
 
 
-def demonstrate(*answers: Answer, number: int = 1, noise: float = 0.0, max_turns: int = 9) -> tuple[list[str], ...]:
+def demonstrate(
+    *answers: Answer, number: int = 1, noise: float = 0.0, max_turns: int = 9, max_tokens: int = 99
+) -> tuple[list[str], ...]:
     """Return text, mask, turns and success of each demonstration, as text."""
     host = ScriptedHost(lambda task, time: answers)
 
     async def main() -> list[demonstrations.Demonstration]:
-        return await demonstrations.demonstrations(host, teacher(noise), numbered(), number, 3, max_turns)
+        return await demonstrations.demonstrations(
+            host, teacher(noise), numbered(), number, 3, max_turns=max_turns, max_tokens=max_tokens
+        )
 
     played = clock.run(main, virtual=True)
     assert len(played) == number
@@ -213,7 +217,7 @@ def test_every_demonstration_plays_a_task_of_its_own() -> None:
     tasks = numbered()
 
     async def main() -> None:
-        await demonstrations.demonstrations(host, teacher(0.0), tasks, 4, 3, 9)
+        await demonstrations.demonstrations(host, teacher(0.0), tasks, 4, 3, max_turns=9, max_tokens=99)
 
     clock.run(main, virtual=True)
     assert [episode.heard[0] for episode in host.episodes] != ["<u>"] * 4
@@ -226,7 +230,9 @@ def test_demonstrations_of_the_lake_are_the_same_again_and_worse_with_more_noise
         tasks = (Task("FrozenLake-v0", seed, {"instructions": False}) for seed in count())
         async with environments.slots(1) as host:
             shown = Teacher(expert, LetterRenderer(), noise)
-            return await demonstrations.demonstrations(host, shown, islice(tasks, 60), 60, 4, 12)
+            return await demonstrations.demonstrations(
+                host, shown, islice(tasks, 60), 60, 4, max_turns=12, max_tokens=999
+            )
 
     rates = []
     for noise in (0.0, 0.5, 1.0):
