@@ -7,7 +7,7 @@ seeds that depend on the episode and the turn alone, the same weights then play 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -87,6 +87,7 @@ class Rollout:
         temperature: float,
         seed: int,
         on_episode: Callable[[Trajectory], None] | None = None,
+        skip: Container[tuple[int, int]] = (),
     ) -> RolloutResult:
         """Play every task `group_size` times.
 
@@ -96,6 +97,7 @@ class Rollout:
             temperature: Sampling temperature; 0 is greedy.
             seed: The sampling of an episode's turn follows from this, its place in `tasks`, its member and the turn.
             on_episode: Called after each episode, finished or void.
+            skip: Episodes that are not played, as (place in `tasks`, member).
 
         Returns:
             One group for each task, in order; an episode that stayed void after all retries is in it as data.
@@ -105,6 +107,7 @@ class Rollout:
             _Play(task, index, member, replace(params, seed=stable_hash(seed, index, member)))
             for index, task in enumerate(tasks)
             for member in range(group_size)
+            if (index, member) not in skip
         ]
         plays = list(waiting)
         void: list[Trajectory] = []
@@ -120,12 +123,11 @@ class Rollout:
                 break
             for play in waiting:
                 play.start_again()
-        members = [play.trajectory() for play in plays]
-        groups = [
-            Group(task, tuple(members[index * group_size : (index + 1) * group_size]))
-            for index, task in enumerate(tasks)
-        ]
-        return RolloutResult(tuple(groups), tuple(void))
+        members: list[list[Trajectory]] = [[] for _ in tasks]
+        for play in plays:
+            members[play.index].append(play.trajectory())
+        groups = tuple(Group(task, tuple(some)) for task, some in zip(tasks, members, strict=True))
+        return RolloutResult(groups, tuple(void))
 
     async def _wave(self, plays: Sequence[_Play], on_episode: Callable[[Trajectory], None] | None) -> None:
         # A reset and a step are each bounded by the timeout, so whoever has a place comes within twice of it.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from envkit.config import grammar
 from envkit.config.grammar import Count, Exponent, Rate, Seconds, Section, Share
@@ -57,6 +57,42 @@ class TransformersEngineSection(Section):
     """Bound on the tokens of one forward pass, padding included."""
 
 
+_OWN_ARGUMENTS = (
+    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+"""Parameters of apply_chat_template, which the renderer sets or leaves out by itself."""
+
+
+class RendererSection(Section):
+    """How a conversation becomes tokens. All keys but history are for models with a chat template."""
+
+    system: str | None = None
+    """System prompt; null gives none, so that the template does what it does by itself (some have a default one)."""
+    template: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the chat template, such as enable_thinking."""
+    thinking: Literal["keep", "cut"] = "keep"
+    """keep: later prompts hold the thoughts of earlier turns. cut: they hold only what was said after thinking, and a
+    turn after one with thoughts starts a new sample. The environment never sees thoughts."""
+    history: Literal["all"] | Count = "all"
+    """Newest turns that a prompt holds: all, or a number, 1 for the current observation alone. With a number, each turn
+    is a sample of its own."""
+
+    @property
+    def needing_template(self) -> list[str]:
+        """Keys whose values only a chat template can follow."""
+        set_keys = {"system": self.system is not None, "template": self.template, "thinking": self.thinking == "cut"}
+        return [f"renderer.{key}" for key, is_set in set_keys.items() if is_set]
+
+    @field_validator("template")
+    @classmethod
+    def _arguments_of_the_template(cls, template: dict[str, Any]) -> dict[str, Any]:
+        if own := [name for name in template if name in _OWN_ARGUMENTS]:
+            raise ValueError(f"{own[0]} is not an argument of the template; envkit sets it")
+        return template
+
+
 class RolloutSection(Section):
     """How episodes are played."""
 
@@ -65,7 +101,8 @@ class RolloutSection(Section):
     max_turns: Count = 16
     """Turns after which an episode is cut off."""
     max_tokens: Count = 2048
-    """Tokens of a whole episode after which it is cut off."""
+    """Bound on an episode's longest context in tokens, room for the completion included; an episode whose next prompt
+    would not fit is cut off."""
     turn_tokens: Count | None = None
     """Bound on one completion; none is 1 for the tiny policy (a move is a word) and 128 for others."""
     timeout_s: Seconds = 60.0
@@ -213,6 +250,7 @@ class RunConfig(Section):
     env: EnvSection
     sandbox: SandboxSection = SandboxSection()
     engine: TransformersEngineSection = TransformersEngineSection()
+    renderer: RendererSection = RendererSection()
     rollout: RolloutSection = RolloutSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     trainer: TorchTrainerSection = TorchTrainerSection()

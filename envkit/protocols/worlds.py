@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from envkit.types import (
+    GenerationRecord,
     Observation,
     Reset,
     Step,
@@ -145,7 +146,22 @@ class Expert(Protocol):
         ...
 
 
-class Player(Protocol):
-    """Chooses actions from observations: what `envkit eval` plays with."""
+class EpisodePlayer(Protocol):
+    """Plays one episode."""
 
-    def act(self, observation: Observation, rng: random.Random) -> str: ...
+    @property
+    def generation(self) -> GenerationRecord | None:
+        """How a language model came to its last action; None for other players."""
+        ...
+
+    async def act(self, observation: Observation) -> str:
+        """Choose an action; may wait, such as for a server."""
+        ...
+
+
+class Player(Protocol):
+    """Plays episodes: what `envkit eval` plays with."""
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+        """Return who plays one episode of `task`, which began with `start`; chances are drawn from `rng` alone."""
+        ...

@@ -31,6 +31,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: Their log-probabilities in nats [M]; None where not finite.
         versions: Policy version of the completion, as ranges of (version, number of tokens) in order.
         seconds: Duration of the generation.
+        usage: Prompt and completion tokens as an endpoint counted them, which does not tell their ids; otherwise None.
     """
 
     prompt: str
@@ -41,6 +42,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[float | None, ...]
     versions: tuple[tuple[int, int], ...]
     seconds: float
+    usage: tuple[int, int] | None = None
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -131,11 +131,18 @@ class StopReason(StrEnum):
     """The world raised."""
     SANDBOX_LOST = "sandbox_lost"
     """The sandbox died under it; the episode is void."""
+    NO_COMPLETION = "no_completion"
+    """The model's endpoint did not answer, however often it was asked; the episode is void."""
 
     @property
     def is_void(self) -> bool:
         """Whether the episode says nothing about the policy, so that no loss may come from it."""
-        return self in (StopReason.TIMEOUT, StopReason.ENV_ERROR, StopReason.SANDBOX_LOST)
+        return self in (
+            StopReason.TIMEOUT,
+            StopReason.ENV_ERROR,
+            StopReason.SANDBOX_LOST,
+            StopReason.NO_COMPLETION,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,19 +18,31 @@ from envkit.errors import OptionError, UsageError
 if TYPE_CHECKING:
     from envkit.types import Options
     from envkit.wiring.evaluation.evaluate import Evaluation
+    from envkit.wiring.evaluation.report import EvaluationFolder
     from envkit.wiring.evaluation.statistics import Estimate, Stratum
 
-_NAMES = {"action_is_valid": "valid answers", "action_is_effective": "effective actions"}
-_SHARES = ("success", "action_is_valid", "action_is_effective")
+_NAMES = {
+    "action_is_valid": "valid answers",
+    "action_is_effective": "effective actions",
+    "answers_cut_off": "answers cut off",
+}
+_SHARES = ("success", *_NAMES)
 
 
 def evaluate(
     env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
-    policy: Annotated[str, typer.Option(metavar="random|expert|checkpoint:DIR", help="Who plays.")],
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="Who plays: random, expert, checkpoint:DIR (a training run), model:NAME-OR-PATH (a language model in "
+            "this process) or openai:MODEL@URL (an OpenAI-compatible server).",
+        ),
+    ],
     episodes: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Tasks.")] = 512,
     attempts: Annotated[
         int,
-        typer.Option(min=1, metavar="COUNT", help="How often each task is played; with several, pass@COUNT is told."),
+        typer.Option(min=1, metavar="COUNT", help="Episodes of each task; with several, pass@k is reported too."),
     ] = 1,
     seed: Annotated[
         int, typer.Option(min=0, help="The tasks follow from it; the default is that of training files.")
@@ -40,11 +53,50 @@ def evaluate(
     ] = "eval",
     url: Annotated[str | None, typer.Option(help="Play on the envkit serve at this address.")] = None,
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Take a checkpoint's likeliest tokens instead of sampling.")
+        bool, typer.Option("--greedy", help="Take a language model's likeliest tokens instead of sampling.")
     ] = False,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="X", help="Sampling temperature of a language model; 0 is greedy.  [default: 1]"),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="System prompt; the default is what the chat template does.")
+    ] = None,
+    turn_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="COUNT", help="Tokens of one answer.  [default: 128]")
+    ] = None,
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, metavar="COUNT", help="Turns of an episode.  [default: 16]")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="COUNT", help="Tokens of an episode (model, checkpoint).  [default: 2048]"),
+    ] = None,
+    history: Annotated[
+        str | None, typer.Option(metavar="all|COUNT", help="Turns that a prompt holds.  [default: all]")
+    ] = None,
+    think: Annotated[
+        Literal["keep", "cut"] | None, typer.Option(help="Whether thoughts of earlier turns stay in the prompt.")
+    ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Where a model of this process runs.")
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="COUNT", help="Episodes at once (model, checkpoint); fewer need less memory.  [default: 16]"
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, metavar="COUNT", help="Requests at once (openai).  [default: 16]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write figures, episodes and a plot into this folder.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep episodes, figures and a plot in this folder. After an interruption the same command goes on.",
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an evaluation that the folder already holds.")
@@ -55,16 +107,28 @@ def evaluate(
         raise UsageError("--force needs --output: it replaces what a folder holds")
     from envkit import clock
     from envkit.wiring.evaluation.evaluate import evaluate
+    from envkit.wiring.evaluation.players import Playing
     from envkit.wiring.training.display import display_on
 
     options = read_options(option or ())
-    episodes_played = None
+    playing = Playing(
+        system=system,
+        turn_tokens=turn_tokens,
+        max_turns=max_turns,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        history=_history(history),
+        think=think,
+        device=device,
+        batch=batch,
+        concurrency=concurrency,
+    )
+    folder = None
     if output is not None:
-        from envkit.wiring.evaluation import report
+        from envkit.wiring.evaluation.report import EvaluationFolder
 
-        report.check(output, force=force)
-        episodes_played = report.EpisodeBuffer()
-    with closing(display_on(sys.stderr)) as display, _advice(split, options):
+        folder = EvaluationFolder(output, force=force)
+    with closing(display_on(sys.stderr)) as display, _advice(split, options), _way_on(folder):
         found = clock.run(
             partial(
                 evaluate,
@@ -78,15 +142,39 @@ def evaluate(
                 display=display,
                 url=url,
                 greedy=greedy,
-                on_episode=None if episodes_played is None else episodes_played.add,
+                playing=playing,
+                kept=None if folder is None else folder.begin,
+                on_episode=None if folder is None else folder.add,
             )
         )
     _print(found, as_json=as_json)
-    if output is not None and episodes_played is not None:
-        files = report.write(found, episodes_played, output)
+    if folder is not None:
+        files = folder.finish(found)
         typer.echo(f"written: {', '.join(map(str, files))}", err=as_json)
         if not found.levels:
             typer.echo(f"no plot: {env_id} does not tell how hard its levels are, or what success is", err=as_json)
+        if found.void:
+            typer.echo("the same command again plays the lost episodes again", err=as_json)
+
+
+def _history(text: str | None) -> int | Literal["all"] | None:
+    if text is None or text == "all":
+        return text
+    if not text.isdecimal() or int(text) == 0:
+        raise UsageError(f"--history: must be all or a number of turns from 1, got {text!r}")
+    return int(text)
+
+
+@contextmanager
+def _way_on(folder: EvaluationFolder | None) -> Iterator[None]:
+    """Say how an evaluation that does not come to its end can go on."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None and folder.count:
+            words = shlex.join(["envkit", *(word for word in sys.argv[1:] if word != "--force")])
+            typer.echo(f"{folder.count} finished episodes are kept in {folder.path}; go on with: {words}", err=True)
+        raise
 
 
 @contextmanager
@@ -109,11 +197,18 @@ def _print(found: Evaluation, *, as_json: bool) -> None:
     from envkit.wiring.evaluation.evaluate import MAX_STRATA
 
     times = f" ({found.attempts} attempts at each task)" if found.attempts > 1 else ""
-    typer.echo(f"{found.policy} on {found.env_id}: {found.episodes} episodes{times} in {found.seconds:.1f} s")
+    earlier = f", {found.resumed} of them earlier" if found.resumed else ""
+    typer.echo(f"{found.policy} on {found.env_id}: {found.episodes} episodes{times} in {found.seconds:.1f} s{earlier}")
     if found.void:
         by_agent = f", {found.void_by_agent} by what ran in their sandbox" if found.void_by_agent else ""
         typer.echo(f"{found.void} more were lost{by_agent} and do not count: {found.error}")
     _table([("", "mean", "95 % interval"), *(_row(name, estimate) for name, estimate in found.metrics.items())])
+    if count := found.usage.completions:
+        used = found.usage
+        typer.echo(
+            f"{count:,} answers: {used.prompt_tokens:,} tokens read, {used.completion_tokens:,} written, "
+            f"{used.seconds / count:.2f} s each"
+        )
     if found.levels:
         typer.echo("success by shortest solution")
         head = ("moves", "mean", "95 % interval", "episodes")

@@ -2,41 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from envkit import clock
+from envkit import clock, installation
 from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.run_folder.display import Display
-from envkit.trainer_bridge.run_folder.episodes import episode_of
-from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
+from envkit.types import JSON, EpisodeRecord, Options, Task, stable_hash
 from envkit.wiring.environments import slots
-from envkit.wiring.evaluation.difficulty import NotingHost
-from envkit.wiring.evaluation.players import Outcome, Progress, outcome_of, play, player_for, spec_of, with_split
-from envkit.wiring.evaluation.statistics import Estimate, Stratum, estimate, strata, summarise
+from envkit.wiring.evaluation.advice import Limits, advice
+from envkit.wiring.evaluation.outcomes import Outcome, Tally, Usage, measure, total_usage
+from envkit.wiring.evaluation.players import OnEpisode, Playing, kind_of, play, player_for, spec_of, with_split
+from envkit.wiring.evaluation.statistics import Estimate, Stratum, strata
 
 if TYPE_CHECKING:
-    from envkit.wiring.training.run import CheckpointPlayer
+    from envkit.wiring.evaluation.endpoint import Address
+    from envkit.wiring.evaluation.local_models import LocalModel
 
 SLOTS = 256
 """Episodes at once in this process."""
 MAX_STRATA = 12
 """Lengths of shortest solutions, or ranges of them, that a person wants to see."""
-
-
-OnEpisode: TypeAlias = Callable[[EpisodeRecord], None]
+_DEFAULTS = Playing()
 
 
 class _PlayAll(Protocol):
-    def __call__(
-        self, host: EnvHost, tasks: Sequence[Task], *, attempts: int, display: Display, on_episode: OnEpisode | None
-    ) -> Awaitable[list[list[Outcome]]]: ...
+    async def __call__(
+        self,
+        host: EnvHost,
+        tasks: Sequence[Task],
+        *,
+        attempts: int,
+        on_episode: OnEpisode,
+        skip: Container[tuple[int, int]],
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """A policy that was found and not yet opened.
+
+    Attributes:
+        opened: Opens it for episodes with some options, and gives what plays.
+        options: Options of the environment that it was made for.
+        identity: What changes when the policy does although its name is the same; may be empty.
+        limits: What bounds a language model; None for other players.
+        warning: One line, or an empty one.
+    """
+
+    opened: Callable[[Options], AbstractAsyncContextManager[_PlayAll]]
+    options: Options
+    identity: str = ""
+    limits: Limits | None = None
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +72,17 @@ class Evaluation:
         episodes: Episodes that were played to their end; everything below is about these.
         void: Episodes that were lost with their world or sandbox and say nothing about the policy.
         void_by_agent: Those whose sandbox was ended by what ran in it, see `envkit.types.Cause.by_agent`.
-        metrics: ``"success"``, with several attempts ``"pass@N"`` (share of the tasks that were solved at least once in
-            N attempts, over tasks none of whose attempts was lost), ``"return"`` (sum of an episode's rewards),
-            ``"turns"``, then whatever else the world measures, folded over each episode. No success where the world
-            reports none. See `estimates.estimate` for the intervals.
+        metrics: ``"success"``, with several attempts ``"pass@k"`` (chance that a task is solved at least once in k
+            attempts, over tasks that have so many), ``"return"`` (sum of an episode's rewards), ``"turns"``, then
+            whatever else the world measures, folded over each episode. No success where the world reports none. See
+            `statistics.estimate` for the intervals.
         levels: For each task whose world tells how hard it is: the moves of its shortest solution, and whether each of
             its episodes succeeded. Empty where the world tells no success.
-        seconds: How long it took.
+        seconds: How long it took, without earlier parts of an evaluation that was resumed.
         error: Why the first void episode was lost, or None.
+        resumed: How many of the episodes an earlier part had kept.
+        usage: What a language model read and wrote, in all parts; zeros for other players.
+        notes: One line each for what makes a language model's success say little about its skill.
     """
 
     env_id: str
@@ -70,9 +97,12 @@ class Evaluation:
     levels: Sequence[tuple[int, Sequence[bool]]]
     seconds: float
     error: str | None
+    resumed: int
+    usage: Usage
+    notes: Sequence[str]
 
     def by_difficulty(self, *, most: int | None = None) -> list[Stratum]:
-        """Return success by the length of the shortest solution; see `estimates.strata`."""
+        """Return success by the length of the shortest solution; see `statistics.strata`."""
         return strata(self.levels, most=most)
 
     def as_json(self) -> dict[str, JSON]:
@@ -98,6 +128,8 @@ class Evaluation:
             ],
             "seconds": self.seconds,
             "error": self.error,
+            "usage": cast("JSON", asdict(self.usage)),
+            "notes": list(self.notes),
         }
 
 
@@ -113,6 +145,8 @@ async def evaluate(
     attempts: int = 1,
     url: str | None = None,
     greedy: bool = False,
+    playing: Playing = _DEFAULTS,
+    kept: Callable[[Mapping[str, JSON]], Iterable[EpisodeRecord]] | None = None,
     on_episode: OnEpisode | None = None,
 ) -> Evaluation:
     """Play `episodes` different tasks, each `attempts` times. The same arguments play the same episodes.
@@ -123,63 +157,99 @@ async def evaluate(
 
     Args:
         env_id: Registered environment.
-        policy: ``"random"``, ``"expert"`` or ``"checkpoint:DIR"`` with a folder that training saved.
+        policy: One of `players.POLICIES`.
         episodes: Number of tasks.
-        seed: The tasks, and what a random policy plays, follow from this.
+        seed: The tasks, and what a policy draws, follow from this.
         options: Options of every task.
         split: Only levels of this split, where the world has any; ``"any"`` plays all levels.
         display: Shows the progress.
         attempts: Episodes of each task.
         url: Address of an `envkit serve`; None plays in this process.
-        greedy: Whether a checkpoint takes the likeliest token instead of sampling.
-        on_episode: Called with every episode, void ones included, in no particular order.
+        greedy: Whether a language model takes the likeliest token instead of sampling.
+        playing: How a language model plays.
+        kept: Called with what was asked for, before anything is played; returns the episodes that an earlier part of
+            this evaluation finished.
+        on_episode: Called with every episode as it ends, void ones included, in no particular order. One that was void
+            may come again.
 
     Raises:
         UnknownEnvError: No such environment.
         OptionError: The environment refuses an option.
-        UsageError: There is no such policy, or it cannot play this environment or so often.
+        UsageError: There is no such policy, or it cannot play this environment, so often, or in this way.
         UnreachableError: The server does not answer, or no longer.
-        EnvkitError: Not one episode could be played.
+        EnvkitError: Not one episode could be played, or an endpoint was lost.
     """
+    kind, name = kind_of(policy)
+    playing.check(kind)
+    if greedy and playing.temperature:
+        raise UsageError("--greedy does not sample; leave out --greedy or --temperature")
+    greedy = greedy or playing.temperature == 0
     if greedy and attempts > 1:
         raise UsageError("--greedy plays every attempt at a task alike; leave it out, or take --attempts 1")
     spec = spec_of(env_id, url)
-
-    def draw(usual: Options) -> list[Task]:
-        splits = () if spec is None else spec.splits
-        return list(evaluation_tasks(env_id, {**usual, **options}, split, seed, episodes, splits))
-
+    found = _find(kind, name, env_id, spec, replace(playing, temperature=0.0) if greedy else playing, seed)
+    splits = () if spec is None else spec.splits
+    tasks = list(evaluation_tasks(env_id, {**found.options, **options}, split, seed, episodes, splits))
+    if found.warning:
+        display.say(found.warning)
+    asked: dict[str, JSON] = {
+        "environment": env_id,
+        "policy": policy,
+        "weights": found.identity,
+        "episodes": episodes,
+        "attempts": attempts,
+        "seed": seed,
+        "options": dict(tasks[0].options),
+        "url": url,
+        "greedy": greedy,
+        **playing.asked(),
+    }
+    earlier = () if kept is None else kept(asked)
+    tally = Tally(episodes, attempts, display, on_episode)
     async with (
-        _opened(policy, env_id, spec, draw, display, seed=seed, greedy=greedy) as (tasks, play_all),
-        _host(url, episodes * attempts, tasks[0].options) as lender,
+        found.opened(tasks[0].options) as play_all,
+        _host(url, episodes * attempts, tasks[0].options) as host,
     ):
-        host = NotingHost(lender)
         display.phase(policy, episodes * attempts)
+        resumed = tally.restore(earlier)
         began = clock.now()
         try:
-            outcomes = await play_all(host, tasks, attempts=attempts, display=display, on_episode=on_episode)
-        except UnreachableError as error:
-            raise UnreachableError(f"the server at {url} was lost: {error}; evaluate again once it is back") from error
+            await play_all(host, tasks, attempts=attempts, on_episode=tally.add, skip=tally.finished)
+        except BaseException as error:
+            display.close()
+            if line := tally.so_far():
+                display.say(line)
+            if isinstance(error, UnreachableError) and url is not None:
+                lost = f"the server at {url} was lost: {error}; evaluate again once it is back"
+                raise UnreachableError(lost) from error
+            raise
         seconds = clock.now() - began
         display.close()
+    outcomes = tally.by_task
     causes = [outcome.cause for task in outcomes for outcome in task if outcome.cause is not None]
     errors = [outcome.error for task in outcomes for outcome in task if outcome.error is not None]
-    finished = [[outcome.metrics for outcome in task if outcome.error is None] for task in outcomes]
-    if not any(finished):
+    count = sum(map(len, outcomes)) - len(errors)
+    if count == 0:
         raise EnvkitError(f"not one of {episodes * attempts} episodes of {env_id} could be played: {errors[0]}")
+    notes = [] if found.limits is None else advice(outcomes, found.limits)
+    for line in notes:
+        display.say(line)
     return Evaluation(
         env_id=env_id,
         policy=policy,
         seed=seed,
         options=tasks[0].options,
         attempts=attempts,
-        episodes=sum(map(len, finished)),
+        episodes=count,
         void=len(errors),
         void_by_agent=sum(cause.by_agent for cause in causes),
-        metrics=_metrics(finished, attempts),
-        levels=list(_levels(finished, [host.shortest(task) for task in tasks])),
+        metrics=measure(outcomes, attempts),
+        levels=list(_levels(outcomes)),
         seconds=seconds,
         error=errors[0] if errors else None,
+        resumed=resumed,
+        usage=total_usage(outcomes),
+        notes=notes,
     )
 
 
@@ -192,78 +262,63 @@ def evaluation_tasks(
         yield Task(env_id, stable_hash(seed, split, number) >> 33, chosen)
 
 
-def _metrics(tasks: Sequence[Sequence[Mapping[str, float]]], attempts: int) -> dict[str, Estimate]:
-    found = summarise(tasks)
-    if attempts == 1 or "success" not in found:
-        return found
-    solved = [[_is_solved(metrics) for metrics in task] for task in tasks if len(task) == attempts]
-    passed = estimate([[float(any(task))] for task in solved], is_share=True) if solved else None
-    first = {"success": found.pop("success")} | ({} if passed is None else {f"pass@{attempts}": passed})
-    return {**first, **found}
-
-
-def _levels(
-    tasks: Sequence[Sequence[Mapping[str, float]]], lengths: Sequence[int | None]
-) -> Iterator[tuple[int, Sequence[bool]]]:
-    for task, length in zip(tasks, lengths, strict=True):
-        solved = [_is_solved(metrics) for metrics in task if "success" in metrics]
+def _levels(tasks: Sequence[Sequence[Outcome]]) -> Iterator[tuple[int, Sequence[bool]]]:
+    for task in tasks:
+        solved = [one.is_solved for one in task if "success" in one.metrics]
+        length = next((one.shortest for one in task if one.shortest is not None), None)
         if length is not None and solved:
             yield length, solved
 
 
-def _is_solved(metrics: Mapping[str, float]) -> bool:
-    return metrics.get("success") == 1
+def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Playing, seed: int) -> _Policy:
+    """Find a policy; whatever can refuse it and does not take long comes here, before anything is loaded or played."""
+    if kind in ("random", "expert"):
+        return _Policy(partial(_open_player, kind, env_id, spec, seed), {})
+    if kind == "openai":
+        installation.load("httpx")
+        from envkit.wiring.evaluation import endpoint
+
+        address = endpoint.Address.of(name)
+        limits = Limits(playing.turn_tokens or endpoint.TURN_TOKENS, playing.max_turns or endpoint.MAX_TURNS, None)
+        return _Policy(partial(_open_endpoint, address, playing, limits, seed), {}, limits=limits)
+    installation.load("torch")
+    from envkit.wiring.evaluation.local_models import LocalModel
+
+    if kind == "checkpoint":
+        found = LocalModel.of_checkpoint(Path(name), playing)
+    else:
+        found = LocalModel.of_name(name, env_id, playing, seed=seed)
+    return _Policy(
+        lambda _: _open_local(found),
+        found.options_for(env_id),
+        identity=found.identity,
+        limits=found.limits,
+        warning=found.mismatch(env_id),
+    )
 
 
 @asynccontextmanager
-async def _opened(
-    policy: str,
-    env_id: str,
-    spec: EnvSpec | None,
-    draw: Callable[[Options], list[Task]],
-    display: Display,
-    *,
-    seed: int,
-    greedy: bool,
-) -> AsyncIterator[tuple[list[Task], _PlayAll]]:
-    """Give the tasks, drawn with the options that the policy was made for, and what plays them with it."""
-    kind, _, folder = policy.partition(":")
-    if kind == "checkpoint" and folder:
-        from envkit.wiring.training.run import open_checkpoint_player
-
-        async with open_checkpoint_player(Path(folder)) as trained:
-            if line := trained.mismatch(env_id):
-                display.say(line)
-            yield draw(trained.options_for(env_id)), partial(_play_checkpoint, trained, greedy=greedy)
-    else:
-        tasks = draw({})
-        yield tasks, partial(play, player_for(policy, env_id, spec, tasks[0].options), seed=seed)
+async def _open_player(
+    kind: str, env_id: str, spec: EnvSpec | None, seed: int, options: Options
+) -> AsyncIterator[_PlayAll]:
+    yield partial(play, player_for(kind, env_id, spec, options), seed=seed)
 
 
-async def _play_checkpoint(
-    player: CheckpointPlayer,
-    host: EnvHost,
-    tasks: Sequence[Task],
-    *,
-    greedy: bool,
-    attempts: int,
-    display: Display,
-    on_episode: OnEpisode | None,
-) -> list[list[Outcome]]:
-    """Play every task as `players.play` does; an episode of another seed for each attempt, as members in training."""
-    progress = Progress(display)
+@asynccontextmanager
+async def _open_endpoint(
+    address: Address, playing: Playing, limits: Limits, seed: int, options: Options
+) -> AsyncIterator[_PlayAll]:
+    from envkit.wiring.evaluation import endpoint
 
-    def count(trajectory: Trajectory) -> None:
-        if not trajectory.stop.is_void:  # a void one is played again
-            progress.add(outcome_of(trajectory))
+    async with endpoint.open_endpoint(address, playing) as player:
+        at_once = playing.concurrency or endpoint.CONCURRENCY
+        yield partial(play, player, seed=seed, at_once=at_once, max_turns=limits.max_turns)
 
-    played = await player.play(host, tasks, greedy=greedy, attempts=attempts, on_episode=count)
-    if on_episode is not None:
-        for place, trajectory in enumerate(played):
-            on_episode(episode_of(trajectory, index=place // attempts, decode=player.decode))
-    if line := player.cut_off(played):
-        display.say(line)
-    return [[outcome_of(one) for one in played[start : start + attempts]] for start in range(0, len(played), attempts)]
+
+@asynccontextmanager
+async def _open_local(found: LocalModel) -> AsyncIterator[_PlayAll]:
+    async with found.opened() as player:
+        yield player.play
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from envkit.errors import UsageError
 from envkit.protocols import Expert
 from envkit.types import Info, Observation, Options
 from envkit.wiring.environments import attributed, make, make_here, open_expert
-from envkit.wiring.evaluation.difficulty import shortest_of
+from envkit.wiring.evaluation.outcomes import shortest_of
 from envkit.wiring.evaluation.players import ANY_SPLIT, spec_of, with_split
 
 SOLVED = "solved"

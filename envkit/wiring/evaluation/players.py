@@ -1,23 +1,23 @@
-"""Who plays where no training is: at random or as the world's expert, and how many episodes are played at a time."""
+"""Players that `play` asks for one action at a time, and how many episodes are played at a time."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, cast
 
 import anyio
 import anyio.lowlevel
 
 from envkit.errors import DeadlineError, EnvError, SandboxLostError, UsageError, did_you_mean
 from envkit.metrics import Fold, fold_infos
-from envkit.protocols import EnvHost, Expert, Player
+from envkit.protocols import EnvHost, EpisodePlayer, Expert, Player
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge.run_folder.display import Display
 from envkit.types import (
-    Cause,
+    JSON,
     EpisodeRecord,
     Info,
     Observation,
@@ -25,7 +25,6 @@ from envkit.types import (
     Reset,
     StopReason,
     Task,
-    Trajectory,
     TurnRecord,
     stable_hash,
 )
@@ -39,22 +38,70 @@ MAX_TURNS = 10_000
 ANY_SPLIT = "any"
 """Stands for the levels of all splits."""
 
-_POLICIES = ("random", "expert", "checkpoint:DIR")
+POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "checkpoint:DIR")
+
+OnEpisode = Callable[[EpisodeRecord], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One episode.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Playing:
+    """How a language model plays. None takes the default of the policy.
 
     Attributes:
-        metrics: What was measured; empty when the episode is void.
-        error: One line when it is void.
-        cause: Why its sandbox was lost, if it was and that is known.
+        system: System prompt.
+        turn_tokens: Bound on the tokens of one answer.
+        max_turns: Turns after which an episode is cut off.
+        max_tokens: Tokens of an episode after which it is cut off.
+        temperature: Sampling temperature; 0 is greedy.
+        history: Turns that a prompt holds.
+        think: Whether thoughts of earlier turns stay in the prompt.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        batch: Episodes at once of a model in this process.
+        concurrency: Requests at once to an endpoint.
     """
 
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
-    cause: Cause | None = None
+    system: str | None = None
+    turn_tokens: int | None = None
+    max_turns: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    history: int | Literal["all"] | None = None
+    think: Literal["keep", "cut"] | None = None
+    device: Literal["auto", "cpu", "cuda"] | None = None
+    batch: int | None = None
+    concurrency: int | None = None
+
+    def asked(self) -> dict[str, JSON]:
+        """Return what is set and must be the same where an evaluation goes on."""
+        names = ("system", "turn_tokens", "max_turns", "max_tokens", "temperature", "history", "think")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def check(self, kind: str) -> None:
+        """Find out whether a policy of this kind has all options that are set.
+
+        Raises:
+            UsageError: It has not.
+        """
+        for name, kinds in _KINDS.items():
+            if getattr(self, name) is not None and kind not in kinds:
+                option, allowed = name.replace("_", "-"), " or ".join(f"{one}:..." for one in kinds)
+                raise UsageError(f"--{option} goes with --policy {allowed}, not with {kind}; leave it out")
+
+
+_KINDS = {
+    **dict.fromkeys(("turn_tokens", "max_turns", "temperature"), ("model", "checkpoint", "openai")),
+    **dict.fromkeys(("system", "history", "think", "concurrency"), ("openai",)),
+    **dict.fromkeys(("max_tokens", "device", "batch"), ("model", "checkpoint")),
+}
+"""Which policies have which options."""
+
+
+class NoCompletionError(Exception):
+    """A model's endpoint gave no completion, so that the episode is void."""
+
+
+class PromptTooLongError(Exception):
+    """The next prompt does not fit into what a model can read, so that the episode is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +116,10 @@ class RandomPlayer:
     env_id: str
     expert: Expert | None
 
-    def act(self, observation: Observation, rng: random.Random) -> str:
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+        return _Chooser(partial(self.choose, rng=rng))
+
+    def choose(self, observation: Observation, rng: random.Random) -> str:
         """Choose a move.
 
         Raises:
@@ -91,24 +141,26 @@ class ExpertPlayer:
     expert: Expert
     otherwise: RandomPlayer
 
-    def act(self, observation: Observation, rng: random.Random) -> str:
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+        return _Chooser(partial(self.choose, rng=rng))
+
+    def choose(self, observation: Observation, rng: random.Random) -> str:
         moves = self.expert.moves(observation)
-        return self.expert.answer(moves[0]) if moves else self.otherwise.act(observation, rng)
+        return self.expert.answer(moves[0]) if moves else self.otherwise.choose(observation, rng)
 
 
-class Progress:
-    """Shows the mean success so far."""
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    """An episode of a player that computes each action from the observation alone."""
 
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._total = 0.0
-        self._count = 0
+    choose: Callable[[Observation], str]
 
-    def add(self, outcome: Outcome) -> None:
-        if "success" in outcome.metrics:
-            self._total += outcome.metrics["success"]
-            self._count += 1
-        self._display.advance(1, success=self._total / self._count if self._count else math.nan)
+    @property
+    def generation(self) -> None:
+        return None
+
+    async def act(self, observation: Observation) -> str:
+        return self.choose(observation)
 
 
 def spec_of(env_id: str, url: str | None) -> EnvSpec | None:
@@ -131,15 +183,33 @@ def with_split(options: Options, split: str, splits: Sequence[str]) -> Options:
     return {**options, "split": split} if split in splits else options
 
 
-def player_for(policy: str, env_id: str, spec: EnvSpec | None, options: Options) -> Player:
-    """Return who plays episodes with `options`; `spec` is None for a world that only the server knows.
+def kind_of(policy: str) -> tuple[str, str]:
+    """Return the kind of a policy and what it names, such as ``("model", "smollm2-135m")``.
 
     Raises:
-        UsageError: There is no such policy, or the world has no expert.
+        UsageError: There is no such kind, or the name is missing.
+    """
+    kind, _, name = policy.partition(":")
+    forms = {one.partition(":")[0]: one for one in POLICIES}
+    form = forms.get(kind)
+    if form is None or (name and ":" not in form):
+        remedy = did_you_mean(kind, forms, lists=False) if form is None else ""
+        there_are = f"; there are: {', '.join(POLICIES)}"
+        raise UsageError(f"--policy: there is no {policy!r}{remedy or there_are}")
+    if ":" in form and not name:
+        raise UsageError(f"--policy: {policy} names no {form.partition(':')[2]}; write {form}")
+    return kind, name
+
+
+def player_for(policy: str, env_id: str, spec: EnvSpec | None, options: Options) -> Player:
+    """Return who plays episodes with `options`: ``"random"`` or ``"expert"``.
+
+    `spec` is None for a world that only the server knows.
+
+    Raises:
+        UsageError: The world has no expert.
         OptionError: The expert refuses an option.
     """
-    if policy not in ("random", "expert"):
-        raise UsageError(f"--policy: there is no {policy!r}{did_you_mean(policy, _POLICIES)}")
     expert = None if spec is None or spec.expert is None else open_expert(env_id, options)
     if policy == "random":
         return RandomPlayer(env_id, expert)
@@ -155,47 +225,49 @@ async def play(
     *,
     seed: int,
     attempts: int,
-    display: Display,
-    on_episode: Callable[[EpisodeRecord], None] | None = None,
-) -> list[list[Outcome]]:
+    on_episode: OnEpisode,
+    skip: Container[tuple[int, int]] = (),
+    at_once: int = MAX_SESSIONS,
+    max_turns: int = MAX_TURNS,
+) -> None:
     """Play every task `attempts` times, as many episodes at a time as there is room for.
 
-    Returns:
-        For each task, in order, what became of its attempts. The first attempts are the same however many follow.
+    The first attempts are the same however many follow.
+
+    Args:
+        player: Who plays.
+        host: Where the episodes are.
+        tasks: What is played.
+        seed: The player's chances follow from this, the place in `tasks` and the attempt.
+        attempts: Episodes of each task.
+        on_episode: Called with each episode as it ends, void ones included.
+        skip: Episodes that are not played, as (place in `tasks`, attempt).
+        at_once: Bound on the episodes at a time.
+        max_turns: Turns after which an episode is cut off.
     """
-    outcomes: list[list[Outcome | None]] = [[None] * attempts for _ in tasks]
-    waiting = ((number, task, attempt) for number, task in enumerate(tasks) for attempt in range(attempts))
-    progress = Progress(display)
+    waiting = (
+        (number, task, attempt)
+        for number, task in enumerate(tasks)
+        for attempt in range(attempts)
+        if (number, attempt) not in skip
+    )
 
     async def play_some() -> None:
         for number, task, attempt in waiting:
             rng = random.Random(stable_hash(seed, "policy", number, *([attempt] if attempt else [])))
-            outcome, episode = await _episode(player, host, task, rng, index=number, member=attempt)
-            outcomes[number][attempt] = outcome
-            if on_episode is not None:
-                on_episode(episode)
-            progress.add(outcome)
+            on_episode(await _episode(player, host, task, rng, index=number, member=attempt, max_turns=max_turns))
 
     try:
         async with anyio.create_task_group() as group:
-            for _ in range(min(host.capacity, MAX_SESSIONS, len(tasks) * attempts)):
+            for _ in range(min(host.capacity, at_once, len(tasks) * attempts)):
                 group.start_soon(play_some)
     except ExceptionGroup as errors:
         raise next(_leaves(errors)) from errors
-    return [[outcome for outcome in some if outcome is not None] for some in outcomes]
-
-
-def outcome_of(trajectory: Trajectory) -> Outcome:
-    """Return what a policy's episode comes to."""
-    if trajectory.stop.is_void:
-        return Outcome(error=trajectory.error or trajectory.stop.value, cause=trajectory.cause)
-    totals = {"return": trajectory.reward, "turns": float(len(trajectory.turns))}
-    return Outcome({**trajectory.metrics, **totals})
 
 
 async def _episode(
-    player: Player, host: EnvHost, task: Task, rng: random.Random, *, index: int, member: int
-) -> tuple[Outcome, EpisodeRecord]:
+    player: Player, host: EnvHost, task: Task, rng: random.Random, *, index: int, member: int, max_turns: int
+) -> EpisodeRecord:
     """Play one episode; `index` and `member` are the numbers of the task and of the attempt at it."""
     start: Reset | None = None
     turns: list[TurnRecord] = []
@@ -206,17 +278,22 @@ async def _episode(
         async with host.lease(task) as episode:
             start = await episode.reset()
             observation = start.observation
-            while len(turns) < MAX_TURNS:
+            playing = player.begin(task, start, rng)
+            while len(turns) < max_turns:
                 await anyio.lowlevel.checkpoint()  # worlds that only compute never wait, and Ctrl-C has to come through
-                action = player.act(observation, rng)
+                action = await playing.act(observation)
                 step = await episode.step(action)
-                turns.append(TurnRecord.of(action, step))
+                turns.append(TurnRecord.of(action, step, playing.generation))
                 infos.append(step.info)
                 rewards.append(step.reward)
                 if step.ended:
                     stop = StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
                     break
                 observation = step.observation
+    except PromptTooLongError:
+        stop = StopReason.MAX_TOKENS
+    except NoCompletionError as failure:
+        stop, error = StopReason.NO_COMPLETION, str(failure)
     except EnvError as failure:
         stop, error = StopReason.ENV_ERROR, str(failure)
     except SandboxLostError as failure:
@@ -226,12 +303,9 @@ async def _episode(
     folds = None if start is None else start.info.get("metrics")
     metrics = fold_infos(infos, cast("Mapping[str, Fold]", folds)) if isinstance(folds, dict) else {}
     total = math.fsum(rewards)
-    record = EpisodeRecord.of(
+    return EpisodeRecord.of(
         task, start, turns, stop, index=index, member=member, reward=total, metrics=metrics, error=error, cause=cause
     )
-    if error is not None:
-        return Outcome(error=error, cause=cause), record
-    return Outcome({**metrics, "return": total, "turns": float(len(turns))}), record
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:

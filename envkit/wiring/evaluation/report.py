@@ -1,83 +1,169 @@
-"""What an evaluation leaves in a folder.
+"""The folder of an evaluation.
 
-    evaluation.json             the figures
-    episodes.jsonl              every episode, one object each, by task and attempt
-    success_by_difficulty.png   a plot, where the environment says how hard its levels are
-
-Each file replaces that of an earlier evaluation as a whole.
+arguments.json              what was asked for; the same command again goes on with what is missing
+episodes.jsonl              every episode, one object each, as they end; by task and attempt once all have ended
+evaluation.json             the figures, written last
+success_by_difficulty.png   a plot, where the environment says how hard its levels are
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.episodes import EPISODES
+from envkit.trainer_bridge.run_folder.episodes import EPISODES, read_episodes
 from envkit.trainer_bridge.run_folder.rows import encoded
-from envkit.types import EpisodeRecord
+from envkit.types import JSON, EpisodeRecord
 from envkit.wiring.evaluation.evaluate import Evaluation
 from envkit.wiring.evaluation.plot import draw
 
+ARGUMENTS = "arguments.json"
 EVALUATION = "evaluation.json"
 PLOT = "success_by_difficulty.png"
 
 
-def check(folder: Path, *, force: bool) -> None:
-    """Find out, before anything is played, whether an evaluation can be written into `folder`; nothing is made yet.
+class EvaluationFolder:
+    """Keeps the episodes of an evaluation as they end, and those of an earlier part of it.
+
+    Args:
+        path: The folder; made when the first episode has ended.
+        force: Whether another evaluation that it holds is replaced, once the first episode has ended.
 
     Raises:
-        UsageError: It holds one and `force` is false, or it cannot be written.
+        UsageError: It holds an evaluation that is complete and `force` is false, or it cannot be written.
     """
-    with _writing(folder):
-        if not force and any((folder / name).exists() for name in (EVALUATION, EPISODES)):
-            raise UsageError(f"{folder}: already holds an evaluation; replace it with --force or choose another folder")
-        there = next((one for one in (folder, *folder.parents) if one.exists()), folder)
-        if not there.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
+    def __init__(self, path: Path, *, force: bool) -> None:
+        self.path = path
+        self.count = 0
+        self._force = force
+        self._arguments: Mapping[str, JSON] = {}
+        self._is_begun = False
+        with _writing(path):
+            if not force and _is_complete(path):
+                raise UsageError(
+                    f"{path}: already holds an evaluation; replace it with --force or choose another folder"
+                )
+            there = next((one for one in (path, *path.parents) if one.exists()), path)
+            if not there.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-class EpisodeBuffer:
-    """Keeps the episodes of an evaluation, as the lines that `write` makes of them."""
+    def begin(self, arguments: Mapping[str, JSON]) -> list[EpisodeRecord]:
+        """Return the episodes that an earlier part of the same evaluation kept, without a last one that was cut short.
 
-    def __init__(self) -> None:
-        self._lines: dict[tuple[int, int], bytes] = {}
+        Raises:
+            UsageError: The folder holds an evaluation with other arguments, or its episodes are damaged.
+        """
+        self._arguments = arguments
+        if self._force or not (self.path / ARGUMENTS).exists():
+            return []
+        self._refuse_others()
+        file = self.path / EPISODES
+        with _writing(self.path):
+            content = file.read_bytes() if file.exists() else b""
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.truncate(file, whole)
+        kept = read_episodes(file) if whole else []
+        self.count = len({(one.index, one.member) for one in kept if one.valid})
+        return kept
 
     def add(self, episode: EpisodeRecord) -> None:
-        self._lines[episode.index, episode.member] = encoded(episode) + b"\n"
+        """Append an episode, so that it survives the end of this process.
 
-    def content(self) -> bytes:
-        """Return all lines, ordered by task and attempt."""
-        return b"".join(line for _, line in sorted(self._lines.items()))
+        Raises:
+            UsageError: The folder cannot be written.
+        """
+        with _writing(self.path):
+            if not self._is_begun:
+                self._begin_files()
+            with (self.path / EPISODES).open("ab") as file:
+                file.write(encoded(episode) + b"\n")
+        self.count += episode.valid
+
+    def finish(self, found: Evaluation) -> list[Path]:
+        """Put the episodes into order, write the figures and the plot, and return the files.
+
+        Raises:
+            UsageError: The folder cannot be written.
+        """
+        written = [self.path / EVALUATION, self.path / EPISODES]
+        with _writing(self.path):
+            lines = (self.path / EPISODES).read_bytes().splitlines(keepends=True)
+            self._replace(EPISODES, b"".join(_last_of_each(lines)))
+            if found.levels:
+                draw(found, self.path / PLOT)
+                written.append(self.path / PLOT)
+            self._replace(EVALUATION, orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2) + b"\n")
+        return written
+
+    def _refuse_others(self) -> None:
+        before, now = _read(self.path / ARGUMENTS), _plain(self._arguments)
+        changes = [
+            f"{name} was {orjson.dumps(before.get(name)).decode()}, now {orjson.dumps(now.get(name)).decode()}"
+            for name in dict.fromkeys([*before, *now])
+            if before.get(name) != now.get(name)
+        ]
+        if changes:
+            raise UsageError(
+                f"{self.path}: holds an evaluation with other arguments: {'; '.join(changes)}; repeat its command to "
+                "go on, replace it with --force or choose another folder"
+            )
+
+    def _begin_files(self) -> None:
+        """Make the folder, and remove what is out of date in it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name in (EVALUATION, PLOT, *((EPISODES,) if self._force else ())):
+            (self.path / name).unlink(missing_ok=True)
+        self._replace(ARGUMENTS, encoded(self._arguments, indented=True) + b"\n")
+        self._is_begun = True
+
+    def _replace(self, name: str, content: bytes) -> None:
+        part = self.path / f".{name}.part"
+        part.write_bytes(content)
+        part.replace(self.path / name)
 
 
-def write(found: Evaluation, episodes: EpisodeBuffer, folder: Path) -> list[Path]:
-    """Write an evaluation in place of any that is there, make the folder if it is missing, and return the files.
+def _is_complete(folder: Path) -> bool:
+    """Whether nothing of an evaluation in `folder` is left to be played, or it does not say what was asked for."""
+    if not (folder / ARGUMENTS).exists():
+        return any((folder / name).exists() for name in (EVALUATION, EPISODES))
+    return (folder / EVALUATION).exists() and not _read(folder / EVALUATION).get("void")
 
-    Raises:
-        UsageError: The folder cannot be written.
-    """
-    written = [folder / EVALUATION, folder / EPISODES]
-    contents = (orjson.dumps(found.as_json(), option=orjson.OPT_INDENT_2) + b"\n", episodes.content())
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, content in zip(written, contents, strict=True):
-            part = path.with_name(f".{path.name}.part")
-            part.write_bytes(content)
-            part.replace(path)
-        if found.levels:
-            draw(found, folder / PLOT)
-            written.append(folder / PLOT)
-        else:
-            (folder / PLOT).unlink(missing_ok=True)  # that of the evaluation which is replaced
-    return written
+
+def _read(path: Path) -> dict[str, JSON]:
+    with _writing(path):
+        content = path.read_bytes()
+    try:
+        found = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: is damaged; start again with --force or choose another folder")
+    return found
+
+
+def _plain(value: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return `value` as it comes back from a file."""
+    found: dict[str, JSON] = orjson.loads(encoded(value))
+    return found
+
+
+def _last_of_each(lines: list[bytes]) -> list[bytes]:
+    """Return the last line of each task and attempt, in order; an episode that was void may have been played again."""
+    last: dict[tuple[int, int], bytes] = {}
+    for line in lines:
+        row = orjson.loads(line)
+        last[row["index"], row["member"]] = line
+    return [line for _, line in sorted(last.items())]
 
 
 @contextmanager

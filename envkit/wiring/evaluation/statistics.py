@@ -74,6 +74,15 @@ def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
+def share(values: Sequence[float]) -> Estimate:
+    """Return the mean of one share in [0, 1] for each task, and its 95 % interval.
+
+    The interval is Wilson's where every share is 0 or 1, otherwise the normal one, clipped to [0, 1].
+    """
+    mean, low, high = estimate([[value] for value in values], is_share=True)
+    return Estimate(mean, max(0.0, low), min(1.0, high))
+
+
 def _wilson(mean: float, count: float) -> Estimate:
     square = _Z95 * _Z95 / count
     middle = (mean + square / 2) / (1 + square)

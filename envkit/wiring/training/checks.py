@@ -17,7 +17,15 @@ from envkit.wiring.training.resolve import algorithm_of
 def check(run: RunConfig) -> list[str]:
     """Return what is wrong with a configuration beyond its grammar, one line each, starting with the key."""
     problems: list[str] = []
-    for examine in (_check_packages, _check_env, _check_sandbox, _check_engine, _check_algorithm, _check_warmup):
+    for examine in (
+        _check_packages,
+        _check_env,
+        _check_sandbox,
+        _check_engine,
+        _check_renderer,
+        _check_algorithm,
+        _check_warmup,
+    ):
         try:
             examine(run)
         except ConfigError as error:
@@ -86,6 +94,11 @@ def _check_engine(run: RunConfig) -> None:
         )
     if section.model is not None:
         _check_model(section.model)
+
+
+def _check_renderer(run: RunConfig) -> None:
+    if run.engine.model is None and (keys := run.renderer.needing_template):
+        raise ConfigError(f"{key}: is for models with a chat template, and a tiny policy has none" for key in keys)
 
 
 def _check_model(name: str) -> None:

@@ -17,22 +17,25 @@ from huggingface_hub import HfApi
 from safetensors import SafetensorError
 
 from envkit.config import RunConfig
+from envkit.config.training import RendererSection
 from envkit.env import AsyncEnv
 from envkit.errors import UsageError
 from envkit.protocols import Renderer
 from envkit.trainer_bridge.algorithms.catalogue import Algorithm
 from envkit.trainer_bridge.algorithms.critic import Critic
 from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play, open_model
-from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.run_folder.writing import share_weights, writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Observation
 from envkit.wiring import environments
+from envkit.wiring.training.renderer import open_renderer
 from envkit.wiring.training.resolve import limits_of, task_of
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""
+
+_DEFAULT_RENDERER = RendererSection()
 
 _HUB_TIMEOUT_S = 10.0
 """Time for the hub to say whether it knows a model."""
@@ -111,6 +114,7 @@ def open_policy(run: RunConfig) -> Policy:
         dtype=section.dtype,
         batch_tokens=section.batch_tokens,
         threads=playing_threads(run),
+        renderer=run.renderer,
     )
     if section.model is not None:
         return load(str(Path(section.model).expanduser()))
@@ -147,14 +151,20 @@ def playing_threads(run: RunConfig) -> int:
 
 
 def load_policy(
-    path: str, *, device: str, dtype: str = "float32", batch_tokens: int = 65536, threads: int = 0
+    path: str,
+    *,
+    device: str,
+    dtype: str = "float32",
+    batch_tokens: int = 65536,
+    threads: int = 0,
+    renderer: RendererSection = _DEFAULT_RENDERER,
 ) -> Policy:
     """Load a model folder, or a name of the hub, twice: in float32 to train, and in `dtype` to play.
 
     `threads` of torch play; 0 leaves their number as it is.
 
     Raises:
-        UsageError: There is no such model, or it has no tokenizer.
+        UsageError: There is no such model, it has no tokenizer, or it cannot be prompted as `renderer` says.
     """
     _silence_transformers()
     is_folder = Path(path).is_dir()
@@ -168,12 +178,12 @@ def load_policy(
             reason = "no such folder or cached model, and the hub cannot be reached or has none; name a model folder"
         raise UsageError(f"engine.model: cannot load {path}: {reason}") from error
     playing = copy_to_play(model, dtype)
-    renderer: Renderer = ChatRenderer(tokenizer) if tokenizer.chat_template else PlainRenderer(tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads)
     count = sum(weight.numel() for weight in model.parameters())
     kind = type(model).__name__
-    return Policy(model, engine, renderer, tokenizer, f"{kind} with {count:,} parameters on {device}")
+    framing = open_renderer(tokenizer, path, renderer)
+    return Policy(model, engine, framing, tokenizer, f"{kind} with {count:,} parameters on {device}")
 
 
 def device_of(wish: str) -> str:

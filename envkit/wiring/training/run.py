@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,10 @@ import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.errors import ConfigError, EnvkitError, UsageError
+from envkit.errors import ConfigError, EnvkitError
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge import diagnosis
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop, cut_completions
+from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
@@ -24,7 +24,7 @@ from envkit.trainer_bridge.run_folder.display import Display
 from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
 from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
-from envkit.types import JSON, Options, StopReason, Task, Trajectory
+from envkit.types import JSON
 from envkit.wiring import environments
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 from envkit.wiring.training.checks import check, check_docker
@@ -66,91 +66,6 @@ async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, disp
         raise _first_cause(group) from None
     finally:
         display.close()
-
-
-class CheckpointPlayer:
-    """Plays with the weights of a checkpoint, under the limits of its run."""
-
-    def __init__(self, policy: Policy, run: RunConfig) -> None:
-        self._policy = policy
-        self._run = run
-
-    def options_for(self, env_id: str) -> Options:
-        """Return the environment's options that it was trained with; none for another environment."""
-        return self._run.env.options if env_id == self._run.env.id else {}
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return tokens as text; see `envkit.protocols.Renderer.text`."""
-        return self._policy.renderer.text(token_ids)
-
-    def mismatch(self, env_id: str) -> str:
-        """Return one line if the policy was trained on another environment, otherwise an empty one."""
-        run, limits = self._run, limits_of(self._run)
-        if env_id == run.env.id:
-            return ""
-        return (
-            f"warning: the policy was trained on {run.env.id} and plays {env_id} within the limits of that run: "
-            f"max_turns {limits.max_turns}, max_tokens {limits.max_tokens}, turn_tokens {limits.turn_tokens}"
-        )
-
-    def cut_off(self, played: Sequence[Trajectory]) -> str:
-        """Return one line if episodes or completions reached a limit of the policy's run, otherwise an empty one."""
-        limits = limits_of(self._run)
-        counts = {
-            f"episodes reached rollout.max_turns ({limits.max_turns})": sum(
-                one.stop is StopReason.MAX_TURNS for one in played
-            ),
-            f"episodes reached rollout.max_tokens ({limits.max_tokens})": sum(
-                one.stop is StopReason.MAX_TOKENS for one in played
-            ),
-        }
-        parts = [f"{count} of {len(played)} {what}" for what, count in counts.items() if count]
-        if share := cut_completions(played):
-            parts.append(f"{share:.1%} of the completions reached rollout.turn_tokens ({limits.turn_tokens})")
-        return f"cut off by the limits of the policy's run: {', '.join(parts)}" if parts else ""
-
-    async def play(
-        self,
-        host: EnvHost,
-        tasks: Sequence[Task],
-        *,
-        greedy: bool,
-        attempts: int = 1,
-        on_episode: Callable[[Trajectory], None] | None = None,
-    ) -> list[Trajectory]:
-        """Play every task `attempts` times in a row; `on_episode` is called after each episode, finished or void."""
-        run = self._run
-        rollout = Rollout(host, self._policy.engine, self._policy.renderer, limits_of(run), run.env.num_envs)
-        heat = 0.0 if greedy else run.rollout.temperature
-        seed = run.evaluation.seed
-        played = await rollout.groups(tasks, attempts, temperature=heat, seed=seed, on_episode=on_episode)
-        return played.trajectories
-
-
-@asynccontextmanager
-async def open_checkpoint_player(folder: Path) -> AsyncIterator[CheckpointPlayer]:
-    """Open the checkpoint in `folder`: a run's folder (its newest checkpoint) or one of its checkpoints.
-
-    Raises:
-        UsageError: There is no checkpoint, or its run has another format.
-    """
-    from envkit.wiring.training.policy import device_of, load_policy, playing_threads
-
-    place = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
-    if not (place / "policy" / "config.json").is_file():
-        raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
-    refuse_other_format(place.parent.parent)
-    run = config.load(place.parent.parent / "config.yaml")
-    engine = run.engine
-    load = partial(
-        load_policy,
-        str(place / "policy"),
-        device=device_of(engine.device),
-        dtype=engine.dtype,
-        batch_tokens=engine.batch_tokens,
-        threads=playing_threads(run),
-    )
-    yield CheckpointPlayer(await clock.to_thread(load), run)
 
 
 class _Run:

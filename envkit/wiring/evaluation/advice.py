@@ -1,0 +1,59 @@
+"""What a user should know before the success of a language model is taken for its skill."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envkit.types import StopReason
+from envkit.wiring.evaluation.outcomes import VALID, Outcome, total_usage
+
+_MANY_CUT = 0.5
+_FEW_VALID = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a language model's episodes, for messages.
+
+    Attributes:
+        turn_tokens: Tokens of one answer.
+        max_turns: Turns of an episode.
+        max_tokens: Tokens of an episode; None where only the model's own context bounds them.
+    """
+
+    turn_tokens: int
+    max_turns: int
+    max_tokens: int | None
+
+
+def advice(tasks: Sequence[Sequence[Outcome]], limits: Limits) -> list[str]:
+    """Return what about a language model's play says more of its form than of its skill, each with what to try."""
+    valid = [one for task in tasks for one in task if one.error is None]
+    usage = total_usage(tasks)
+    if not usage.completions:
+        return []
+    stops = {
+        StopReason.MAX_TURNS: f"--max-turns ({limits.max_turns})",
+        StopReason.MAX_TOKENS: "the end of the model's context"
+        if limits.max_tokens is None
+        else f"--max-tokens ({limits.max_tokens})",
+    }
+    counts = {name: sum(one.stop is stop for one in valid) for stop, name in stops.items()}
+    parts = [f"{count} of {len(valid)} episodes reached {name}" for name, count in counts.items() if count]
+    if usage.cut:
+        share_cut = usage.cut / usage.completions
+        parts.append(f"{share_cut:.1%} of the answers reached --turn-tokens ({limits.turn_tokens})")
+    lines = [f"cut off: {', '.join(parts)}"] if parts else []
+    if usage.cut >= usage.completions * _MANY_CUT:
+        lines.append("most answers were cut off: raise --turn-tokens, or ask for shorter answers with --system")
+    forms = [one.metrics[VALID] for one in valid if VALID in one.metrics]
+    if forms and (share_valid := math.fsum(forms) / len(forms)) < _FEW_VALID:
+        few = f"only {share_valid:.1%} of the answers were" if share_valid else "no answer was"
+        lines.append(
+            f"{few} valid: the model does not answer in the form that the environment asks for, so success says little "
+            "about its skill; read its answers (--output DIR, then envkit show DIR), then try --system with an example "
+            "of the form, or a model that follows instructions"
+        )
+    return lines

@@ -1,0 +1,280 @@
+"""A player behind an OpenAI-compatible endpoint: `POST URL/chat/completions` for each turn (vLLM, llama.cpp...).
+
+A request that fails for a passing reason (connection, timeout, 408, 429, 5xx, an answer that is no completion) is sent
+again after a growing delay, or when ``Retry-After`` says. When all tries are spent the episode is void. What will not
+pass (401, 404, a parameter that is refused) ends the evaluation with what the server said.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+
+import anyio
+import httpx
+import msgspec
+
+from envkit import clock
+from envkit.errors import EnvkitError, UnreachableError, UsageError
+from envkit.protocols import EpisodePlayer
+from envkit.types import FinishReason, GenerationRecord, Observation, Reset, Task
+from envkit.wiring.evaluation.players import NoCompletionError, Playing, PromptTooLongError
+
+API_KEY = "OPENAI_API_KEY"
+CONCURRENCY = 16
+TURN_TOKENS = 128
+MAX_TURNS = 16
+
+_FORM = "openai:MODEL@URL, such as openai:qwen2.5-7b@http://127.0.0.1:8000/v1"
+_MAX_DELAY_S = 60.0
+_MAX_SAID = 300
+_PASSING = frozenset((408, 409, 425, 429))
+_TOO_LONG = re.compile(r"context[ _](length|size|window)|too many tokens|prompt is too long", re.IGNORECASE)
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # what vLLM and OpenRouter call it
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Completion(msgspec.Struct):
+    choices: tuple[_Choice, ...]
+    usage: _Usage | None = None
+
+
+_COMPLETION = msgspec.json.Decoder(_Completion)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A model and where it is served.
+
+    Attributes:
+        model: Name that the server knows.
+        url: What ``/chat/completions`` is appended to.
+    """
+
+    model: str
+    url: str
+
+    @classmethod
+    def of(cls, text: str) -> Address:
+        """Read ``MODEL@URL``; an address without a path gets ``/v1``.
+
+        Raises:
+            UsageError: It has another form, or holds a password.
+        """
+        found = re.fullmatch(r"(?P<model>.+?)@(?P<url>https?://.+)", text)
+        try:
+            url = httpx.URL(found["url"]) if found else None
+        except httpx.InvalidURL:
+            url = None
+        if found is None or url is None or not url.host:
+            raise UsageError(f"--policy openai:{text}: names no model or no address of a server; write {_FORM}")
+        if url.userinfo:
+            raise UsageError(f"--policy: the address of {found['model']} holds a password; set {API_KEY} instead")
+        path = url.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
+        return cls(found["model"], str(url.copy_with(path=path)))
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """Plays with a model behind an endpoint; satisfies `envkit.protocols.Player`.
+
+    Attributes:
+        client: Holds the connections and the API key.
+        address: The model and where it is.
+        playing: System prompt, limits and sampling.
+        tries: Requests for one completion until its episode is void.
+        delay_s: Seconds before the second request; twice as many before each further one, `_MAX_DELAY_S` at most.
+        give_up_after: Void episodes in a row after which the endpoint is taken for lost.
+    """
+
+    client: httpx.AsyncClient
+    address: Address
+    playing: Playing
+    tries: int = 5
+    delay_s: float = 1.0
+    give_up_after: int = CONCURRENCY
+    _has_answered: bool = field(default=False, init=False)
+    _void_in_a_row: int = field(default=0, init=False)
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+        return _Chat(self, rng)
+
+    async def complete(self, messages: list[dict[str, str]], seed: int) -> _Completion:
+        """Return the completion of a chat.
+
+        Raises:
+            NoCompletionError: All tries failed.
+            PromptTooLongError: The server says that the chat does not fit into the model's context.
+            UsageError: The server refuses the request, however often it is sent.
+            EnvkitError: There is no server, or no longer.
+        """
+        temperature = 1.0 if self.playing.temperature is None else self.playing.temperature
+        body = {
+            "model": self.address.model,
+            "messages": messages,
+            "max_tokens": self.playing.turn_tokens or TURN_TOKENS,
+            "temperature": temperature,
+            "n": 1,
+            "seed": seed,
+        }
+        failure, delay_s = "", 0.0
+        for number in range(self.tries):
+            await anyio.sleep(delay_s)
+            delay_s = min(self.delay_s * 2**number, _MAX_DELAY_S)
+            try:
+                answer = await self.client.post(f"{self.address.url}/chat/completions", json=body)
+                self._has_answered = True
+                completion = self._read(answer)
+            except httpx.ConnectError as error:
+                if not self._has_answered:
+                    raise UnreachableError(
+                        f"no server answers at {self.address.url} ({_words(error)}); start it, or check the address"
+                    ) from error
+                failure = _words(error)
+            except httpx.TransportError as error:
+                failure = _words(error)
+            except msgspec.MsgspecError as error:
+                failure = f"the answer is no chat completion ({error})"
+            else:
+                if isinstance(completion, _Completion):
+                    self._void_in_a_row = 0
+                    return completion
+                failure, delay_s = completion, _retry_after(answer, otherwise=delay_s)
+        self._void_in_a_row += 1
+        lost = f"no completion from {self.address.url} in {self.tries} tries: {failure}"
+        if self._void_in_a_row >= self.give_up_after:
+            raise EnvkitError(f"{self._void_in_a_row} episodes in a row had {lost}; see whether the server is well")
+        raise NoCompletionError(lost)
+
+    def _read(self, answer: httpx.Response) -> _Completion | str:
+        """Return the completion, or what is wrong where it may pass."""
+        if answer.is_success:
+            completion = _COMPLETION.decode(answer.content)
+            return completion if completion.choices else "the answer has no choices"
+        status = f"{answer.status_code} {answer.reason_phrase}".strip()
+        said = f"{status}: {_said(answer)}"
+        if answer.status_code in _PASSING or answer.status_code >= 500:
+            return said
+        asked = f"POST {answer.request.url} for model {self.address.model}: {said}"
+        if answer.status_code in (401, 403):
+            raise UsageError(f"{asked}; set {API_KEY} to a key that this server accepts")
+        if answer.status_code == 404:
+            raise UsageError(f"{asked}; check the address (is /v1 missing?) and the name of the model")
+        if answer.status_code in (400, 413) and _TOO_LONG.search(answer.text):
+            raise PromptTooLongError(said)
+        raise UsageError(f"{asked}; the server refuses this request")
+
+
+@asynccontextmanager
+async def open_endpoint(address: Address, playing: Playing, *, timeout_s: float = 600.0) -> AsyncIterator[Endpoint]:
+    """Give a player; the API key is ``$OPENAI_API_KEY``, if set.
+
+    Args:
+        address: The model and where it is.
+        playing: How it plays.
+        timeout_s: Seconds without a byte after which a request has failed.
+    """
+    key = os.environ.get(API_KEY)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    at_once = playing.concurrency or CONCURRENCY
+    limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
+    timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 20.0))
+    async with httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client:
+        yield Endpoint(client, address, playing, give_up_after=at_once)
+
+
+@dataclass(slots=True)
+class _Chat:
+    """One episode: a chat that grows by an observation and an answer a turn."""
+
+    endpoint: Endpoint
+    rng: random.Random
+    turns: list[tuple[str, str]] = field(default_factory=list)  # observations and answers
+    generation: GenerationRecord | None = None
+
+    async def act(self, observation: Observation) -> str:
+        playing = self.endpoint.playing
+        began = clock.precise()
+        made = await self.endpoint.complete(self._messages(observation.text), self.rng.getrandbits(31))
+        message = made.choices[0].message
+        thoughts = message.reasoning_content or message.reasoning
+        content = message.content or ""
+        said = f"<think>{thoughts}</think>{content}" if thoughts else content
+        action = _without_thoughts(said)
+        is_cut = made.choices[0].finish_reason == "length"
+        self.generation = GenerationRecord(
+            prompt=observation.text,
+            completion=said,
+            finish=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+            prompt_ids=(),
+            completion_ids=(),
+            logprobs=(),
+            versions=(),
+            seconds=clock.precise() - began,
+            usage=(made.usage.prompt_tokens, made.usage.completion_tokens) if made.usage else (0, 0),
+        )
+        self.turns.append((observation.text, said if playing.think == "keep" else action))
+        return action
+
+    def _messages(self, observation: str) -> list[dict[str, str]]:
+        playing = self.endpoint.playing
+        before = len(self.turns) if playing.history in (None, "all") else min(len(self.turns), playing.history - 1)
+        kept = self.turns[len(self.turns) - before :]
+        messages = [] if playing.system is None else [{"role": "system", "content": playing.system}]
+        for seen, answer in kept:
+            messages += [{"role": "user", "content": seen}, {"role": "assistant", "content": answer}]
+        return [*messages, {"role": "user", "content": observation}]
+
+
+def _without_thoughts(text: str) -> str:
+    """Return what follows the thoughts; nothing where they did not come to their end."""
+    _, closed, rest = text.rpartition("</think>")
+    return rest.lstrip() if closed else "" if rest.lstrip().startswith("<think>") else rest
+
+
+def _said(answer: httpx.Response) -> str:
+    """Return the server's own message, on one line."""
+    try:
+        body = msgspec.json.decode(answer.content)
+    except msgspec.MsgspecError:
+        body = None
+    error = body.get("error", body) if isinstance(body, dict) else None
+    text = error.get("message") if isinstance(error, dict) else error
+    return " ".join((text if isinstance(text, str) else answer.text).split())[:_MAX_SAID] or "no message"
+
+
+def _words(error: httpx.TransportError) -> str:
+    kind = "timeout" if isinstance(error, httpx.TimeoutException) else type(error).__name__
+    return str(error) or kind
+
+
+def _retry_after(answer: httpx.Response, *, otherwise: float) -> float:
+    """Return the seconds that the server asks to wait, at most `_MAX_DELAY_S`."""
+    text = answer.headers.get("Retry-After", "")
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - clock.wall()
+        except ValueError:
+            return otherwise
+    return min(max(0.0, seconds), _MAX_DELAY_S)

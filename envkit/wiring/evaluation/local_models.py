@@ -1,0 +1,162 @@
+"""Language models that are evaluated in this process: those of a checkpoint, and any other model of transformers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Container, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envkit import clock, config
+from envkit.config import RunConfig
+from envkit.errors import UsageError
+from envkit.protocols import EnvHost
+from envkit.trainer_bridge.rollout import Rollout
+from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.run_folder.episodes import episode_of
+from envkit.trainer_bridge.run_folder.record import refuse_other_format
+from envkit.types import Options, Task, Trajectory
+from envkit.wiring.evaluation.advice import Limits
+from envkit.wiring.evaluation.players import OnEpisode, Playing
+from envkit.wiring.training.resolve import limits_of, resolve
+
+if TYPE_CHECKING:
+    from envkit.wiring.training.policy import Policy
+
+BATCH = 16
+"""Episodes at once of a pretrained model."""
+_WEIGHTS = (".safetensors", ".gguf", ".bin", ".json", ".jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model that was found and not yet loaded.
+
+    Attributes:
+        path: What is loaded: a folder, a file, or a name of the hub.
+        run: How it plays.
+        greedy: Whether it takes the likeliest tokens.
+    """
+
+    path: str
+    run: RunConfig
+    greedy: bool
+
+    @classmethod
+    def of_checkpoint(cls, folder: Path, playing: Playing) -> LocalModel:
+        """Find the checkpoint in `folder`: a run's folder (its newest checkpoint) or one of its checkpoints.
+
+        Raises:
+            UsageError: There is no checkpoint, or its run has another format.
+        """
+        place = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
+        if not (place / "policy" / "config.json").is_file():
+            raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
+        refuse_other_format(place.parent.parent)
+        run = config.load(place.parent.parent / "config.yaml")
+        return cls(str(place / "policy"), _changed(run, playing), greedy=playing.temperature == 0)
+
+    @classmethod
+    def of_name(cls, name: str, env_id: str, playing: Playing, *, seed: int) -> LocalModel:
+        """Find a model by its folder, file or name, with the defaults of training files for such a model."""
+        content: dict[str, Any] = {
+            "env": {"id": env_id, "num_envs": BATCH},
+            "engine": {"model": name, "dtype": "bfloat16"},
+            "evaluation": {"seed": seed},
+        }
+        return cls(name, _changed(resolve(config.parse(content)), playing), greedy=playing.temperature == 0)
+
+    @property
+    def identity(self) -> str:
+        """What changes when the model's files do; empty for a name of the hub."""
+        path = Path(self.path)
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        found = [(one.name, one.stat()) for one in files if one.suffix in _WEIGHTS and one.is_file()]
+        digest = hashlib.sha256(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]).encode())
+        return f"{self.path} {digest.hexdigest()[:16]}" if found else ""
+
+    @property
+    def limits(self) -> Limits:
+        limits = limits_of(self.run)
+        return Limits(limits.turn_tokens, limits.max_turns, limits.max_tokens)
+
+    def options_for(self, env_id: str) -> Options:
+        """Return the environment's options that it was made for; none for another environment."""
+        return self.run.env.options if env_id == self.run.env.id else {}
+
+    def mismatch(self, env_id: str) -> str:
+        """Return one line if the policy was trained on another environment, otherwise an empty one."""
+        run, limits = self.run, limits_of(self.run)
+        if env_id == run.env.id:
+            return ""
+        return (
+            f"warning: the policy was trained on {run.env.id} and plays {env_id} within the limits of that run: "
+            f"max_turns {limits.max_turns}, max_tokens {limits.max_tokens}, turn_tokens {limits.turn_tokens}"
+        )
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[LocalPlayer]:
+        """Load the model and give what plays with it."""
+        from envkit.wiring.training.policy import device_of, load_policy, playing_threads
+
+        engine = self.run.engine
+        load = partial(
+            load_policy,
+            self.path,
+            device=device_of(engine.device),
+            dtype=engine.dtype,
+            batch_tokens=engine.batch_tokens,
+            threads=playing_threads(self.run),
+            renderer=self.run.renderer,
+        )
+        yield LocalPlayer(await clock.to_thread(load), self.run, self.greedy)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlayer:
+    """Plays with a model in this process, in waves whose turns form batches."""
+
+    policy: Policy
+    run: RunConfig
+    greedy: bool
+
+    async def play(
+        self,
+        host: EnvHost,
+        tasks: Sequence[Task],
+        *,
+        attempts: int,
+        on_episode: OnEpisode,
+        skip: Container[tuple[int, int]],
+    ) -> None:
+        """Play every task `attempts` times, as `players.play` does; void episodes are played again."""
+        run = self.run
+        renderer = self.policy.renderer
+        places = {id(task): number for number, task in enumerate(tasks)}
+        rollout = Rollout(host, self.policy.engine, renderer, limits_of(run), run.env.num_envs)
+
+        def ended(trajectory: Trajectory) -> None:
+            on_episode(episode_of(trajectory, index=places[id(trajectory.task)], decode=renderer.text))
+
+        heat = 0.0 if self.greedy else run.rollout.temperature
+        seed = run.evaluation.seed
+        await rollout.groups(tasks, attempts, temperature=heat, seed=seed, on_episode=ended, skip=skip)
+
+
+def _changed(run: RunConfig, playing: Playing) -> RunConfig:
+    """Return `run` with what `playing` sets."""
+    rollout = {
+        name: value
+        for name in ("turn_tokens", "max_turns", "max_tokens", "temperature")
+        if (value := getattr(playing, name))
+    }
+    return run.model_copy(
+        update={
+            "env": run.env.model_copy(update={"num_envs": playing.batch or run.env.num_envs}),
+            "engine": run.engine.model_copy(update={"device": playing.device or run.engine.device}),
+            "rollout": run.rollout.model_copy(update=rollout),
+        }
+    )

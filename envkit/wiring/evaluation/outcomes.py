@@ -1,0 +1,215 @@
+"""What evaluated episodes come to, each by the numbers of its task and of the attempt at it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+from envkit.metrics import pass_at
+from envkit.trainer_bridge.run_folder.display import Display
+from envkit.types import Cause, EpisodeRecord, FinishReason, GenerationRecord, Info, StopReason
+from envkit.wiring.evaluation.statistics import Estimate, estimate, share, summarise
+
+CUT = "answers_cut_off"
+"""Metric: share of an episode's answers that ended at their limit of tokens."""
+VALID = "action_is_valid"
+"""Metric of most environments: share of an episode's actions that had the form which the environment asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a language model read and wrote.
+
+    Attributes:
+        completions: Number of completions.
+        cut: How many of them ended at their limit of tokens, where that is more than one token.
+        prompt_tokens: Tokens of the prompts; what an engine of this process has in its cache is not counted again.
+        completion_tokens: Tokens that were written.
+        seconds: Sum of the durations of the completions, of which several may run at once.
+    """
+
+    completions: int = 0
+    cut: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(
+            self.completions + other.completions,
+            self.cut + other.cut,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One episode.
+
+    Attributes:
+        stop: Why it is over.
+        metrics: What was measured; empty when the episode is void.
+        error: One line when it is void.
+        cause: Why its sandbox was lost, if it was and that is known.
+        shortest: Moves of the shortest solution of its level; None where the environment does not tell.
+        usage: What a language model read and wrote.
+    """
+
+    stop: StopReason
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    cause: Cause | None = None
+    shortest: int | None = None
+    usage: Usage = Usage()
+
+    @property
+    def is_solved(self) -> bool:
+        return self.metrics.get("success") == 1
+
+
+def outcome_of(episode: EpisodeRecord) -> Outcome:
+    """Return what an episode comes to."""
+    shortest = shortest_of(episode.start_info)
+    if not episode.valid:
+        return Outcome(episode.stop, error=episode.error or episode.stop.value, cause=episode.cause, shortest=shortest)
+    usage = Usage()
+    for turn in episode.turns:
+        if turn.generation is not None:
+            usage = usage.plus(_usage_of(turn.generation))
+    metrics = {name: _number(value) for name, value in episode.metrics.items()}
+    if usage.completions:
+        metrics[CUT] = usage.cut / usage.completions
+    metrics |= {"return": _number(episode.reward), "turns": float(len(episode.turns))}
+    return Outcome(episode.stop, metrics, shortest=shortest, usage=usage)
+
+
+def shortest_of(info: Info) -> int | None:
+    """Return the moves of a level's shortest solution, ``info["level"]["shortest"]`` at reset; None where not told."""
+    level = info.get("level")
+    shortest = level.get("shortest") if isinstance(level, dict) else None
+    return shortest if isinstance(shortest, int) and not isinstance(shortest, bool) else None
+
+
+class Tally:
+    """Collects outcomes and shows how many there are, with the mean success so far.
+
+    Args:
+        tasks: Number of tasks.
+        attempts: Episodes of each.
+        display: Shows the progress.
+        on_episode: Called with every episode that is added.
+    """
+
+    def __init__(
+        self, tasks: int, attempts: int, display: Display, on_episode: Callable[[EpisodeRecord], None] | None
+    ) -> None:
+        self.total = tasks * attempts
+        self._outcomes: list[dict[int, Outcome]] = [{} for _ in range(tasks)]
+        self._display = display
+        self._on_episode = on_episode
+        self._success = 0.0
+        self._successes_known = 0
+        self._count = 0
+
+    @property
+    def finished(self) -> set[tuple[int, int]]:
+        """Numbers of task and attempt of the episodes that are not void."""
+        return {
+            (task, attempt)
+            for task, some in enumerate(self._outcomes)
+            for attempt, outcome in some.items()
+            if outcome.error is None
+        }
+
+    @property
+    def by_task(self) -> list[list[Outcome]]:
+        """For each task, in order, what became of its attempts so far."""
+        return [[outcome for _, outcome in sorted(some.items())] for some in self._outcomes]
+
+    def restore(self, episodes: Iterable[EpisodeRecord]) -> int:
+        """Take in what an earlier part of the evaluation finished, and return the number of those episodes."""
+        before = self._count
+        for episode in episodes:
+            if episode.valid:
+                self._put(episode)
+        if self._count > before:
+            self._show(self._count - before)
+        return self._count - before
+
+    def add(self, episode: EpisodeRecord) -> None:
+        """Take in an episode that has ended; one that was void may come again."""
+        before = self._count
+        self._put(episode)
+        if self._on_episode is not None:
+            self._on_episode(episode)
+        self._show(self._count - before)
+
+    def so_far(self) -> str:
+        """Return one line about an evaluation that did not come to its end; empty where no episode did."""
+        if self._count == 0:
+            return ""
+        found = _share([task for task in self.by_task if task])
+        success = "" if found is None else f", success {found.mean:.1%} ({found.low:.1%} – {found.high:.1%})"
+        return f"stopped after {self._count} of {self.total} episodes{success}"
+
+    def _put(self, episode: EpisodeRecord) -> None:
+        outcome = outcome_of(episode)
+        some = self._outcomes[episode.index]
+        self._count += episode.member not in some
+        some[episode.member] = outcome
+        if "success" in outcome.metrics:
+            self._success += outcome.metrics["success"]
+            self._successes_known += 1
+
+    def _show(self, count: int) -> None:
+        known = self._successes_known
+        self._display.advance(count, success=self._success / known if known else math.nan)
+
+
+def measure(tasks: Sequence[Sequence[Outcome]], attempts: int) -> dict[str, Estimate]:
+    """Return the estimates of an evaluation: success, with several attempts pass@k, then all other metrics.
+
+    Args:
+        tasks: For each task the outcomes of its attempts; void ones are left out.
+        attempts: How often each task was to be played.
+    """
+    valid = [[one for one in task if one.error is None] for task in tasks]
+    found = summarise([[one.metrics for one in task] for task in valid])
+    if attempts == 1 or "success" not in found:
+        return found
+    first = {"success": found.pop("success")}
+    for k in _powers(attempts):
+        values = [pass_at(k, [one.is_solved for one in task]) for task in valid if len(task) >= k]
+        if values:
+            first[f"pass@{k}"] = share(values)
+    return first | found
+
+
+def total_usage(tasks: Sequence[Sequence[Outcome]]) -> Usage:
+    """Return what was read and written in all episodes that are not void."""
+    return reduce(Usage.plus, (one.usage for task in tasks for one in task), Usage())
+
+
+def _powers(attempts: int) -> list[int]:
+    """Return 1, 2, 4 and so on up to `attempts`, which is the last."""
+    return [*(1 << place for place in range((attempts - 1).bit_length())), attempts]
+
+
+def _share(tasks: Sequence[Sequence[Outcome]]) -> Estimate | None:
+    known = [[one.metrics["success"] for one in task if "success" in one.metrics] for task in tasks]
+    values = [some for some in known if some]
+    return estimate(values, is_share=True) if values else None
+
+
+def _usage_of(generation: GenerationRecord) -> Usage:
+    prompt, completion = generation.usage or (len(generation.prompt_ids), len(generation.completion_ids))
+    is_cut = generation.finish is FinishReason.LENGTH and completion != 1
+    return Usage(1, int(is_cut), prompt, completion, generation.seconds)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

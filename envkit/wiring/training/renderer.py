@@ -1,0 +1,47 @@
+"""The renderer of a model: its tokenizer and chat template, under the run's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import GenerationConfig
+
+from envkit.config.training import RendererSection
+from envkit.errors import UsageError
+from envkit.protocols import Renderer
+from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
+
+
+def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Renderer:
+    """Return what frames the observations for a model: its chat template, or tags where it has none.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        path: Model folder, or a name of the hub whose files are in the cache; its generation config names stop tokens.
+        section: The settings of the run.
+
+    Raises:
+        UsageError: The template refuses the settings, or there is no template for them.
+    """
+    history = None if section.history == "all" else section.history
+    if tokenizer.chat_template:
+        return ChatRenderer(
+            tokenizer,
+            system=section.system,
+            template=section.template,
+            thinking=section.thinking,
+            history=history,
+            eos_ids=_eos_ids(path),
+        )
+    if section.needing_template:
+        raise UsageError(f"{section.needing_template[0]}: is for models with a chat template; {path} has none")
+    return PlainRenderer(tokenizer, history=history)
+
+
+def _eos_ids(path: str) -> tuple[int, ...]:
+    """Return the tokens that end a model's text by its generation config; none where it has no such file."""
+    try:
+        eos = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
+    except OSError:
+        return ()
+    return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
