@@ -84,7 +84,7 @@ def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -
             messages = msgspec.json.decode(line, type=_Line).messages
             ids, mask = renderer.dialogue([{"role": one.role, "content": one.content} for one in messages])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"warmup.file: {path}, line {number}: {error}") from None
+            raise UsageError(f"warmup.file: {path}, line {number} is not a dialogue: {error}") from None
         except UsageError as error:
             raise UsageError(f"warmup.file: {path}, line {number}: {error.detail}") from None
         if len(ids) > max_tokens:

@@ -12,11 +12,13 @@ import pytest
 
 from envkit import clock
 from envkit.errors import ConfigError
+from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.warmup import demonstrations
 from envkit.trainer_bridge.warmup.demonstrations import Lesson, Teacher
 from envkit.types import Observation, Task
 from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost, letters, text_of
+from tests.trainer_bridge.models import chat_tokenizer
 
 MOVES = ("u", "d", "l", "r")
 
@@ -161,15 +163,66 @@ def test_collecting_lessons_can_be_cancelled_although_the_world_never_waits() ->
     assert clock.run(main)
 
 
+# --- Answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_move_can_be_said_bare_to_the_policy_and_to_the_environment() -> None:
+    host = ScriptedHost(lambda task, time: [Answer("u"), Answer(ends="terminated")])
+    bare = Teacher(SignExpert(), LetterRenderer(), 0.0, is_bare=True)
+
+    async def main() -> list[demonstrations.Demonstration]:
+        return await demonstrations.demonstrations(host, bare, numbered(), 1, 3, max_turns=9, max_tokens=99)
+
+    ((one,),) = (played.samples for played in clock.run(main, virtual=True))
+    assert text_of(one.token_ids) == "[u]u"
+    assert host.episodes[0].heard == ["u"]
+    lesson = bare.lesson(see("?ul"))
+    assert lesson is not None
+    assert (lesson.good, lesson.possible) == ((letters("u"), letters("l")), tuple(map(letters, MOVES)))
+
+
+def test_an_answer_that_the_policy_may_not_say_in_a_turn_is_refused() -> None:
+    fits = Teacher(SignExpert(), LetterRenderer(), 0.0, turn_tokens=3)
+    assert fits.tokens("u") == letters("<u>")
+    long = Teacher(SignExpert(), LetterRenderer(), 0.0, turn_tokens=2)
+    with pytest.raises(ConfigError) as caught:
+        long.lesson(see("u"))
+    (problem,) = caught.value.problems
+    assert problem == (
+        "rollout.turn_tokens: 2 is too small: the demonstrated answer <u> takes 3 tokens; raise it, or set "
+        "warmup.answers to bare"
+    )
+
+
+def test_the_token_that_stops_a_completion_is_not_counted() -> None:
+    renderer = ChatRenderer(chat_tokenizer())
+    (move, stop) = Teacher(SignExpert(), renderer, 0.0, is_bare=True, turn_tokens=1).tokens("u")
+    assert (renderer.text([move]), stop in renderer.stop) == ("u", True)
+
+
+def test_questions_of_arithmetic_can_be_shown_without_noise() -> None:
+    async def main() -> list[Lesson]:
+        expert = environments.open_expert("Arithmetic-v0")
+        tasks = (Task("Arithmetic-v0", seed, {"operands": [3, 3]}) for seed in count())
+        async with environments.slots(1) as host:
+            return await demonstrations.lessons(host, Teacher(expert, LetterRenderer(), 0.0, is_bare=True), tasks, 2, 1)
+
+    assert {lesson.good for lesson in clock.run(main)} == {(letters("6"),)}
+
+
 # --- Whole episodes --------------------------------------------------------------------------------------------------
 
 
-def demonstrate(*answers: Answer, number: int = 1, noise: float = 0.0, max_turns: int = 9) -> tuple[list[str], ...]:
+def demonstrate(
+    *answers: Answer, number: int = 1, noise: float = 0.0, max_turns: int = 9, max_tokens: int = 99
+) -> tuple[list[str], ...]:
     """Return text, mask, turns and success of each demonstration, as text."""
     host = ScriptedHost(lambda task, time: answers)
 
     async def main() -> list[demonstrations.Demonstration]:
-        return await demonstrations.demonstrations(host, teacher(noise), numbered(), number, 3, max_turns)
+        return await demonstrations.demonstrations(
+            host, teacher(noise), numbered(), number, 3, max_turns=max_turns, max_tokens=max_tokens
+        )
 
     played = clock.run(main, virtual=True)
     assert len(played) == number
@@ -202,6 +255,28 @@ def test_an_episode_that_is_cut_off_is_shown_as_far_as_it_went() -> None:
     assert shown[3] == "False"
 
 
+def test_an_episode_that_gets_too_long_is_shown_as_far_as_it_fits() -> None:
+    assert demonstrate(Answer("u"), max_tokens=13)[0][0] == "[u]<u>" * 2
+    assert demonstrate(Answer("u"), max_tokens=12)[0][0] == "[u]<u>" * 2
+    assert demonstrate(Answer("u"), max_tokens=11)[0][0] == "[u]<u>"
+
+
+def test_with_a_history_of_one_turn_every_state_is_a_sample_of_its_own() -> None:
+    renderer = ChatRenderer(chat_tokenizer(), system="Rules.", history=1)
+    shown = Teacher(SignExpert(), renderer, 0.0, is_bare=True)
+    host = ScriptedHost(lambda task, time: [Answer("u"), Answer("l"), Answer("d"), Answer(ends="terminated")])
+
+    async def main() -> list[demonstrations.Demonstration]:
+        return await demonstrations.demonstrations(host, shown, numbered(), 1, 3, max_turns=9, max_tokens=999)
+
+    (played,) = clock.run(main, virtual=True)
+    prompt = "<|im_start|>system\nRules.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>"
+    assert [renderer.text(one.token_ids) for one in played.samples] == [prompt.format(move, move) for move in "uld"]
+    assert [sum(one.mask) for one in played.samples] == [2, 2, 2]
+    assert [one.mask[-2:] for one in played.samples] == [(1, 1)] * 3
+    assert [set(one.turn_ids) for one in played.samples] == [{0}, {1}, {2}]
+
+
 def test_a_lost_episode_is_no_success_whatever_happened_on_the_way() -> None:
     almost = Answer("u", info={"success": True})
     (shown,) = demonstrate(Answer("u"), almost, Answer("end", ends="terminated", info={"success": False}))
@@ -213,7 +288,7 @@ def test_every_demonstration_plays_a_task_of_its_own() -> None:
     tasks = numbered()
 
     async def main() -> None:
-        await demonstrations.demonstrations(host, teacher(0.0), tasks, 4, 3, 9)
+        await demonstrations.demonstrations(host, teacher(0.0), tasks, 4, 3, max_turns=9, max_tokens=99)
 
     clock.run(main, virtual=True)
     assert [episode.heard[0] for episode in host.episodes] != ["<u>"] * 4
@@ -226,7 +301,9 @@ def test_demonstrations_of_the_lake_are_the_same_again_and_worse_with_more_noise
         tasks = (Task("FrozenLake-v0", seed, {"instructions": False}) for seed in count())
         async with environments.slots(1) as host:
             shown = Teacher(expert, LetterRenderer(), noise)
-            return await demonstrations.demonstrations(host, shown, islice(tasks, 60), 60, 4, 12)
+            return await demonstrations.demonstrations(
+                host, shown, islice(tasks, 60), 60, 4, max_turns=12, max_tokens=999
+            )
 
     rates = []
     for noise in (0.0, 0.5, 1.0):

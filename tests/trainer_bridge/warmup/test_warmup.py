@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -14,13 +15,14 @@ from safetensors.torch import load_model, save_model
 
 from envkit import clock, config
 from envkit.errors import UsageError
+from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.warmup.demonstrations import Lesson, unscored_sample
 from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
-from envkit.types import JSON, Sample
+from envkit.types import JSON, Observation, Sample, SamplingParams, Weights
 from envkit.wiring import environments
 from envkit.wiring.training import resolve
-from envkit.wiring.training.policy import open_policy
+from envkit.wiring.training.policy import Policy, load_policy, open_policy
 from envkit.wiring.training.warmup import warm_up
 from tests.trainer_bridge.models import open_model, sample
 from tests.trainer_bridge.trainees import said_logps
@@ -258,6 +260,23 @@ async def nothing() -> None:
     """Save nothing."""
 
 
+def test_a_pretrained_policy_is_moved_by_adamw_alone(chat_folder: Path) -> None:
+    """The first step of AdamW moves every weight that has a gradient by the learning rate."""
+    model = open_model(chat_folder)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    imitator = Imitator(model, max_grad_norm=1.0, micro_tokens=10**6, is_pretrained=True)
+
+    async def never(update: int, loss: float) -> bool:
+        return False
+
+    clock.run(lambda: imitator.run(Stage(1, 1, 1e-3), echo, after=never), virtual=True)
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None
+        moved = (weight - before[name]).abs()[weight.grad.abs() > 1e-4]
+        assert len(moved)
+        assert moved.detach().numpy() == pytest.approx(1e-3, rel=0.01)
+
+
 def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
     section = {**SMALL["warmup"], **changes}  # type: ignore[dict-item]
     run = resolve.resolve(config.parse({**SMALL, "warmup": section}))
@@ -334,3 +353,112 @@ def test_a_warm_up_that_is_cut_anywhere_saves_and_goes_on_as_if_it_had_not_been(
     assert second is not None
     assert {**second, "wall_s": 0} == {**whole, "wall_s": 0}
     assert again == weights
+
+
+# --- Pretrained policies ---------------------------------------------------------------------------------------------
+
+
+def pretrained(folder: Path, display: SilentDisplay, **section: Any) -> tuple[Policy, dict[str, JSON]]:
+    """Warm up the chat model of `folder`, which sees one state a prompt, on lakes of four cells."""
+    content = {
+        "seed": 5,
+        "env": {
+            "id": "FrozenLake-v0",
+            "num_envs": 8,
+            "options": {"size": 2, "frozen": 1.0, "spaced": True, "instructions": False},
+        },
+        "engine": {"model": str(folder), "device": "cpu"},
+        "rollout": {"turn_tokens": 8, "max_turns": 6, "max_tokens": 120},
+        "trainer": {"threads": 1},
+        "warmup": {"check_episodes": 8, **section},
+    }
+    run = resolve.resolve(config.parse(content))
+
+    async def main() -> tuple[Policy, dict[str, JSON]]:
+        policy = load_policy(str(folder), device="cpu", threads=1)
+        policy.renderer = ChatRenderer(policy.tokenizer, history=1)
+        imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=4096, threads=1, is_pretrained=True)
+        spec = environments.find(run.env.id)
+        weights = folder / "warmup.safetensors"
+        return policy, await warm_up(run, spec, policy, imitator, weights, display, save=nothing)
+
+    return clock.run(main)
+
+
+def test_a_pretrained_policy_learns_bare_moves_from_single_states_until_it_plays_well(chat_folder: Path) -> None:
+    policy, facts = pretrained(
+        chat_folder,
+        SilentDisplay(),
+        kind="demonstrations",
+        answers="bare",
+        lesson_states=40,
+        lesson_batch=16,
+        lesson_updates=200,
+        learning_rate=1e-2,
+        check_every=20,
+        episode_updates=0,
+        greedy_goal=1.0,
+    )
+    assert facts["greedy_validation"] == 1.0
+    assert facts["demonstrator_success"] is None
+    assert facts["episode_updates"] == 0
+    assert isinstance(facts["lesson_updates"], int)
+    assert facts["lesson_updates"] in range(20, 200, 20)  # it was good enough at a look
+    assert greedy(policy, "P _\n_ G") in ("right<|im_end|>", "down<|im_end|>")
+
+
+def greedy(policy: Policy, text: str) -> str:
+    """What the policy says to a text."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, stop=policy.renderer.stop)
+    prompt = policy.renderer.open(Observation(text))
+    return policy.renderer.text(clock.run(lambda: policy.engine.generate(prompt, params)).token_ids)
+
+
+def test_dialogues_of_a_file_are_learned(chat_folder: Path, tmp_path: Path) -> None:
+    capitals = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid"}
+    lines = [
+        {"messages": [{"role": "user", "content": country}, {"role": "assistant", "content": capital}]}
+        for country, capital in capitals.items()
+    ]
+    too_long = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "." * 200}]}
+    path = tmp_path / "capitals.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*lines, too_long])))
+    display = Noting()
+    policy, facts = pretrained(
+        chat_folder,
+        display,
+        kind="dialogues",
+        file=str(path),
+        dialogue_batch=2,
+        dialogue_epochs=60,
+        learning_rate=1e-2,
+        check_episodes=None,
+    )
+    assert {**facts, "wall_s": 0} == {
+        "dialogues": 3,
+        "dialogues_skipped": 1,
+        "dialogue_updates": 120,
+        "greedy_validation": None,
+        "wall_s": 0,
+    }
+    assert display.lines == ["1 of 4 dialogues are longer than rollout.max_tokens (120): skipped"]
+    clock.run(lambda: policy.engine.load(weights_of(policy, tmp_path)))
+    assert {country: greedy(policy, country) for country in capitals} == {
+        country: f"{capital}<|im_end|>" for country, capital in capitals.items()
+    }
+
+
+class Noting(SilentDisplay):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def weights_of(policy: Policy, folder: Path) -> Weights:
+    """The weights that were learned, for the engine."""
+    policy.write_weights(folder / "learned.safetensors")
+    return Weights(1, str(folder / "learned.safetensors"))
