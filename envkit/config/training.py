@@ -150,14 +150,27 @@ class TorchTrainerSection(Section):
     """Train steps; each plays groups_per_step groups and learns from them. 0 stops after the warm-up."""
     groups_per_step: Count = 32
     """Tasks a train step."""
-    learning_rate: Rate = 5e-4
-    """AdamW's step size for the policy; about 1e-6 for a pretrained model."""
-    critic_learning_rate: Rate = 1e-3
-    """The same for the critic (ppo)."""
+    learning_rate: Rate | None = None
+    """AdamW's step size for the policy; none is 5e-4 for a tiny policy and 1e-6 for a pretrained model."""
+    critic_learning_rate: Rate | None = None
+    """The same for the critic (ppo); none is 1e-3 for a tiny policy and 1e-5 for a pretrained model."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of both learning rates; linear and cosine fall to 0 over `steps`."""
+    schedule_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Train steps over which the learning rates rise to their value."""
+    weight_decay: Annotated[float, Field(ge=0), Exponent] = 0.0
+    """AdamW's weight decay; norms and biases have none."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of matrix products while learning; the weights stay float32. auto: float32 for a tiny policy,
+    bfloat16 (autocast) for a pretrained model."""
+    gradient_checkpointing: bool | None = None
+    """Whether to compute activations again in the backward pass, for less memory and more time. None is false for a
+    tiny policy and true for a pretrained model."""
     max_grad_norm: Annotated[float, Field(gt=0), Exponent] = 1.0
     """The gradient's norm is clipped to this."""
-    micro_tokens: Count = 16384
-    """Bound on the tokens of one forward and backward pass, padding included."""
+    micro_tokens: Count | None = None
+    """Bound on the tokens of one forward and backward pass, padding included; none is 16384 for a tiny policy and 4096
+    for a pretrained model."""
     checkpoint_every: Count = 10
     """Train steps between two checkpoints."""
     keep_checkpoints: Count = 2

@@ -263,6 +263,6 @@ def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path
 
 def test_the_schema_tells_the_bounds_of_numbers() -> None:
     definitions = config.RunConfig.model_json_schema()["$defs"]
-    assert definitions["TorchTrainerSection"]["properties"]["learning_rate"]["exclusiveMinimum"] == 0
+    assert definitions["WarmupSection"]["properties"]["learning_rate"]["exclusiveMinimum"] == 0
     share = definitions["WarmupSection"]["properties"]["greedy_goal"]
     assert (share["minimum"], share["maximum"]) == (0, 1)

@@ -30,7 +30,7 @@ from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Observation
 from envkit.wiring import environments
 from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.resolve import limits_of, task_of
+from envkit.wiring.training.resolve import limits_of, task_of, trainer_defaults
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""
@@ -79,9 +79,16 @@ class Policy:
             safetensors.torch.save_model(self.model, str(path))
         share_weights(path.parent)
 
-    def begin_training(self, algorithm: Algorithm, run: RunConfig, folder: Path) -> None:
-        """Make the trainer, with a critic and a reference as the algorithm needs them, from the weights as they are."""
-        section = run.trainer
+    def begin_training(self, algorithm: Algorithm, run: RunConfig) -> None:
+        """Make the trainer, with a critic and a reference as the algorithm needs them, from the weights as they are.
+
+        The engine copies what it learns within this process.
+        """
+        is_tiny = run.engine.model is None
+        section = trainer_defaults(run.trainer, is_tiny=is_tiny)
+        assert section.learning_rate is not None, "trainer_defaults fills it in"
+        assert section.critic_learning_rate is not None, "trainer_defaults fills it in"
+        assert section.micro_tokens is not None, "trainer_defaults fills it in"
         settings = TrainerSettings(
             learning_rate=section.learning_rate,
             critic_learning_rate=section.critic_learning_rate,
@@ -90,13 +97,20 @@ class Policy:
             seed=run.seed,
             temperature=run.rollout.temperature,
             threads=self.learning_threads,
+            schedule=section.schedule,
+            schedule_warmup_steps=section.schedule_warmup_steps,
+            steps=section.steps,
+            weight_decay=section.weight_decay,
+            precision=section.precision,
+            gradient_checkpointing=bool(section.gradient_checkpointing),
+            is_large=not is_tiny,
         )
         reference = copy.deepcopy(self.model).eval() if algorithm.kl_coefficient > 0 else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run.seed)
             critic = Critic(self.model) if algorithm.has_critic else None
         self._trainer = TorchTrainer(
-            self.model, algorithm, settings, folder, critic=critic, reference=reference, tokenizer=self.tokenizer
+            self.model, algorithm, settings, None, critic=critic, reference=reference, tokenizer=self.tokenizer
         )
 
 
@@ -115,6 +129,7 @@ def open_policy(run: RunConfig) -> Policy:
         batch_tokens=section.batch_tokens,
         threads=playing_threads(run),
         renderer=run.renderer,
+        is_large=section.model is not None,
     )
     if section.model is not None:
         return load(str(Path(section.model).expanduser()))
@@ -158,10 +173,11 @@ def load_policy(
     batch_tokens: int = 65536,
     threads: int = 0,
     renderer: RendererSection = _DEFAULT_RENDERER,
+    is_large: bool = False,
 ) -> Policy:
     """Load a model folder, or a name of the hub, twice: in float32 to train, and in `dtype` to play.
 
-    `threads` of torch play; 0 leaves their number as it is.
+    `threads` of torch play; 0 leaves their number as it is. `is_large` saves time at play, see `TransformersEngine`.
 
     Raises:
         UsageError: There is no such model, it has no tokenizer, or it cannot be prompted as `renderer` says.
@@ -179,7 +195,9 @@ def load_policy(
         raise UsageError(f"engine.model: cannot load {path}: {reason}") from error
     playing = copy_to_play(model, dtype)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads)
+    engine = TransformersEngine(
+        playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads, is_large=is_large, source=model
+    )
     count = sum(weight.numel() for weight in model.parameters())
     kind = type(model).__name__
     framing = open_renderer(tokenizer, path, renderer)

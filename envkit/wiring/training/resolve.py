@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from envkit.config import RunConfig, WarmupSection
+from envkit.config.training import TorchTrainerSection
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.algorithms.catalogue import Algorithm
@@ -50,6 +51,7 @@ def resolve(run: RunConfig) -> RunConfig:
     turn_tokens = run.rollout.turn_tokens or (1 if is_tiny else 128)
     changed = {
         "env": run.env.model_copy(update={"options": options}),
+        "trainer": trainer_defaults(run.trainer, is_tiny=is_tiny),
         "rollout": run.rollout.model_copy(update={"turn_tokens": turn_tokens}),
         "warmup": _warmup(run, is_tiny=is_tiny),
     }
@@ -67,6 +69,19 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
         usual["check_episodes"] = 0
     filled = {key: value for key, value in usual.items() if getattr(section, key) is None}
     return section.model_copy(update={"kind": kind, **filled})
+
+
+def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTrainerSection:
+    """Fill in the keys of the trainer that follow the policy."""
+    defaults: dict[str, object] = {
+        "learning_rate": 5e-4 if is_tiny else 1e-6,
+        "critic_learning_rate": 1e-3 if is_tiny else 1e-5,
+        "precision": "float32" if is_tiny else "bfloat16",
+        "gradient_checkpointing": not is_tiny,
+        "micro_tokens": 16384 if is_tiny else 4096,
+    }
+    open_keys = {key: value for key, value in defaults.items() if getattr(section, key) in (None, "auto")}
+    return section.model_copy(update=open_keys)
 
 
 def algorithm_of(run: RunConfig) -> Algorithm:

@@ -155,7 +155,8 @@ class _Run:
 
         trainer, state = self._run.trainer, self._state
         weights = record.folder / "weights"
-        begin = partial(policy.begin_training, algorithm_of(self._run), self._run, weights)
+        assert trainer.micro_tokens is not None, "resolve fills it in"
+        begin = partial(policy.begin_training, algorithm_of(self._run), self._run)
         imitator = warmup.Imitator(
             policy.model,
             max_grad_norm=trainer.max_grad_norm,
