@@ -19,6 +19,7 @@ from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, st
 
 from . import diagnosis
 from .rollout import Rollout, RolloutResult
+from .models.saved_policy import SavedPolicy
 from .run_folder import checkpoint
 from .run_folder.checkpoint import RunState
 from .run_folder.display import Display
