@@ -18,6 +18,7 @@ from envkit.cli.fleet import image, sandbox, token
 from envkit.cli.fleet.doctor import doctor
 from envkit.cli.fleet.serve import serve
 from envkit.cli.training.check import check
+from envkit.cli.training.check_template import check_template
 from envkit.cli.training.evaluate import evaluate
 from envkit.cli.training.train import train
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("check")(check)
 app.command("check-env")(check_env)
+app.command("check-template")(check_template)
 app.command("eval")(evaluate)
 app.command("show")(show)
 app.command("play")(play)

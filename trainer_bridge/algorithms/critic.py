@@ -28,7 +28,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, samples: Sequence[Sample]) -> Tensor:
-        """Return one estimate for each turn of each sample, row after row [N]."""
+        """Return one estimate for each turn that a sample holds the completion of, row after row [N]."""
         device = self.head.weight.device
         longest = max(len(sample.token_ids) for sample in samples)
         ids = [list(sample.token_ids) + [0] * (longest - len(sample.token_ids)) for sample in samples]
@@ -38,6 +38,11 @@ class Critic(nn.Module):
         places = [position for positions in starts for position in positions]
         value: Tensor = self.head(hidden_BLH[rows, places]).squeeze(-1).float()
         return value
+
+
+def turns_said(sample: Sample) -> list[int]:
+    """Numbers of the episode's turns whose completion is in the sample, in order."""
+    return [sample.turn_ids[position + 1] for position in _turn_starts(sample)]
 
 
 def _turn_starts(sample: Sample) -> list[int]:

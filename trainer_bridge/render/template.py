@@ -84,11 +84,19 @@ class ChatTemplate:
         for piece in self._frame_tokens.split(text):
             if _MARK in piece:
                 plain = self._marks.sub(lambda mark: self._escaped[int(mark[1])], piece)
-                ids += self._encode(whole) + self._encode(plain, split_special_tokens=True)
+                ids += self._encode(whole) + self._encode_inside(plain)
                 whole = ""
             else:
                 whole += piece
         return ids + self._encode(whole)
+
+    def _encode_inside(self, text: str) -> tuple[int, ...]:
+        """Encode text as text, behind a newline: some tokenizers put a space before the first word of what they get."""
+        newline = self._encode("\n")
+        ids = self._encode("\n" + text, split_special_tokens=True)
+        if ids[: len(newline)] == newline:
+            return ids[len(newline) :]
+        return self._encode(text, split_special_tokens=True)
 
     def _mark(self, name: str) -> str:
         return f"{_MARK}{self._escaped.index(name)}@@"

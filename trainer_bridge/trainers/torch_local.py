@@ -1,25 +1,24 @@
-"""The trainer for one process and one device. Axes: B samples, L tokens, T turns, N tokens that carry loss.
+"""The trainer for one process and one device. Axes: E episodes, L tokens, T turns, N tokens that carry loss.
 
-One train step is: advantages of all samples, then `epochs` times `minibatches` optimiser updates, each summed over
+One train step is: advantages of all episodes, then `epochs` times `minibatches` optimiser updates, each summed over
 passes of at most `micro_tokens` tokens. The samples' own log-probabilities are the old ones, so a ratio is measured
 against what was really sampled from.
 """
 
 from __future__ import annotations
 
-import json
+import resource
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from textwrap import shorten
 from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from envkit.errors import UsageError
 from envkit.types import Sample, Weights
@@ -27,12 +26,19 @@ from envkit.types import Sample, Weights
 from ..algorithms import advantages, losses
 from ..algorithms.advantages import Batch
 from ..algorithms.catalogue import Algorithm
-from ..algorithms.critic import Critic
+from ..algorithms.critic import Critic, turns_said
 from ..run_folder.writing import share_weights, writing
 from ..threads import torch_threads
+from . import checkpoint
+from .batching import cut, flat, passes, row_tokens, said, shared_rows
+from .checkpoint import UNREADABLE
+from .optimizer import adamw, rate_factor, set_rate
+from .token_logps import TokenScorer, token_logps
 
-UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
-"""What reading a file of a checkpoint raises when it is not there, cut off, or another one."""
+__all__ = ["UNREADABLE", "TorchTrainer", "TrainerSettings", "adamw", "passes", "token_logps"]
+
+_PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
+"""Figures that only the tokens of a forward pass have; samples without advantage may be skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,15 @@ class TrainerSettings:
         seed: Order of the minibatches.
         temperature: What the samples were drawn at; every distribution is taken at the same one.
         threads: Threads of torch that learn; 0 leaves their number as it is.
+        schedule: Of the learning rates: ``"constant"``, ``"linear"`` or ``"cosine"``; see `optimizer.rate_factor`.
+        schedule_warmup_steps: Train steps over which they rise.
+        steps: Train steps of the run, for the schedule.
+        weight_decay: AdamW's, for matrices.
+        precision: Of matrix products: ``"float32"``, or ``"bfloat16"`` for autocast over float32 weights.
+        gradient_checkpointing: Whether the backward pass computes the activations of each layer again.
+        is_large: Whether to save memory and time as a language model needs it: log-probabilities in blocks, prompts
+            of a group shared, groups in one minibatch, samples without advantage skipped. The gradient is the same
+            but for rounding, which is why a tiny policy, whose runs are repeatable, learns without.
     """
 
     learning_rate: float
@@ -56,11 +71,25 @@ class TrainerSettings:
     seed: int
     temperature: float = 1.0
     threads: int = 0
+    schedule: str = "constant"
+    schedule_warmup_steps: int = 0
+    steps: int = 0
+    weight_decay: float = 0.0
+    precision: str = "float32"
+    gradient_checkpointing: bool = False
+    is_large: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Samples with all that a loss needs, before they are padded."""
+    """Samples with all that a loss needs, before they are padded.
+
+    Attributes:
+        samples: The samples.
+        advantages: Of each turn of the sample's episode.
+        returns: The same for what the critic is to learn.
+        reference: Log-probabilities under the reference, of the policy's tokens.
+    """
 
     samples: Sequence[Sample]
     advantages: Sequence[Sequence[float]]
@@ -75,7 +104,7 @@ class TorchTrainer:
         model: The policy, on its device.
         algorithm: How samples become a gradient.
         settings: How the optimiser moves.
-        folder: Where `publish` writes.
+        folder: Where `publish` writes; None if the engine copies the weights within this process.
         critic: Estimates the return of a turn; needed by algorithms that have one.
         reference: The policy that the KL is measured to; needed where its coefficient is above 0.
         tokenizer: Is saved beside the policy, so that a checkpoint is a whole model folder.
@@ -86,7 +115,7 @@ class TorchTrainer:
         model: Any,
         algorithm: Algorithm,
         settings: TrainerSettings,
-        folder: Path,
+        folder: Path | None,
         *,
         critic: Critic | None = None,
         reference: Any = None,
@@ -105,8 +134,17 @@ class TorchTrainer:
         self._folder = folder
         self._samples: list[Sample] = []
         self.version = 0
-        self._optimizer = adamw(model, settings.learning_rate)
-        self._critic_optimizer = None if critic is None else adamw(critic, settings.critic_learning_rate)
+        self._scorer = self._score_with(model)
+        self._optimizer = adamw(
+            model, settings.learning_rate, weight_decay=settings.weight_decay, is_fused=settings.is_large
+        )
+        self._critic_optimizer: torch.optim.AdamW | None = None
+        if critic is not None:
+            rate, decay = settings.critic_learning_rate, settings.weight_decay
+            self._critic_optimizer = adamw(critic, rate, weight_decay=decay, is_fused=settings.is_large)
+        if settings.gradient_checkpointing:
+            for body in [model] if critic is None else [model, critic.body]:
+                _checkpoint_layers(body)
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
         """See `envkit.protocols.Trainer.accumulate`."""
@@ -116,8 +154,11 @@ class TorchTrainer:
         """Learn from what was accumulated and drop it.
 
         Returns:
-            policy_loss, entropy_nats, approx_kl (k3 against the sampling policy), clip_share, grad_norm,
-            advantage_abs, and with a critic value_loss; means over tokens (turns for the critic) of all updates.
+            learning_rate, policy_loss, entropy_nats, approx_kl (k3 against the sampling policy), clip_share, grad_norm,
+            advantage_abs, and with a critic value_loss; means over tokens (turns for the critic) of all updates. With
+            `is_large` also skipped_samples, which had no advantage, learned_tokens, which the others have and to
+            which entropy_nats, approx_kl and clip_share belong, and peak_memory_mib: on a CPU the largest resident
+            size of this process so far, on a GPU the most that tensors took.
 
         Raises:
             UsageError: A gradient is not finite; the weights stay as they were before it.
@@ -125,25 +166,42 @@ class TorchTrainer:
         samples, self._samples = self._samples, []
         if not samples:
             raise ValueError("nothing was accumulated")
+        settings = self._settings
         sums: defaultdict[str, float] = defaultdict(float)
         updates = 0
-        with torch_threads(self._settings.threads):
+        factor = rate_factor(
+            settings.schedule, self.version, steps=settings.steps, warmup_steps=settings.schedule_warmup_steps
+        )
+        set_rate(self._optimizer, settings.learning_rate * factor)
+        if self._critic_optimizer is not None:
+            set_rate(self._critic_optimizer, settings.critic_learning_rate * factor)
+        with torch_threads(settings.threads):
             rows = self._prepare(samples)
-            for indices in self._minibatches(len(samples)):
+            for indices in self._minibatches(samples):
                 self._learn(rows, indices, sums)
                 updates += 1
         self.version += 1
         tokens, turns = max(sums.pop("tokens"), 1.0), max(sums.pop("turns"), 1.0)
+        learned, skipped = sums.pop("learned_tokens"), sums.pop("skipped_samples")
         grad_norm = sums.pop("grad_norm") / updates
-        report = {key: value / (turns if key == "value_loss" else tokens) for key, value in sums.items()}
-        return {**report, "grad_norm": grad_norm}
+        count = {**dict.fromkeys(_PER_LEARNED_TOKEN, max(learned, 1.0)), "value_loss": turns}
+        report = {key: value / count.get(key, tokens) for key, value in sums.items()}
+        report |= {"grad_norm": grad_norm, "learning_rate": settings.learning_rate * factor}
+        if settings.is_large:
+            report |= {"learned_tokens": learned, "skipped_samples": skipped}
+            report["peak_memory_mib"] = _peak_memory_mib(self._model.device)
+        return report
 
     def publish(self) -> Weights:
         """See `envkit.protocols.Trainer.publish`; older published weights are removed.
 
+        Without a folder nothing is written; the engine then copies from the model itself.
+
         Raises:
             UsageError: The disk is full or the folder cannot be written.
         """
+        if self._folder is None:
+            return Weights(self.version, "")
         path = self._folder / f"version-{self.version}.safetensors"
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -156,72 +214,82 @@ class TorchTrainer:
 
     def save(self, folder: str) -> None:
         """See `envkit.protocols.Trainer.save`. The policy goes into ``policy/`` as an ordinary model folder."""
-        self._model.save_pretrained(Path(folder) / "policy")
-        if self._tokenizer is not None:
-            self._tokenizer.save_pretrained(Path(folder) / "policy")
-        state = {"policy_optimizer": self._optimizer.state_dict()}
-        if self._critic is not None and self._critic_optimizer is not None:
-            state["critic"] = self._critic.state_dict()
-            state["critic_optimizer"] = self._critic_optimizer.state_dict()
-        with (Path(folder) / "optimizer.pt").open("wb") as file:  # given a path, torch hides what the system said
-            torch.save(state, file)
-        if self._reference is not None:
-            safetensors.torch.save_model(self._reference, str(Path(folder) / "reference.safetensors"))
-        share_weights(Path(folder))
-        (Path(folder) / "trainer.json").write_text(json.dumps({"version": self.version}))
+        parts = self._stateful()
+        checkpoint.save(Path(folder), self._model, self._tokenizer, self._reference, parts, self.version)
 
     def restore(self, folder: str) -> None:
         """See `envkit.protocols.Trainer.restore`."""
-        place = Path(folder)
-        try:
-            safetensors.torch.load_model(self._model, str(place / "policy" / "model.safetensors"))
-            state = torch.load(place / "optimizer.pt", weights_only=True)
-            self._optimizer.load_state_dict(state["policy_optimizer"])
-            if self._critic is not None and self._critic_optimizer is not None:
-                self._critic.load_state_dict(state["critic"])
-                self._critic_optimizer.load_state_dict(state["critic_optimizer"])
-            if self._reference is not None:
-                safetensors.torch.load_model(self._reference, str(place / "reference.safetensors"))
-            self.version = int(json.loads((place / "trainer.json").read_text())["version"])
-        except UNREADABLE as error:
-            raise UsageError(f"{place}: not a checkpoint of this policy and algorithm: {_reason(error)}") from error
+        self.version = checkpoint.restore(Path(folder), self._model, self._reference, self._stateful())
+
+    def _stateful(self) -> dict[str, checkpoint.Stateful]:
+        parts: dict[str, checkpoint.Stateful] = {"policy_optimizer": self._optimizer}
+        if self._critic is not None and self._critic_optimizer is not None:
+            parts |= {"critic": self._critic, "critic_optimizer": self._critic_optimizer}
+        return parts
+
+    def _score_with(self, model: Any) -> TokenScorer:
+        settings = self._settings
+        return TokenScorer(
+            model, temperature=settings.temperature, precision=settings.precision, in_blocks=settings.is_large
+        )
 
     def _prepare(self, samples: Sequence[Sample]) -> _Rows:
         """Compute what stays fixed during all updates of the train step."""
         algorithm = self._algorithm
-        reward_BT, turn_mask_BT = _turn_rewards(samples)
-        value_BT = torch.zeros_like(reward_BT)
+        first: dict[int, Sample] = {}
+        for sample in samples:
+            first.setdefault(sample.episode, sample)
+        episodes = list(first.values())
+        number = {episode: place for place, episode in enumerate(first)}
+        reward_ET, turn_mask_ET = _turn_rewards(episodes)
+        value_ET = torch.zeros_like(reward_ET)
         if algorithm.has_critic:
-            value_BT = self._values(samples, reward_BT.shape[1])
-        batch = Batch(reward_BT, turn_mask_BT, value_BT, [sample.group for sample in samples])
-        advantage_BT, return_BT = advantages.BY_NAME[algorithm.advantage](batch, algorithm)
+            self._estimate(samples, [number[sample.episode] for sample in samples], value_ET)
+        batch = Batch(reward_ET, turn_mask_ET, value_ET, [episode.group for episode in episodes])
+        advantage_ET, return_ET = advantages.BY_NAME[algorithm.advantage](batch, algorithm)
         if algorithm.advantage_clip is not None:
-            advantage_BT = advantage_BT.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
+            advantage_ET = advantage_ET.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
+        advantage, target = advantage_ET.tolist(), return_ET.tolist()
         reference = self._reference_logps(samples) if algorithm.kl_coefficient > 0 else [[] for _ in samples]
-        return _Rows(samples, advantage_BT.tolist(), return_BT.tolist(), reference)
+        return _Rows(
+            samples,
+            [advantage[number[sample.episode]] for sample in samples],
+            [target[number[sample.episode]] for sample in samples],
+            reference,
+        )
 
-    def _minibatches(self, count: int) -> Iterator[list[int]]:
-        """Yield the rows of each update; every pass sees every row once."""
+    def _minibatches(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
+        """Yield the rows of each update; every pass sees every row once. A large model's groups stay together."""
         seed = self._settings.seed * 1_000_003 + self.version
         order = torch.Generator().manual_seed(seed % (1 << 63))  # torch takes no larger one
-        parts = min(self._algorithm.minibatches, count)
+        units = [[row] for row in range(len(samples))]
+        if self._settings.is_large:
+            rows_of: dict[str, list[int]] = {}
+            for row, sample in enumerate(samples):
+                rows_of.setdefault(sample.group, []).append(row)
+            units = list(rows_of.values())
+        parts = min(self._algorithm.minibatches, len(units))
         for _ in range(self._algorithm.epochs):
-            shuffled = torch.randperm(count, generator=order)
+            shuffled = torch.randperm(len(units), generator=order)
             for part in shuffled.tensor_split(parts):
-                yield sorted(part.tolist())
+                yield sorted(row for unit in part.tolist() for row in units[unit])
 
     def _learn(self, rows: _Rows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
         """Make one optimiser update from the rows at `indices`, adding what happened to `sums`."""
         tokens = sum(sum(rows.samples[row].mask) for row in indices)
-        turns = sum(len(rows.samples[row].rewards) for row in indices)
+        turns = sum(len(turns_said(rows.samples[row])) for row in indices)
         self._optimizer.zero_grad()
-        if self._critic_optimizer is not None:
-            self._critic_optimizer.zero_grad()
-        for part in passes([rows.samples[row] for row in indices], self._settings.micro_tokens):
-            chosen = [indices[position] for position in part]
-            loss = self._policy_pass(rows, chosen, sums) / tokens
+        learned = [row for row in indices if self._has_gradient(rows, row)]
+        for part in self._passes(rows.samples, learned):
+            loss = self._policy_pass(rows, part, sums) / tokens
             loss.backward()  # type: ignore[no-untyped-call]
-            if self._critic is not None:
+        if len(learned) < len(indices):
+            for weight in self._model.parameters():
+                if weight.requires_grad and weight.grad is None:  # the optimiser's averages move all the same
+                    weight.grad = torch.zeros_like(weight)
+        if self._critic is not None and self._critic_optimizer is not None:
+            self._critic_optimizer.zero_grad()
+            for chosen in self._plain_passes(rows.samples, indices):
                 value_loss = self._critic_pass(rows, chosen, sums) * self._algorithm.value_coefficient / turns
                 value_loss.backward()  # type: ignore[no-untyped-call]
         norm = self._bound_gradient(self._model)
@@ -231,7 +299,30 @@ class TorchTrainer:
         self._optimizer.step()  # after both gradients were found to be numbers
         sums["tokens"] += tokens
         sums["turns"] += turns
+        sums["learned_tokens"] += sum(sum(rows.samples[row].mask) for row in learned)
+        sums["skipped_samples"] += len(indices) - len(learned)
         sums["grad_norm"] += norm
+
+    def _has_gradient(self, rows: _Rows, row: int) -> bool:
+        """Whether a sample has to be looked at: one without advantage has no gradient if that is all of the loss."""
+        algorithm, sample = self._algorithm, rows.samples[row]
+        if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
+            return True
+        return any(rows.advantages[row][turn] != 0.0 for turn in turns_said(sample))
+
+    def _passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[list[int]]]:
+        """Cut samples into passes of rows; a row is the numbers of the samples in it."""
+        shared = [[place] for place in range(len(indices))]
+        if self._scorer.shares_prompts:
+            shared = shared_rows([samples[row] for row in indices])
+        rows = [[indices[place] for place in row] for row in shared]
+        lengths = [row_tokens([samples[number] for number in row]) for row in rows]
+        for part in cut(lengths, self._settings.micro_tokens):
+            yield [rows[place] for place in part]
+
+    def _plain_passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[int]]:
+        for part in passes([samples[row] for row in indices], self._settings.micro_tokens):
+            yield [indices[place] for place in part]
 
     def _bound_gradient(self, module: nn.Module, *, key: str = "trainer.learning_rate") -> float:
         """Scale the gradient down to the bound and return its norm before that.
@@ -250,24 +341,26 @@ class TorchTrainer:
                 f"lower {key} and continue from the last checkpoint with --resume"
             ) from None
 
-    def _policy_pass(self, rows: _Rows, chosen: Sequence[int], sums: defaultdict[str, float]) -> Tensor:
-        """Return the summed loss of the chosen rows' tokens."""
+    def _policy_pass(self, rows: _Rows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
+        """Return the summed loss of the tokens of the samples in `part`, which is rows of their numbers."""
         algorithm, device = self._algorithm, self._model.device
-        samples = [rows.samples[row] for row in chosen]
-        logp_NV = token_logps(self._model, samples, temperature=self._settings.temperature)
-        token_N = _flat([_said(sample, sample.token_ids) for sample in samples], device, torch.long)
-        old_N = _flat([_said(sample, sample.logprobs) for sample in samples], device)
+        chosen = [number for row in part for number in row]
+        samples = [rows.samples[number] for number in chosen]
+        scored = self._scorer.score(
+            [[rows.samples[number] for number in row] for row in part],
+            entropy_has_gradient=algorithm.entropy_coefficient > 0,
+        )
+        logp_N, entropy_N = scored
+        old_N = flat([said(sample, sample.logprobs) for sample in samples], device)
         share = [
-            [rows.advantages[row][turn] for turn in _said(rows.samples[row], rows.samples[row].turn_ids)]
+            [rows.advantages[row][turn] for turn in said(rows.samples[row], rows.samples[row].turn_ids)]
             for row in chosen
         ]
-        advantage_N = _flat(share, device)
-        logp_N = logp_NV.gather(1, token_N[:, None]).squeeze(1)
+        advantage_N = flat(share, device)
         policy = losses.BY_NAME[algorithm.loss](logp_N, old_N, advantage_N, algorithm)
-        entropy_N = losses.entropy(logp_NV)
         total = policy.loss_N.sum() - algorithm.entropy_coefficient * entropy_N.sum()
         if algorithm.kl_coefficient > 0:
-            reference_N = _flat([rows.reference[row] for row in chosen], device)
+            reference_N = flat([rows.reference[row] for row in chosen], device)
             kl_N = losses.kl_estimate(logp_N, reference_N)
             total = total + algorithm.kl_coefficient * kl_N.sum()
             sums["reference_kl"] += float(kl_N.detach().sum())
@@ -281,104 +374,61 @@ class TorchTrainer:
     def _critic_pass(self, rows: _Rows, chosen: Sequence[int], sums: defaultdict[str, float]) -> Tensor:
         assert self._critic is not None
         samples = [rows.samples[row] for row in chosen]
-        value_N = self._critic(samples)
-        return_N = _flat([rows.returns[row][: len(rows.samples[row].rewards)] for row in chosen], value_N.device)
-        loss = losses.value_loss(value_N, return_N).sum()
+        with self._scorer.autocast():
+            value_N = self._critic(samples)
+        target = [[rows.returns[row][turn] for turn in turns_said(rows.samples[row])] for row in chosen]
+        loss = losses.value_loss(value_N, flat(target, value_N.device)).sum()
         sums["value_loss"] += float(loss.detach())
         return loss
 
     @torch.no_grad()
-    def _values(self, samples: Sequence[Sample], turns: int) -> Tensor:
-        """Return the critic's estimate at the start of every turn [B, T]."""
+    def _estimate(self, samples: Sequence[Sample], episodes: Sequence[int], value_ET: Tensor) -> None:
+        """Put the critic's estimate at the start of every turn of each sample into its episode's row."""
         assert self._critic is not None
-        value_BT = torch.zeros(len(samples), turns)
         for part in passes(samples, self._settings.micro_tokens):
-            values = self._critic([samples[row] for row in part]).cpu()
-            counts = [len(samples[row].rewards) for row in part]
-            for row, value_T in zip(part, torch.split(values, counts), strict=True):
-                value_BT[row, : len(value_T)] = value_T
-        return value_BT
+            with self._scorer.autocast():
+                values = iter(self._critic([samples[row] for row in part]).tolist())
+            for row in part:
+                for turn in turns_said(samples[row]):
+                    value_ET[episodes[row], turn] = next(values)
 
     @torch.no_grad()
     def _reference_logps(self, samples: Sequence[Sample]) -> list[list[float]]:
         found: list[list[float]] = [[] for _ in samples]
-        for part in passes(samples, self._settings.micro_tokens):
-            chosen = [samples[row] for row in part]
-            logp_NV = token_logps(self._reference, chosen, temperature=self._settings.temperature)
-            said = [_said(sample, sample.token_ids) for sample in chosen]
-            token_N = _flat(said, logp_NV.device, torch.long)
-            logp_N = logp_NV.gather(1, token_N[:, None]).squeeze(1).cpu()
-            for row, logps in zip(part, torch.split(logp_N, [len(ids) for ids in said]), strict=True):
-                found[row] = logps.tolist()
+        scorer = self._score_with(self._reference)
+        for part in self._passes(samples, range(len(samples))):
+            logps = iter(scorer.score([[samples[number] for number in row] for row in part]).logp_N.tolist())
+            for number in (number for row in part for number in row):
+                found[number] = [next(logps) for _ in range(sum(samples[number].mask))]
         return found
 
 
-def _reason(error: Exception) -> str:
-    """Return in one line why a checkpoint cannot be read."""
-    if isinstance(error, (EOFError, UnpicklingError)):
-        return "optimizer.pt is damaged"
-    if isinstance(error, KeyError):
-        return f"it holds no {error.args[0]}"
-    # What torch says about weights that do not fit is a headline and then a line for each of them.
-    return shorten(" ".join(str(error).splitlines()[:2]), 300) or type(error).__name__
+def _checkpoint_layers(model: Any) -> None:
+    """Compute the activations of each layer again in the backward pass; dropout stays off.
 
-
-def adamw(module: nn.Module, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW without weight decay, with the betas that suit short runs."""
-    return torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-
-
-def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
-    """Cut samples into passes of similar length, at most `micro_tokens` tokens each with padding (at least one row)."""
-    order = sorted(range(len(samples)), key=lambda row: (len(samples[row].token_ids), row))
-    parts: list[list[int]] = []
-    for row in order:
-        length = len(samples[row].token_ids)  # the longest so far
-        if not parts or (len(parts[-1]) + 1) * length > micro_tokens:
-            parts.append([])
-        parts[-1].append(row)
-    return parts
-
-
-def token_logps(model: Any, samples: Sequence[Sample], *, temperature: float = 1.0) -> Tensor:
-    """Return the log-probabilities (nats) from which each token with mask 1 was drawn [N, V], row after row.
-
-    Only the positions that some row needs are put through the model's output layer, which for a large vocabulary is
-    most of the memory.
+    Raises:
+        UsageError: The model cannot, or a layer has dropout of its own, which this would switch on.
     """
-    ids_BL, position_N, row_N = padded(samples, model.device)
-    kept = sorted({int(position) for position in position_N})
-    place = {position: number for number, position in enumerate(kept)}
-    # Padding is on the right and carries no loss, so under a causal mask it needs no mask of its own.
-    output = model(input_ids=ids_BL, use_cache=False, logits_to_keep=torch.tensor(kept, device=model.device))
-    at_N = torch.tensor([place[int(position)] for position in position_N], device=model.device)
-    return torch.log_softmax(output.logits[row_N, at_N].float() / temperature, dim=-1)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers or not model.supports_gradient_checkpointing:
+        kind = type(model).__name__
+        raise UsageError(f"trainer.gradient_checkpointing: {kind} does not support it; set it to false")
+    if any(isinstance(rate := getattr(layer, "dropout", 0.0), float) and rate > 0 for layer in layers):
+        raise UsageError("trainer.gradient_checkpointing: the model's layers have dropout; set it to false")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:
+        layer.training = True  # of the layer alone: the modules inside stay in evaluation mode
 
 
-def padded(samples: Sequence[Sample], device: torch.device) -> tuple[Tensor, list[int], Tensor]:
-    """Pad token ids on the right [B, L]; name the position before each token with mask 1, and its row [N]."""
-    longest = max(len(sample.token_ids) for sample in samples)
-    ids = [list(sample.token_ids) + [0] * (longest - len(sample.token_ids)) for sample in samples]
-    positions: list[int] = []
-    rows: list[int] = []
-    for row, sample in enumerate(samples):
-        before = [place - 1 for place, said in enumerate(sample.mask) if said]
-        positions += before
-        rows += [row] * len(before)
-    return torch.tensor(ids, device=device), positions, torch.tensor(rows, device=device)
+def _peak_memory_mib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def _turn_rewards(samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-    turns = max(len(sample.rewards) for sample in samples)
-    rewards = [list(sample.rewards) + [0.0] * (turns - len(sample.rewards)) for sample in samples]
-    exists = [[1.0] * len(sample.rewards) + [0.0] * (turns - len(sample.rewards)) for sample in samples]
+def _turn_rewards(episodes: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    turns = max(len(sample.rewards) for sample in episodes)
+    rewards = [list(sample.rewards) + [0.0] * (turns - len(sample.rewards)) for sample in episodes]
+    exists = [[1.0] * len(sample.rewards) + [0.0] * (turns - len(sample.rewards)) for sample in episodes]
     return torch.tensor(rewards), torch.tensor(exists)
-
-
-def _said(sample: Sample, values: Sequence[Any]) -> list[Any]:
-    """Return those of `values` [L] that belong to tokens of the policy."""
-    return [value for value, said in zip(values, sample.mask, strict=True) if said]
-
-
-def _flat(rows: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor([value for row in rows for value in row], device=device, dtype=dtype)

@@ -1,0 +1,201 @@
+"""``envkit check-template``: a model's chat template, turn by turn as a rollout uses it, against the whole chat."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from envkit.config.training import RendererSection
+from envkit.errors import UsageError
+from envkit.protocols import Renderer
+from envkit.types import Exchange, Observation
+from envkit.wiring.training.renderer import open_renderer, open_tokenizer
+
+Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
+Chat = list[dict[str, str]]
+
+_NEIGHBOURS = 3
+"""Tokens that are shown before and after the first one that differs."""
+
+_ANSWER_MARK = "@@answer@@"
+_EMPTY_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """What is rendered.
+
+    Attributes:
+        name: For people.
+        observations: User messages, one more than there are answers.
+        answers: What the policy says.
+        system: The system prompt; None gives none.
+    """
+
+    name: str
+    observations: Sequence[str]
+    answers: Sequence[str]
+    system: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a dialogue.
+
+    Attributes:
+        name: Of the dialogue.
+        outcome: ``same``: tokens equal the template's. ``new sample``: the template rewrites earlier turns, so that a
+            turn starts a new sample, whose prompt equals the template's. ``answers kept``: only the answers differ,
+            which stay as they were sampled. ``refused``: the template takes no system prompt. ``differs``: a fault.
+        seen: The first token that differs, or why the template refused; empty where there is nothing to report.
+    """
+
+    name: str
+    outcome: Outcome
+    seen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found about a template.
+
+    Attributes:
+        stop: Id and text of each token that ends a completion.
+        verdicts: One for each dialogue.
+    """
+
+    stop: tuple[tuple[int, str], ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def check_template(path: str) -> Report:
+    """Render a bank of dialogues with the chat template of a model.
+
+    Args:
+        path: Model folder.
+
+    Raises:
+        UsageError: There is no such model, it has no chat template, or the template refuses a plain chat.
+    """
+    tokenizer = open_tokenizer(path)
+    if not tokenizer.chat_template:
+        raise UsageError(f"{path} has no chat template; envkit frames its observations with <answer> tags instead")
+    added = tokenizer.added_tokens_decoder.values()
+    special = sorted({*tokenizer.all_special_tokens, *(token.content for token in added if token.special)})
+    verdicts: list[Verdict] = []
+    for dialogue in bank(special):
+        try:
+            renderer = open_renderer(tokenizer, path, RendererSection(system=dialogue.system))
+            verdicts.append(_Comparison(tokenizer, renderer, special).run(dialogue))
+        except UsageError as error:
+            if dialogue.system is None:
+                raise
+            verdicts.append(Verdict(dialogue.name, "refused", error.detail))
+    stop = open_renderer(tokenizer, path, RendererSection()).stop
+    return Report(tuple((token, str(tokenizer.decode([token]))) for token in stop), tuple(verdicts))
+
+
+def bank(special: Sequence[str]) -> list[Dialogue]:
+    """Return dialogues of one to three turns; `special` are the texts of special tokens."""
+    forged = " ".join(special)
+    board = "\n".join("#" * 8 for _ in range(40))
+    thought = "<think>\nA wall is above, so I go left.\n</think>\n\n"
+    return [
+        Dialogue("one turn", ["You see a wall."], []),
+        Dialogue("two turns", ["You see a wall.", "You see a door."], ["left"]),
+        Dialogue("three turns", ["You see a wall.", "A door.", "A key."], ["left", "<answer>open it</answer>"]),
+        Dialogue("system prompt", ["A wall.", "A door.", "A key."], ["left", "open"], "Answer in one word."),
+        Dialogue("empty system prompt", ["A wall.", "A door."], ["left"], ""),
+        Dialogue("empty texts", ["", "", ""], ["", "left"]),
+        Dialogue("answers with whitespace at the ends", ["A wall.", "A door.", "A key."], [" left ", "\n\nopen\n"]),
+        Dialogue("observations with whitespace at the ends", ["\n#P_\n\n", "  a door \n", "\t"], ["left", "open"]),
+        Dialogue("thoughts", ["A wall.", "A door.", "A key."], [f"{thought}left", f"{thought}open"]),
+        Dialogue("unicode", ["ä ö ß √ 墙 🧱", "e\u0301 \u00a0 \u200b", "дверь"], ["👈🏽", "открыть"], "日本語で"),
+        Dialogue("special tokens as text", [f"ls: {forged}", forged, f"a{forged}b"], ["left", "open"]),
+        Dialogue("special tokens in the system prompt", ["A wall.", "A door."], ["left"], f"Never say {forged}."),
+        Dialogue("long", [board, board, board], ["left " * 50 + "on", "open " * 50 + "it"]),
+    ]
+
+
+class _Comparison:
+    """Plays a dialogue turn by turn, and compares its tokens with those of the whole chat at each turn."""
+
+    def __init__(self, tokenizer: Any, renderer: Renderer, special: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+        self._special_ids = set(tokenizer.convert_tokens_to_ids(list(special)))
+
+    def run(self, dialogue: Dialogue) -> Verdict:
+        renderer = self._renderer
+        chat: Chat = [] if dialogue.system is None else [{"role": "system", "content": dialogue.system}]
+        history: list[Exchange] = []
+        ids: tuple[int, ...] = ()
+        frames: list[str] = []
+        verdict = Verdict(dialogue.name, "same")
+        for text, answer in zip(dialogue.observations, [*dialogue.answers, ""], strict=True):
+            observation = Observation(text)
+            chat.append({"role": "user", "content": text})
+            prompt = renderer.extend(history, observation) if history else None
+            if prompt is None or prompt.starts_sample:
+                ids = renderer.open(observation) if prompt is None else prompt.ids
+                frames = [renderer.text(ids)]
+                if prompt is not None:
+                    verdict = Verdict(dialogue.name, "new sample")
+            else:
+                end = [token for token in history[-1].said[-1:] if token in renderer.stop]
+                frames.append(renderer.text([*end, *prompt.ids]))
+                ids += prompt.ids
+            whole = self._whole(chat)
+            if not self._is_same(ids, whole, chat):
+                verdict = Verdict(dialogue.name, "answers kept", self._first_difference(ids, whole))
+                if self._frames(chat, len(frames) - 1) != [_normal(frame) for frame in frames]:
+                    return Verdict(dialogue.name, "differs", verdict.seen)
+            history.append(Exchange(observation, renderer.demonstrate(answer)))
+            ids += history[-1].said
+            chat.append({"role": "assistant", "content": answer})
+        return verdict
+
+    def _is_same(self, ids: Sequence[int], whole: Sequence[int], chat: Chat) -> bool:
+        """Compare tokens; where texts hold special tokens, which the template would let through, text and frames."""
+        plain: Chat = [{**one, "content": self._special.sub("x", one["content"])} for one in chat]
+        if plain == chat:
+            return list(ids) == list(whole)
+        counts, expected = (
+            Counter(one for one in some if one in self._special_ids) for some in (ids, self._whole(plain))
+        )
+        return counts == expected and self._renderer.text(ids) == self._renderer.text(whole)
+
+    def _whole(self, chat: Chat) -> list[int]:
+        """Return the template's own tokens."""
+        return list(self._tokenizer.encode(self._text(chat), add_special_tokens=False))
+
+    def _text(self, chat: Chat) -> str:
+        return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+    def _frames(self, chat: Chat, answers: int) -> list[str]:
+        """Return what the template puts around the last answers."""
+        places = [place for place, one in enumerate(chat) if one["role"] == "assistant"]
+        marked = [
+            {**one, "content": _ANSWER_MARK} if place in places[len(places) - answers :] else one
+            for place, one in enumerate(chat)
+        ]
+        return [_normal(frame) for frame in self._text(marked).split(_ANSWER_MARK)]
+
+    def _first_difference(self, ids: Sequence[int], whole: Sequence[int]) -> str:
+        place = next((at for at, pair in enumerate(zip(ids, whole, strict=False)) if pair[0] != pair[1]), None)
+        place = min(len(ids), len(whole)) if place is None else place
+        before = self._words(ids[max(0, place - _NEIGHBOURS) : place])
+        ours, theirs = (self._words(some[place : place + 1 + _NEIGHBOURS]) for some in (ids, whole))
+        return f"token {place}, after {before}: {ours or 'the end'}; the template: {theirs or 'the end'}"
+
+    def _words(self, ids: Sequence[int]) -> str:
+        return " ".join(repr(self._renderer.text([token])) for token in ids)
+
+
+def _normal(frame: str) -> str:
+    """Return a frame without what belongs to the answers beside it: whitespace, and an empty thought that is opened."""
+    return _EMPTY_THOUGHT.sub("", frame).strip()

@@ -1,0 +1,72 @@
+"""A real language model through the whole path: from its name to a better policy. The figures are evidence, not tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer_bridge.models import write_chat
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("llm-*.yaml"))
+PATIENCE_S = 400
+"""After which a run hangs; on a machine where much else runs, training takes many times as long."""
+NO_SANDBOX = ("sandbox.kind=none", "tracking.tensorboard=false", "trainer.threads=1")
+
+
+def train(example: str, folder: Path, *changes: str) -> dict[str, Any]:
+    """Run an example with changed keys and return its summary."""
+    words = [word for change in (*NO_SANDBOX, *changes) for word in ("--set", change)]
+    file = ROOT / "examples" / f"{example}.yaml"
+    command = [sys.executable, "-m", "envkit", "train", str(file), "--output", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.model
+def test_a_language_model_learns_from_reward(tmp_path: Path, smollm2: Path) -> None:
+    small = ("trainer.steps=2", "trainer.groups_per_step=4", "rollout.group_size=4", "evaluation.episodes=8")
+    summary = train("llm-arithmetic", tmp_path / "run", f"engine.model={smollm2}", *small)
+
+    assert summary["train_steps"] == 2
+    assert summary["episodes"] == 2 * 4 * 4
+    rows = metrics(tmp_path / "run")
+    assert [row["policy_version"] for row in rows] == [0, 1]  # the second step was played by what the first learned
+    assert all(row["learning_rate"] == 2e-5 for row in rows)
+    assert any(row["grad_norm"] > 0 for row in rows)
+    assert any(row["action_is_valid"] > 0 for row in rows)
+
+
+@pytest.mark.model
+def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, smollm2: Path) -> None:
+    lessons = ("warmup.lesson_states=32", "warmup.lesson_updates=4", "warmup.lesson_batch=8")
+    small = ("trainer.steps=1", "trainer.groups_per_step=2", "rollout.group_size=2", "evaluation.episodes=4")
+    summary = train("llm-lake", tmp_path / "run", f"engine.model={smollm2}", *lessons, *small)
+
+    assert summary["warmup"]["lesson_updates"] == 4
+    assert summary["warmup"]["demonstrator_success"] > 0.9
+    # Untrained, it answers in prose; a few updates are enough to name a move most of the time.
+    assert metrics(tmp_path / "run")[0]["action_is_valid"] > 0.5
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_a_language_model_runs_with_any_model_that_chats(example: str, tmp_path: Path) -> None:
+    model = write_chat(tmp_path / "model", seed=5)
+    lessons = ("lesson_states=16", "lesson_updates=1", "lesson_batch=4") if "arithmetic" not in example else ()
+    changes = [f"engine.model={model}", "trainer.steps=1", "trainer.groups_per_step=2", "evaluation.episodes=2"]
+    changes += ["rollout.max_tokens=512", *(f"warmup.{change}" for change in lessons)]
+    summary = train(example, tmp_path / "run", *changes)
+
+    assert summary["train_steps"] == 1
+    assert summary["lost_episodes"] == 0

@@ -1,0 +1,268 @@
+"""Log-probabilities and entropies of the policy's tokens.
+
+Axes: B rows, L tokens, N tokens that carry loss, V vocabulary, H width; R and W are blocks of N and V.
+
+The plain way computes a row of V log-probabilities for each of N tokens. For a language model that is most of the
+memory, so `TokenScorer` can instead go over blocks of tokens and of the vocabulary and compute them again in the
+backward pass. Gradients of the output layer and of the embedding are then added to ``weight.grad`` in place, since a
+temporary of their size would be as large as the weights themselves; `torch.autograd.grad` does not see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from envkit.types import Sample
+
+from ..algorithms import losses
+from .batching import flat, lay_out, said
+
+_TOKENS_BLOCK = 1024
+_VOCABULARY_BLOCK = 8192
+_PROBE_TOKENS = 8
+
+
+class Scored(NamedTuple):
+    """Log-probability of each token (nats) [N], and the entropy of the distribution that it was drawn from [N]."""
+
+    logp_N: Tensor
+    entropy_N: Tensor
+
+
+def token_logps(model: Any, samples: Sequence[Sample], *, temperature: float = 1.0) -> Tensor:
+    """Return the log-probabilities (nats) from which each token with mask 1 was drawn [N, V], row after row.
+
+    Only the positions that some row needs are put through the model's output layer.
+    """
+    layout = lay_out([[sample] for sample in samples], model.device)
+    kept = sorted(set(layout.place_N.tolist()))
+    number = {place: position for position, place in enumerate(kept)}
+    kept_tensor = torch.tensor(kept, device=model.device)
+    output = model(input_ids=layout.ids_BL, use_cache=False, logits_to_keep=kept_tensor)
+    at_N = torch.tensor([number[place] for place in layout.place_N.tolist()], device=model.device)
+    return torch.log_softmax(output.logits[layout.row_N, at_N].float() / temperature, dim=-1)
+
+
+class TokenScorer:
+    """Computes log-probabilities and entropies of the policy's tokens.
+
+    Args:
+        model: A causal language model.
+        temperature: Divides the logits.
+        precision: ``"float32"``, or ``"bfloat16"`` for autocast; log-softmax and entropy are float32 in both.
+        in_blocks: Whether to compute in blocks and to allow rows of several samples, where the model allows it.
+
+    Attributes:
+        in_blocks: Whether it does; not where the model changes logits after a bias-free linear output layer, other
+            than by a constant factor.
+        shares_prompts: Whether rows may hold several samples; not where the model ignores such a mask.
+    """
+
+    def __init__(
+        self, model: Any, *, temperature: float = 1.0, precision: str = "float32", in_blocks: bool = False
+    ) -> None:
+        self._model = model
+        self._temperature = temperature
+        self._precision = precision
+        self._logit_scale = _logit_scale(model) if in_blocks else None
+        self.in_blocks = self._logit_scale is not None
+        self.shares_prompts = self.in_blocks and _shares_prompts(model)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Compute matrix products in `precision` within the block."""
+        if self._precision == "float32":
+            return nullcontext()
+        return torch.autocast(self._model.device.type, torch.bfloat16)
+
+    def score(self, rows: Sequence[Sequence[Sample]], *, entropy_has_gradient: bool = False) -> Scored:
+        """Score the tokens of rows, sample after sample.
+
+        Args:
+            rows: Samples of each row; more than one only if `shares_prompts`.
+            entropy_has_gradient: Whether the entropy is part of the loss.
+        """
+        samples = [sample for row in rows for sample in row]
+        token_N = flat([said(sample, sample.token_ids) for sample in samples], self._model.device, torch.long)
+        with self.autocast():
+            if self._logit_scale is None:
+                logp_NV = token_logps(self._model, samples, temperature=self._temperature)
+                logp_N = logp_NV.gather(1, token_N[:, None]).squeeze(1)
+                return Scored(logp_N, losses.entropy(logp_NV if entropy_has_gradient else logp_NV.detach()))
+            hidden_NH = _hidden(self._model, rows)
+            if self._precision != "float32":
+                hidden_NH = hidden_NH.to(torch.bfloat16)
+            weight_VH = self._model.get_output_embeddings().weight
+            factor = self._logit_scale / self._temperature
+            logp_N, entropy_N = _BlockLogps.apply(hidden_NH, weight_VH, token_N, factor)  # type: ignore[no-untyped-call]
+        return Scored(logp_N, entropy_N if entropy_has_gradient else entropy_N.detach())
+
+
+def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
+    """Return what the output layer is given for each token that carries loss [N, H]."""
+    layout = lay_out(rows, model.device)
+    embedding = model.get_input_embeddings()
+    inputs: dict[str, Any] = {"input_ids": layout.ids_BL}
+    if type(embedding) is nn.Embedding and embedding.max_norm is None and not embedding.scale_grad_by_freq:
+        padding_id = -1 if embedding.padding_idx is None else embedding.padding_idx
+        inputs = {"inputs_embeds": _Embed.apply(layout.ids_BL, embedding.weight, padding_id)}  # type: ignore[no-untyped-call]
+    if layout.sees_BLL is not None:
+        mask: Tensor = layout.sees_BLL[:, None]  # one for all heads
+        if model.config._attn_implementation == "eager":  # adds its mask to the scores
+            mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.bfloat16).min)
+        inputs |= {"attention_mask": mask, "position_ids": layout.position_BL}
+    hidden_BLH = model.base_model(**inputs, use_cache=False).last_hidden_state
+    hidden_NH: Tensor = hidden_BLH[layout.row_N, layout.place_N]
+    return hidden_NH
+
+
+class _Embed(torch.autograd.Function):
+    """Look up embeddings; the backward pass adds only the rows that were used to the weight's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, ids_BL: Tensor, weight_VH: Tensor, padding_id: int) -> Tensor:
+        ctx.save_for_backward(ids_BL)
+        ctx.weight_VH, ctx.padding_id = weight_VH, padding_id
+        return functional.embedding(ids_BL, weight_VH)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BLH: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+        (ids_BL,) = ctx.saved_tensors
+        taken_BL = ids_BL != ctx.padding_id  # as nn.Embedding has it: the padding token's row has no gradient
+        gradient_VH = _gradient_of(ctx.weight_VH)
+        gradient_VH.index_add_(0, ids_BL[taken_BL], gradient_BLH[taken_BL].to(gradient_VH.dtype))
+        return None, None, None
+
+
+class _BlockLogps(torch.autograd.Function):
+    """Log-probabilities and entropies of ``softmax(factor * hidden @ weight.T)``, block by block.
+
+    Products have the format of `hidden_NH`; the rest is at least float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, token_N: Tensor, factor: float
+    ) -> tuple[Tensor, Tensor]:
+        hidden_NH = hidden_NH.contiguous()
+        size, wide = len(token_N), torch.promote_types(hidden_NH.dtype, torch.float32)
+        highest_N = torch.full((size,), -torch.inf, dtype=wide, device=hidden_NH.device)
+        total_N, mean_N, chosen_N = (torch.zeros_like(highest_N) for _ in range(3))
+        for columns, block_WH in _vocabulary_blocks(weight_VH, hidden_NH.dtype):
+            for rows in _token_blocks(size):
+                logit_RW = (hidden_NH[rows] @ block_WH.T).to(wide).mul_(factor)
+                offset_R = token_N[rows] - columns.start
+                is_here_R = (offset_R >= 0) & (offset_R < len(block_WH))
+                found_R = logit_RW.gather(1, offset_R.clamp(0, len(block_WH) - 1)[:, None]).squeeze(1)
+                chosen_N[rows] = torch.where(is_here_R, found_R, chosen_N[rows])
+                before_R = highest_N[rows].clone()
+                highest_N[rows] = torch.maximum(before_R, logit_RW.amax(1))
+                shrunk_R = (before_R - highest_N[rows]).exp_()
+                share_RW = (logit_RW - highest_N[rows][:, None]).exp_()
+                total_N[rows] = total_N[rows] * shrunk_R + share_RW.sum(1)
+                mean_N[rows] = mean_N[rows] * shrunk_R + share_RW.mul_(logit_RW).sum(1)
+        norm_N = highest_N + total_N.log()
+        entropy_N = norm_N - mean_N / total_N
+        ctx.save_for_backward(hidden_NH, token_N, norm_N, entropy_N)
+        ctx.weight_VH, ctx.factor = weight_VH, factor
+        ctx.set_materialize_grads(False)
+        return chosen_N - norm_N, entropy_N
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, slope_N: Tensor | None, entropy_slope_N: Tensor | None
+    ) -> tuple[Tensor, None, None, None]:
+        hidden_NH, token_N, norm_N, entropy_N = ctx.saved_tensors
+        wide = norm_N.dtype
+        if slope_N is None:
+            slope_N = torch.zeros_like(norm_N)
+        gradient_NH = torch.zeros_like(hidden_NH, dtype=wide)
+        gradient_VH = _gradient_of(ctx.weight_VH) if ctx.weight_VH.requires_grad else None
+        for columns, block_WH in _vocabulary_blocks(ctx.weight_VH, hidden_NH.dtype):
+            for rows in _token_blocks(len(token_N)):
+                # d logp / d logit = (is chosen) - p;  d entropy / d logit = -p * (log p + entropy)
+                logp_RW = (hidden_NH[rows] @ block_WH.T).to(wide).mul_(ctx.factor).sub_(norm_N[rows][:, None])
+                weight_RW = -slope_N[rows][:, None]
+                if entropy_slope_N is None:
+                    pull_RW = logp_RW.exp_().mul_(weight_RW)
+                else:
+                    weight_RW = weight_RW - entropy_slope_N[rows][:, None] * (logp_RW + entropy_N[rows][:, None])
+                    pull_RW = logp_RW.exp_().mul_(weight_RW)
+                offset_R = token_N[rows] - columns.start
+                is_here_R = (offset_R >= 0) & (offset_R < len(block_WH))
+                here_R = is_here_R.nonzero().squeeze(1)
+                pull_RW[here_R, offset_R[here_R]] += slope_N[rows][here_R]
+                pull_RW = pull_RW.mul_(ctx.factor).to(hidden_NH.dtype)
+                gradient_NH[rows] += pull_RW @ block_WH
+                if gradient_VH is not None:
+                    gradient_VH[columns] += pull_RW.T @ hidden_NH[rows]
+        return gradient_NH.to(hidden_NH.dtype), None, None, None
+
+
+def _gradient_of(weight: Tensor) -> Tensor:
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
+
+
+def _vocabulary_blocks(weight_VH: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    for first in range(0, len(weight_VH), _VOCABULARY_BLOCK):
+        columns = slice(first, min(first + _VOCABULARY_BLOCK, len(weight_VH)))
+        yield columns, weight_VH[columns].to(dtype)
+
+
+def _token_blocks(size: int) -> list[slice]:
+    return [slice(first, min(first + _TOKENS_BLOCK, size)) for first in range(0, size, _TOKENS_BLOCK)]
+
+
+@torch.no_grad()
+def _logit_scale(model: Any) -> float | None:
+    """Return the factor between the output layer's product and the model's logits; None if it is not constant.
+
+    It is found by trial, on a few tokens, since models differ in what they do behind that layer (scaling, soft caps).
+    """
+    head = model.get_output_embeddings()
+    config = model.config.get_text_config()
+    if type(head) is not nn.Linear or head.bias is not None or getattr(config, "final_logit_softcapping", None):
+        return None
+    ids_BL = torch.arange(_PROBE_TOKENS, device=model.device)[None] % head.out_features
+    try:
+        hidden_BLH = model.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
+        product_BLV = functional.linear(hidden_BLH, head.weight)
+        logit_BLV = model(input_ids=ids_BL, use_cache=False).logits
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+    scale = float((product_BLV * logit_BLV).sum() / product_BLV.square().sum())
+    scale = 1.0 if abs(scale - 1.0) < 1e-4 else scale
+    fits = torch.allclose(product_BLV * scale, logit_BLV, rtol=1e-3, atol=1e-4 * float(logit_BLV.abs().max()))
+    return scale if fits else None
+
+
+@torch.no_grad()
+def _shares_prompts(model: Any) -> bool:
+    """Whether the model computes the same for samples in one row as for each alone; found by trial on a few tokens."""
+    config = model.config.get_text_config()
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if model.config._attn_implementation not in ("sdpa", "eager") or layer_types != {"full_attention"}:
+        return False
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return False
+    size = model.get_output_embeddings().out_features
+    ids = [number % size for number in range(_PROBE_TOKENS)]
+    one, other = (_probe([*ids, *reversed(ids[:length])], _PROBE_TOKENS) for length in (3, 5))
+    try:
+        apart_NH, together_NH = _hidden(model, [[one], [other]]), _hidden(model, [[one, other]])
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        return False
+    return torch.allclose(apart_NH, together_NH, rtol=1e-3, atol=1e-3 * float(apart_NH.abs().max()))
+
+
+def _probe(ids: Sequence[int], prompt: int) -> Sample:
+    own = (0,) * prompt + (1,) * (len(ids) - prompt)
+    zeros = (0.0,) * len(ids)
+    return Sample("probe", tuple(ids), own, zeros, (0,) * len(ids), (0.0,), (0,) * len(ids), 0)
