@@ -150,6 +150,9 @@ def _check_warmup(run: RunConfig) -> None:
             raise ConfigError(["warmup.kind: dialogues need a model with a chat template; name one in engine.model"])
         if section.file is None or not Path(section.file).expanduser().is_file():
             raise ConfigError([f"warmup.file: dialogues need a file of JSON lines, got {section.file}"])
+    elif section.strung_updates and run.renderer.history != "all":
+        reason = "strung lessons are turns of one history, and renderer.history keeps only some; take 0"
+        raise ConfigError([f"warmup.strung_updates: {reason}"])
     elif section.file is not None:
         raise ConfigError([f"warmup.file: goes with kind dialogues, not with {section.kind}"])
     if run.warmup.kind == "none" and run.engine.model is None:

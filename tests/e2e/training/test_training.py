@@ -205,3 +205,49 @@ def stop_when(
             return code, printed
 
     return clock.run(main)
+
+
+def test_fine_tuning_alone_leaves_a_policy_folder_that_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from tests.trainer_bridge.models import write_chat
+
+    model = write_chat(tmp_path / "model", seed=4)
+    turns = [("hello", "good day"), ("up?", "down"), ("left?", "right")]
+    dialogues = [
+        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
+        for asked, said in turns
+    ]
+    (tmp_path / "turns.jsonl").write_text("\n".join(map(json.dumps, dialogues)))
+    file = tmp_path / "tune.yaml"
+    content = {
+        "env": {"id": "Arithmetic-v0"},
+        "sandbox": {"kind": "none"},
+        "engine": {"model": str(model), "device": "cpu"},
+        "rollout": {"max_tokens": 100, "turn_tokens": 4},
+        "trainer": {"steps": 0, "threads": 1},
+        "evaluation": {"episodes": 4},
+        "warmup": {
+            "kind": "dialogues",
+            "file": str(tmp_path / "turns.jsonl"),
+            "dialogue_batch": 2,
+            "dialogue_epochs": 150,
+            "learning_rate": 1e-3,
+        },
+    }
+    file.write_text(yaml.safe_dump(content))
+    whole = train(file, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert (summary["warmup"]["dialogue_updates"], summary["train_steps"]) == (300, 0)
+    learned_weights = load_file(tmp_path / "whole" / "checkpoints" / "step-0" / "policy" / "model.safetensors")
+    before = load_file(model / "model.safetensors")
+    assert any((learned_weights[name] != before[name]).any() for name in before)
+
+    broken = tmp_path / "broken"
+    state = broken / "checkpoints" / "step-0" / "warmup.pt"  # written after 100 updates
+    stop_when(file, broken, lambda pid: os.kill(pid, signal.SIGKILL), state.exists)
+    resumed = train(file, broken, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    again = load_file(broken / "checkpoints" / "step-0" / "policy" / "model.safetensors")
+    assert {name for name in again if (again[name] != learned_weights[name]).any()} == set()

@@ -91,6 +91,24 @@ def test_the_shortest_file_has_no_problem() -> None:
         ),
         ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: the reinforce loss is only right for"),
         ({"warmup": {"kind": "none"}}, "warmup.kind: a tiny policy that knows nothing needs demonstrations"),
+        ({"warmup": {"kind": "dialogues", "file": "a"}}, "warmup.kind: dialogues need a model with a chat template; "),
+        (
+            {"warmup": {"kind": "dialogues"}, "engine": {"model": "a/b"}},
+            "warmup.file: dialogues need a file of JSON lines, got None",
+        ),
+        (
+            {"warmup": {"kind": "dialogues", "file": "no.jsonl"}, "engine": {"model": "a/b"}},
+            "warmup.file: dialogues need a file of JSON lines, got no.jsonl",
+        ),
+        ({"warmup": {"file": "no.jsonl"}}, "warmup.file: goes with kind dialogues, not with auto"),
+        (
+            {"warmup": {"strung_updates": 5}, "renderer": {"history": 2}},
+            "warmup.strung_updates: strung lessons are turns of one history",
+        ),
+        (
+            {"env": {"id": "Arithmetic-v0"}},
+            "engine.model: a tiny policy chooses among legal moves, and Arithmetic-v0 lists none; name a model",
+        ),
     ],
 )
 def test_a_problem_is_one_line_that_begins_with_its_key(sections: dict[str, Any], problem: str) -> None:
@@ -244,6 +262,21 @@ def test_what_the_file_says_is_kept() -> None:
     assert run.env.options == {"instructions": True, "size": 5}
     assert (run.rollout.turn_tokens, run.warmup.kind) == (3, "demonstrations")
     assert resolve.resolve(run) == run
+
+
+def test_the_size_and_rate_of_a_warm_up_follow_the_policy_the_history_and_the_file() -> None:
+    tiny = resolve.resolve(run_of()).warmup
+    assert (tiny.lesson_batch, tiny.strung_updates, tiny.episode_updates, tiny.visit_noise) == (256, 300, 50, 0.5)
+    assert (tiny.learning_rate, tiny.episode_learning_rate, tiny.check_episodes) == (4e-3, 2e-3, 256)
+    assert resolve.resolve(run_of(warmup={"lesson_noise": 0.3})).warmup.visit_noise == 0.3
+    engine = {"model": "a/b"}
+    model = resolve.resolve(run_of(engine=engine, warmup={"kind": "demonstrations", "lesson_updates": 7})).warmup
+    assert (model.lesson_batch, model.lesson_updates, model.strung_updates, model.episode_updates) == (32, 7, 0, 30)
+    assert (model.learning_rate, model.lesson_noise, model.visit_noise) == (5e-5, 0.0, 0.5)
+    single = resolve.resolve(run_of(engine=engine, renderer={"history": 1})).warmup
+    assert (single.strung_updates, single.episode_updates) == (0, 0)
+    dialogues = resolve.resolve(run_of(engine=engine, warmup={"kind": "dialogues", "file": "a"})).warmup
+    assert (dialogues.check_episodes, dialogues.learning_rate) == (0, 5e-5)
 
 
 def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
