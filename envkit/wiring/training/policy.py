@@ -24,13 +24,15 @@ from envkit.protocols import Renderer
 from envkit.trainer_bridge.algorithms.catalogue import Algorithm
 from envkit.trainer_bridge.algorithms.critic import Critic
 from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play, open_model
+from envkit.trainer_bridge.models.conversion import silence_transformers
 from envkit.trainer_bridge.run_folder.writing import share_weights, writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Observation
 from envkit.wiring import environments
+from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.resolve import limits_of, task_of
+from envkit.wiring.training.resolve import is_tiny, limits_of, task_of
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""
@@ -107,7 +109,6 @@ def open_policy(run: RunConfig) -> Policy:
         UsageError: There is no such model, no room for a tiny one, or an episode may have too few tokens for a turn.
     """
     section = run.engine
-    _silence_transformers()
     load = partial(
         load_policy,
         device=device_of(section.device),
@@ -117,7 +118,9 @@ def open_policy(run: RunConfig) -> Policy:
         renderer=run.renderer,
     )
     if section.model is not None:
-        return load(str(Path(section.model).expanduser()))
+        policy = load(locate(section.model))
+        policy.description = f"{'tiny policy,' if is_tiny(run) else 'pretrained'} {policy.description}"
+        return policy
     heard = _listen(run)
     with TemporaryDirectory(prefix="envkit-") as folder, writing(Path(folder)):
         make_policy(
@@ -131,6 +134,7 @@ def open_policy(run: RunConfig) -> Policy:
             seed=run.seed,
         )
         policy = load(folder)
+    policy.description = f"tiny policy, {policy.description}"
     longest = max(len(policy.renderer.open(Observation(text))) for text in heard.openings)
     needed = longest + limits_of(run).turn_tokens
     if needed > run.rollout.max_tokens:
@@ -147,7 +151,7 @@ def playing_threads(run: RunConfig) -> int:
     The matrices of a tiny policy are too small to share: a second thread gains nothing on idle cores, and on busy ones
     every pass waits for it.
     """
-    return run.trainer.threads or (1 if run.engine.model is None else 0)
+    return run.trainer.threads or (1 if is_tiny(run) else 0)
 
 
 def load_policy(
@@ -166,7 +170,7 @@ def load_policy(
     Raises:
         UsageError: There is no such model, it has no tokenizer, or it cannot be prompted as `renderer` says.
     """
-    _silence_transformers()
+    silence_transformers()
     is_folder = Path(path).is_dir()
     is_local = is_folder or not _hub_has(path)
     try:
@@ -249,9 +253,3 @@ def _hub_has(name: str) -> bool:
     except Exception:  # the classes depend on the hub's client; whatever it was, the model may still be in the cache
         return False
     return True
-
-
-def _silence_transformers() -> None:
-    """Keep the library's bars and notices from tearing the run's own display."""
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
