@@ -46,14 +46,13 @@ async def check_docker(run: RunConfig) -> list[str]:
 
 def unverified(run: RunConfig) -> list[str]:
     """Return what is no problem and yet worth a line: a model that would be downloaded, an unusual learning rate."""
-    return [
-        *_unknown_to_the_hub(run.engine.model),
-        *_high_learning_rate(run.trainer.learning_rate, is_tiny=is_tiny(run)),
-    ]
+    is_set = "learning_rate" in run.trainer.model_fields_set and not is_tiny(run)
+    rate = run.trainer.learning_rate if is_set else None
+    return [*_unknown_to_the_hub(run.engine.model), *_high_learning_rate(rate)]
 
 
-def _high_learning_rate(rate: float | None, *, is_tiny: bool) -> list[str]:
-    if is_tiny or rate is None or rate <= _HIGHEST_RATE:
+def _high_learning_rate(rate: float | None) -> list[str]:
+    if rate is None or rate <= _HIGHEST_RATE:
         return []
     line = f"trainer.learning_rate: {rate:g} is above {_HIGHEST_RATE:g}, which can destroy a pretrained model; "
     return [f"{line}about 1e-6 is usual"]
