@@ -99,6 +99,7 @@ clean:
 
 # The environments and images that all clones share. What a clone has linked stays. Not while one is being made.
 clean-cache:
+	rm -f .venv/model
 	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images models || :
 	images=$$(docker image ls --quiet envkit-test/games 2>/dev/null); [ -z "$$images" ] || docker image rm --force $$images
 

@@ -24,11 +24,9 @@ _PROBES: Mapping[str, list[str]] = {
     "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
     "ray": [sys.executable, "-c", "import ray"],
     "model": [
-        sys.executable,
-        "-c",
-        "from envkit.trainer_bridge.models.catalogue import CATALOGUE\n"
-        "model = CATALOGUE['smollm2-135m']\n"
-        "assert model.is_fetched, f'{model.folder} is missing; run: envkit model get {model.name}'",
+        *(sys.executable, "-c"),
+        "from envkit.trainer_bridge.models.catalogue import CATALOGUE; model = CATALOGUE['smollm2-135m']; "
+        + "assert model.is_fetched, f'{model.folder} is missing; run: envkit model get {model.name}'",
     ],
     "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],
 }
