@@ -42,11 +42,13 @@ class TransformersEngineSection(Section):
 
     kind: Literal["transformers"] = "transformers"
     model: str | None = None
-    """Folder or hub name of a model; none makes a tiny policy on the spot, which reads the environment's words."""
+    """Name of the catalogue (`envkit model list`), GGUF file, model folder or hub name; null makes a tiny policy on the
+    spot, which reads the environment's words. A policy folder that envkit saved says whether it is tiny."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights that play; those that learn are float32, and rounded when they are handed over."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the weights that play; those that learn are float32, and rounded when they are handed over.
+    auto: float32 for a tiny policy, bfloat16 for a pretrained model."""
     hidden_size: Annotated[int, Field(ge=8, multiple_of=2)] = 64
     """Width of the tiny policy."""
     layers: Count = 3

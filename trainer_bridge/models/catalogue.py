@@ -58,7 +58,10 @@ CATALOGUE: Mapping[str, CatalogueModel] = {model.name: model for model in (_SMOL
 
 
 def models_folder() -> Path:
-    """Return the folder of converted models: below ``$ENVKIT_CACHE``, ``$XDG_CACHE_HOME/envkit`` or ``~/.cache/envkit``."""
+    """Return the folder of converted models.
+
+    It is ``models`` in ``$ENVKIT_CACHE``, else in ``$XDG_CACHE_HOME/envkit``, else in ``~/.cache/envkit``.
+    """
     if own := os.environ.get("ENVKIT_CACHE"):
         return Path(own) / "models"
     shared = os.environ.get("XDG_CACHE_HOME")

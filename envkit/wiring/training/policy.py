@@ -24,13 +24,15 @@ from envkit.protocols import Renderer
 from envkit.trainer_bridge.algorithms.catalogue import Algorithm
 from envkit.trainer_bridge.algorithms.critic import Critic
 from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play, open_model
+from envkit.trainer_bridge.models.conversion import silence_transformers
 from envkit.trainer_bridge.run_folder.writing import share_weights, writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Observation
 from envkit.wiring import environments
+from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.resolve import limits_of, task_of, trainer_defaults
+from envkit.wiring.training.resolve import is_tiny, limits_of, task_of, trainer_defaults
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""
@@ -84,8 +86,8 @@ class Policy:
 
         The engine copies what it learns within this process.
         """
-        is_tiny = run.engine.model is None
-        section = trainer_defaults(run.trainer, is_tiny=is_tiny)
+        tiny = is_tiny(run)
+        section = trainer_defaults(run.trainer, is_tiny=tiny)
         assert section.learning_rate is not None, "trainer_defaults fills it in"
         assert section.critic_learning_rate is not None, "trainer_defaults fills it in"
         assert section.micro_tokens is not None, "trainer_defaults fills it in"
@@ -103,7 +105,7 @@ class Policy:
             weight_decay=section.weight_decay,
             precision=section.precision,
             gradient_checkpointing=bool(section.gradient_checkpointing),
-            is_large=not is_tiny,
+            is_large=not tiny,
         )
         reference = copy.deepcopy(self.model).eval() if algorithm.kl_coefficient > 0 else None
         with torch.random.fork_rng(devices=[]):
@@ -121,7 +123,6 @@ def open_policy(run: RunConfig) -> Policy:
         UsageError: There is no such model, no room for a tiny one, or an episode may have too few tokens for a turn.
     """
     section = run.engine
-    _silence_transformers()
     load = partial(
         load_policy,
         device=device_of(section.device),
@@ -129,10 +130,12 @@ def open_policy(run: RunConfig) -> Policy:
         batch_tokens=section.batch_tokens,
         threads=playing_threads(run),
         renderer=run.renderer,
-        is_large=section.model is not None,
+        is_large=not is_tiny(run),
     )
     if section.model is not None:
-        return load(str(Path(section.model).expanduser()))
+        policy = load(locate(section.model))
+        policy.description = f"{'tiny policy,' if is_tiny(run) else 'pretrained'} {policy.description}"
+        return policy
     heard = _listen(run)
     with TemporaryDirectory(prefix="envkit-") as folder, writing(Path(folder)):
         make_policy(
@@ -146,6 +149,7 @@ def open_policy(run: RunConfig) -> Policy:
             seed=run.seed,
         )
         policy = load(folder)
+    policy.description = f"tiny policy, {policy.description}"
     longest = max(len(policy.renderer.open(Observation(text))) for text in heard.openings)
     needed = longest + limits_of(run).turn_tokens
     if needed > run.rollout.max_tokens:
@@ -162,7 +166,7 @@ def playing_threads(run: RunConfig) -> int:
     The matrices of a tiny policy are too small to share: a second thread gains nothing on idle cores, and on busy ones
     every pass waits for it.
     """
-    return run.trainer.threads or (1 if run.engine.model is None else 0)
+    return run.trainer.threads or (1 if is_tiny(run) else 0)
 
 
 def load_policy(
@@ -182,7 +186,7 @@ def load_policy(
     Raises:
         UsageError: There is no such model, it has no tokenizer, or it cannot be prompted as `renderer` says.
     """
-    _silence_transformers()
+    silence_transformers()
     is_folder = Path(path).is_dir()
     is_local = is_folder or not _hub_has(path)
     try:
@@ -267,9 +271,3 @@ def _hub_has(name: str) -> bool:
     except Exception:  # the classes depend on the hub's client; whatever it was, the model may still be in the cache
         return False
     return True
-
-
-def _silence_transformers() -> None:
-    """Keep the library's bars and notices from tearing the run's own display."""
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
