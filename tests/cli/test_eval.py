@@ -183,6 +183,21 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_killed_evaluation_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    words = [SCRIPT, *LAKE, "--episodes", "20000", "--json", "--output"]
+    code, whole, _ = envkit([*words[1:], "whole"], tmp_path)
+    with subprocess.Popen([*words, "parts"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+        until = "until test -s parts/episodes.jsonl; do sleep 0.01; done"
+        subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=300, check=True)
+        one.kill()
+    kept = (tmp_path / "parts/episodes.jsonl").read_bytes().count(b"\n")
+    again, parts, _ = envkit([*words[1:], "parts"], tmp_path)
+    assert (code, again) == (0, 0)
+    assert 0 < kept < 20_000
+    assert orjson.loads(parts)["metrics"] == orjson.loads(whole)["metrics"]
+    assert (tmp_path / "parts/episodes.jsonl").read_bytes() == (tmp_path / "whole/episodes.jsonl").read_bytes()
+
+
 def test_control_c_keeps_what_was_played_and_says_which_command_goes_on(tmp_path: Path, plain: Path) -> None:
     words = ["eval", "Plain-v0", "--policy", "random", "--episodes", "100000", "--output", "found"]
     env = {**os.environ, "PYTHONPATH": str(plain)}
