@@ -184,7 +184,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
 
 
 def test_a_killed_evaluation_goes_on_with_the_same_command(tmp_path: Path) -> None:
-    words = [SCRIPT, *LAKE, "--episodes", "20000", "--json", "--output"]
+    words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "20000", "--json", "--output"]
     code, whole, _ = envkit([*words[1:], "whole"], tmp_path)
     with subprocess.Popen([*words, "parts"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
         until = "until test -s parts/episodes.jsonl; do sleep 0.01; done"

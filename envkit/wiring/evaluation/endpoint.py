@@ -238,7 +238,8 @@ class _Chat:
 
     def _messages(self, observation: str) -> list[dict[str, str]]:
         playing = self.endpoint.playing
-        before = len(self.turns) if playing.history in (None, "all") else min(len(self.turns), playing.history - 1)
+        limit = playing.history
+        before = len(self.turns) if limit is None or limit == "all" else min(len(self.turns), limit - 1)
         kept = self.turns[len(self.turns) - before :]
         messages = [] if playing.system is None else [{"role": "system", "content": playing.system}]
         for seen, answer in kept:

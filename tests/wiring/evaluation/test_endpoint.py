@@ -20,14 +20,14 @@ from starlette.routing import Route
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.types import EpisodeRecord, FinishReason, StopReason, Task
+from envkit.types import EpisodeRecord, FinishReason, Options, StopReason, Task
 from envkit.wiring.environments import slots
 from envkit.wiring.evaluation.endpoint import Address, open_endpoint
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
 from envkit.wiring.evaluation.outcomes import Tally
 from envkit.wiring.evaluation.players import Playing, play
 
-LAKE = {"map": "4x4", "instructions": False}
+LAKE: Options = {"map": "4x4", "instructions": False}
 WAY = ("down", "down", "right", "down", "right", "right")
 
 Answer = Callable[[dict[str, Any]], Response]

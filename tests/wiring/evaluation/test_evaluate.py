@@ -221,8 +221,17 @@ def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
             played[episode.index, episode.member] = [turn.action for turn in episode.turns]
 
         async def main() -> None:
-            env, counts = ("FrozenLake-v0", policy), {"episodes": 6, "attempts": 2, "seed": 3}
-            await evaluate(*env, **counts, options={}, split="eval", display=SilentDisplay(), on_episode=note)
+            await evaluate(
+                "FrozenLake-v0",
+                policy,
+                episodes=6,
+                attempts=2,
+                seed=3,
+                options={},
+                split="eval",
+                display=SilentDisplay(),
+                on_episode=note,
+            )
 
         clock.run(main)
         return hashlib.sha256(repr(sorted(played.items())).encode()).hexdigest()[:16]
