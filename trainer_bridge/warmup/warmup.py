@@ -22,7 +22,9 @@ from envkit.types import Sample
 
 from ..stopping import Stop
 from ..threads import torch_threads
-from ..trainers.torch_local import UNREADABLE, passes, token_logps
+from ..trainers.batching import flat, passes, said
+from ..trainers.checkpoint import UNREADABLE
+from ..trainers.token_logps import TokenScorer, token_logps
 from .demonstrations import Lesson, unscored_sample
 
 STATE = "warmup.pt"
@@ -55,7 +57,9 @@ class Imitator:
         micro_tokens: Bound on the tokens of one pass, padding included.
         threads: Threads of torch that learn; 0 leaves their number as it is.
         stop: Learns what a stop has to wait for.
-        is_pretrained: Whether the policy was trained before; it is then moved by AdamW alone.
+        is_pretrained: Whether the policy was trained before; AdamW alone then moves it, and its log-probabilities are
+            computed in blocks.
+        precision: Of matrix products of a pretrained policy; see `TokenScorer`.
 
     Attributes:
         stage: Number of the stage that was begun last.
@@ -71,6 +75,7 @@ class Imitator:
         threads: int = 0,
         stop: Stop | None = None,
         is_pretrained: bool = False,
+        precision: str = "float32",
     ) -> None:
         self._model = model
         self._max_grad_norm = max_grad_norm
@@ -78,6 +83,7 @@ class Imitator:
         self._threads = threads
         self._stop = stop or Stop()
         self._is_pretrained = is_pretrained
+        self._scorer = TokenScorer(model, precision=precision, in_blocks=True) if is_pretrained else None
         self.stage = 0
         self.updates = 0
         self._optimizers = _optimizers(model, is_pretrained=is_pretrained)
@@ -151,11 +157,7 @@ class Imitator:
         total = 0.0
         self._model.zero_grad()
         for part in passes(samples, self._micro_tokens):
-            chosen = [samples[row] for row in part]
-            logp_NV = token_logps(self._model, chosen)
-            said = [token for sample in chosen for token, own in zip(sample.token_ids, sample.mask, strict=True) if own]
-            token_N1 = torch.tensor(said, device=logp_NV.device)[:, None]
-            loss = -logp_NV.gather(1, token_N1).sum() / tokens
+            loss = -self._logps([samples[row] for row in part]).sum() / tokens
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
@@ -163,6 +165,14 @@ class Imitator:
             optimizer.step()
         self.updates += 1
         return total
+
+    def _logps(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """Return the log-probabilities (nats) of the tokens with mask 1 [N], sample after sample."""
+        if self._scorer is not None:
+            return self._scorer.score([[sample] for sample in samples]).logp_N
+        logp_NV = token_logps(self._model, samples)
+        token_N = flat([said(sample, sample.token_ids) for sample in samples], logp_NV.device, torch.long)
+        return logp_NV.gather(1, token_N[:, None]).squeeze(1)
 
 
 def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimizer]:

@@ -142,6 +142,19 @@ def test_the_loss_is_in_nats_a_token_whatever_the_size_of_the_passes(tiny_folder
         assert losses[0] == pytest.approx(-math.fsum(logps) / len(logps), abs=1e-5)
 
 
+def test_the_loss_of_a_pretrained_policy_is_that_of_the_plain_way(chat_folder: Path) -> None:
+    logps = [logp for one in echo(0) for logp in said_logps(open_model(chat_folder), one)]
+    imitator = Imitator(open_model(chat_folder), max_grad_norm=1.0, micro_tokens=30, is_pretrained=True)
+    losses: list[float] = []
+
+    async def after(update: int, loss: float) -> bool:
+        losses.append(loss)
+        return False
+
+    clock.run(lambda: imitator.run(Stage(1, 32, 1e-3), echo, after=after), virtual=True)
+    assert losses == [pytest.approx(-math.fsum(logps) / len(logps), abs=1e-4)]
+
+
 def test_imitation_ends_when_it_is_told_to(tiny_folder: Path) -> None:
     made, losses = imitate(tiny_folder, Stage(30, 32, 1e-3), stop_at=4)
     assert made == len(losses) == 4
