@@ -17,8 +17,8 @@ from envkit.trainer_bridge.models.cache import make_once
 from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.wiring.training.models import fetch, find, locate, verify
-from tests.trainer_bridge.gguf_files import SPECIAL, weights, write_gguf, write_wheel
 from tests.trainer_bridge.models import write_tiny
+from tests.wiring.training.gguf_files import SPECIAL, weights, write_gguf, write_wheel
 
 ROOT = Path(__file__).parents[3]
 
