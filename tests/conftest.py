@@ -25,8 +25,11 @@ _PROBES: Mapping[str, list[str]] = {
     "ray": [sys.executable, "-c", "import ray"],
     "model": [
         *(sys.executable, "-c"),
-        "from envkit.trainer_bridge.models.catalogue import CATALOGUE; model = CATALOGUE['smollm2-135m']; "
-        + "assert model.is_fetched, f'{model.folder} is missing; run: envkit model get {model.name}'",
+        """if True:
+            from envkit.trainer_bridge.models.catalogue import CATALOGUE
+            model = CATALOGUE["smollm2-135m"]
+            assert model.is_fetched, f"{model.folder} is missing; run: envkit model get {model.name}"
+        """,
     ],
     "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],
 }

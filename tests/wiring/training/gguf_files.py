@@ -11,8 +11,7 @@ import numpy as np
 from tokenizers import pre_tokenizers
 
 from envkit.trainer_bridge.models.catalogue import CatalogueModel
-
-from .models import CHAT_TEMPLATE
+from tests.trainer_bridge.models import CHAT_TEMPLATE
 
 HIDDEN, LAYERS, FORWARD = 8, 1, 16
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
