@@ -12,11 +12,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -410,13 +412,14 @@ def _checkpoint_layers(model: Any) -> None:
         UsageError: The model cannot, or a layer has dropout of its own, which this would switch on.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers or not model.supports_gradient_checkpointing:
+    if not layers:
         kind = type(model).__name__
         raise UsageError(f"trainer.gradient_checkpointing: {kind} does not support it; set it to false")
     if any(isinstance(rate := getattr(layer, "dropout", 0.0), float) and rate > 0 for layer in layers):
         raise UsageError("trainer.gradient_checkpointing: the model's layers have dropout; set it to false")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
         layer.training = True  # of the layer alone: the modules inside stay in evaluation mode
 
 
