@@ -131,7 +131,7 @@ class _Embed(torch.autograd.Function):
         return functional.embedding(ids_BL, weight_VH)
 
     @staticmethod
-    def backward(ctx: Any, gradient_BLH: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient_BLH: Tensor) -> tuple[None, None, None]:
         (ids_BL,) = ctx.saved_tensors
         taken_BL = ids_BL != ctx.padding_id  # as nn.Embedding has it: the padding token's row has no gradient
         gradient_VH = _gradient_of(ctx.weight_VH)
@@ -189,7 +189,7 @@ class _BlockLogps(torch.autograd.Function):
         return chosen_N - norm_N, entropy_N
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, slope_N: Tensor | None, entropy_slope_N: Tensor | None
     ) -> tuple[Tensor, None, None, None, None]:
         hidden_NH, token_N, norm_N, entropy_N = ctx.saved_tensors
@@ -242,7 +242,8 @@ def _logit_scale(model: Any) -> float | None:
     """
     head = model.get_output_embeddings()
     config = model.config.get_text_config()
-    if type(head) is not nn.Linear or head.bias is not None or getattr(config, "final_logit_softcapping", None):
+    bias = getattr(head, "bias", None)
+    if type(head) is not nn.Linear or bias is not None or getattr(config, "final_logit_softcapping", None):
         return None
     ids_BL = torch.arange(_PROBE_TOKENS, device=model.device)[None] % head.out_features
     try:

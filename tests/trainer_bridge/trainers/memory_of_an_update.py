@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -29,7 +30,8 @@ def main(vocabulary: int, micro_tokens: int, *, is_tied: bool) -> None:
         num_key_value_heads=3,
         tie_word_embeddings=is_tied,
     )
-    model = LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config)
+    model.eval()
     settings = TrainerSettings(
         1e-6, 1e-5, 1.0, micro_tokens, seed=0, precision="bfloat16", is_large=True, gradient_checkpointing=True
     )

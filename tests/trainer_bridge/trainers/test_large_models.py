@@ -24,7 +24,7 @@ from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 ONE_UPDATE = {"epochs": 1, "minibatches": 1, "learning_rate": 1e-30, "critic_learning_rate": 1e-30}
-SMALL_MODEL = {
+SMALL_MODEL: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -225,7 +225,7 @@ def test_blocks_of_any_size_give_values_and_gradients_of_plain_autograd(
         else:
             logp_NV = torch.log_softmax(0.7 * hidden @ weight.T, -1)
             logp_N, entropy_N = logp_NV.gather(1, token_N[:, None])[:, 0], -(logp_NV.exp() * logp_NV).sum(-1)
-        ((slope_N * logp_N).sum() + (pull_N * entropy_N).sum()).backward()  # type: ignore[no-untyped-call]
+        ((slope_N * logp_N).sum() + (pull_N * entropy_N).sum()).backward()
         assert hidden.grad is not None
         found.append((logp_N, entropy_N, hidden.grad, weight.grad))
     for got, expected in zip(*found, strict=True):
@@ -270,7 +270,7 @@ def test_a_constant_factor_behind_the_output_layer_is_applied(entropy_has_gradie
 
 
 def test_a_soft_cap_behind_the_output_layer_leads_to_plain_log_probabilities(tmp_path: Path) -> None:
-    made = Gemma2ForCausalLM(Gemma2Config(**SMALL_MODEL, final_logit_softcapping=2.0, attn_implementation="eager"))
+    made = Gemma2ForCausalLM(Gemma2Config(**SMALL_MODEL, final_logit_softcapping=2.0))
     shake(made, 14)
     made.save_pretrained(tmp_path)
     plain, _ = learned(tmp_path, groups(10), preset="grpo", **ONE_UPDATE)
