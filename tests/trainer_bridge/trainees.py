@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,9 @@ class Trainee:
             "micro_tokens": 10**6,
             "seed": 3,
         }
-        changes = {
-            name: value
-            for name, value in how.items()
-            if name not in settings and name not in ("temperature", "threads")
-        }
-        settings |= {name: value for name, value in how.items() if name not in changes}
+        of_settings = {field.name for field in fields(TrainerSettings)}
+        changes = {name: value for name, value in how.items() if name not in of_settings}
+        settings |= {name: value for name, value in how.items() if name in of_settings}
         self.algorithm = catalogue.resolve(preset, changes)
         self.model = open_model(folder)
         self.critic: Critic | None = None

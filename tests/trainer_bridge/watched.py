@@ -17,9 +17,9 @@ from tests.trainer_bridge.models import open_model, slow_generate
 class Watched:
     """An engine with a record of what its model was fed: rows and tokens of each forward pass."""
 
-    def __init__(self, folder: Path, *, batch_tokens: int = 65536) -> None:
+    def __init__(self, folder: Path, *, batch_tokens: int = 65536, is_large: bool = False) -> None:
         self.model = open_model(folder)
-        self.engine = TransformersEngine(self.model, pad_id=0, batch_tokens=batch_tokens)
+        self.engine = TransformersEngine(self.model, pad_id=0, batch_tokens=batch_tokens, is_large=is_large)
         self.fed: list[tuple[int, int]] = []
         self.before_pass: Callable[[], object] = lambda: None
         self.model.register_forward_pre_hook(self._note, with_kwargs=True)

@@ -33,7 +33,7 @@ def load_weights(model: Any, place: Path) -> None:
     found: set[int] = set()
     problems: list[str] = []
     for file in files:
-        with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
+        with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # not a mapping
                 shape = tuple(opened.get_slice(name).get_shape())
                 if name not in targets:
@@ -46,7 +46,7 @@ def load_weights(model: Any, place: Path) -> None:
     if problems:
         raise RuntimeError(f"weights of another model: {'; '.join(problems[:3])}")
     for file in files:
-        with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
+        with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118
                 targets[name].copy_(opened.get_tensor(name))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ def adamw(
         is_fused: Whether to take the kernel without temporaries of a weight's size; it rounds differently.
     """
     weights = [weight for weight in module.parameters() if weight.requires_grad]
-    groups = [{"params": weights}]
+    groups: list[dict[str, Any]] = [{"params": weights}]
     if weight_decay:
         groups = [{"params": [weight for weight in weights if weight.ndim > 1]}]
         groups += [{"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0}]

@@ -99,7 +99,7 @@ class TokenScorer:
                 hidden_NH = hidden_NH.to(torch.bfloat16)
             weight_VH = self._model.get_output_embeddings().weight
             factor = self._logit_scale / self._temperature
-            logp_N, entropy_N = _BlockLogps.apply(hidden_NH, weight_VH, token_N, factor)  # type: ignore[no-untyped-call]
+            logp_N, entropy_N = block_logps(hidden_NH, weight_VH, token_N, factor=factor)
         return Scored(logp_N, entropy_N if entropy_has_gradient else entropy_N.detach())
 
 
@@ -131,7 +131,7 @@ class _Embed(torch.autograd.Function):
         return functional.embedding(ids_BL, weight_VH)
 
     @staticmethod
-    def backward(ctx: Any, gradient_BLH: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient_BLH: Tensor) -> tuple[None, None, None]:
         (ids_BL,) = ctx.saved_tensors
         taken_BL = ids_BL != ctx.padding_id  # as nn.Embedding has it: the padding token's row has no gradient
         gradient_VH = _gradient_of(ctx.weight_VH)
@@ -139,22 +139,37 @@ class _Embed(torch.autograd.Function):
         return None, None, None
 
 
-class _BlockLogps(torch.autograd.Function):
-    """Log-probabilities and entropies of ``softmax(factor * hidden @ weight.T)``, block by block.
+def block_logps(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    token_N: Tensor,
+    *,
+    factor: float = 1.0,
+    tokens_block: int = _TOKENS_BLOCK,
+    vocabulary_block: int = _VOCABULARY_BLOCK,
+) -> Scored:
+    """Score tokens under ``softmax(factor * hidden @ weight.T)``, block by block.
 
-    Products have the format of `hidden_NH`; the rest is at least float32.
+    Products have the format of `hidden_NH`; the rest is at least float32. The gradient of `weight_VH` is added to its
+    ``grad`` in place.
     """
+    blocks = (tokens_block, vocabulary_block)
+    return Scored(*_BlockLogps.apply(hidden_NH, weight_VH, token_N, factor, blocks))  # type: ignore[no-untyped-call]
+
+
+class _BlockLogps(torch.autograd.Function):
+    """See `block_logps`."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, token_N: Tensor, factor: float
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, token_N: Tensor, factor: float, blocks: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
         hidden_NH = hidden_NH.contiguous()
         size, wide = len(token_N), torch.promote_types(hidden_NH.dtype, torch.float32)
         highest_N = torch.full((size,), -torch.inf, dtype=wide, device=hidden_NH.device)
         total_N, mean_N, chosen_N = (torch.zeros_like(highest_N) for _ in range(3))
-        for columns, block_WH in _vocabulary_blocks(weight_VH, hidden_NH.dtype):
-            for rows in _token_blocks(size):
+        for columns, block_WH in _vocabulary_in(weight_VH, hidden_NH.dtype, blocks[1]):
+            for rows in _blocks(size, blocks[0]):
                 logit_RW = (hidden_NH[rows] @ block_WH.T).to(wide).mul_(factor)
                 offset_R = token_N[rows] - columns.start
                 is_here_R = (offset_R >= 0) & (offset_R < len(block_WH))
@@ -169,22 +184,22 @@ class _BlockLogps(torch.autograd.Function):
         norm_N = highest_N + total_N.log()
         entropy_N = norm_N - mean_N / total_N
         ctx.save_for_backward(hidden_NH, token_N, norm_N, entropy_N)
-        ctx.weight_VH, ctx.factor = weight_VH, factor
+        ctx.weight_VH, ctx.factor, ctx.blocks = weight_VH, factor, blocks
         ctx.set_materialize_grads(False)
         return chosen_N - norm_N, entropy_N
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, slope_N: Tensor | None, entropy_slope_N: Tensor | None
-    ) -> tuple[Tensor, None, None, None]:
+    ) -> tuple[Tensor, None, None, None, None]:
         hidden_NH, token_N, norm_N, entropy_N = ctx.saved_tensors
         wide = norm_N.dtype
         if slope_N is None:
             slope_N = torch.zeros_like(norm_N)
         gradient_NH = torch.zeros_like(hidden_NH, dtype=wide)
         gradient_VH = _gradient_of(ctx.weight_VH) if ctx.weight_VH.requires_grad else None
-        for columns, block_WH in _vocabulary_blocks(ctx.weight_VH, hidden_NH.dtype):
-            for rows in _token_blocks(len(token_N)):
+        for columns, block_WH in _vocabulary_in(ctx.weight_VH, hidden_NH.dtype, ctx.blocks[1]):
+            for rows in _blocks(len(token_N), ctx.blocks[0]):
                 # d logp / d logit = (is chosen) - p;  d entropy / d logit = -p * (log p + entropy)
                 logp_RW = (hidden_NH[rows] @ block_WH.T).to(wide).mul_(ctx.factor).sub_(norm_N[rows][:, None])
                 weight_RW = -slope_N[rows][:, None]
@@ -201,7 +216,7 @@ class _BlockLogps(torch.autograd.Function):
                 gradient_NH[rows] += pull_RW @ block_WH
                 if gradient_VH is not None:
                     gradient_VH[columns] += pull_RW.T @ hidden_NH[rows]
-        return gradient_NH.to(hidden_NH.dtype), None, None, None
+        return gradient_NH.to(hidden_NH.dtype), None, None, None, None
 
 
 def _gradient_of(weight: Tensor) -> Tensor:
@@ -210,14 +225,13 @@ def _gradient_of(weight: Tensor) -> Tensor:
     return weight.grad
 
 
-def _vocabulary_blocks(weight_VH: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    for first in range(0, len(weight_VH), _VOCABULARY_BLOCK):
-        columns = slice(first, min(first + _VOCABULARY_BLOCK, len(weight_VH)))
+def _vocabulary_in(weight_VH: Tensor, dtype: torch.dtype, block: int) -> Iterator[tuple[slice, Tensor]]:
+    for columns in _blocks(len(weight_VH), block):
         yield columns, weight_VH[columns].to(dtype)
 
 
-def _token_blocks(size: int) -> list[slice]:
-    return [slice(first, min(first + _TOKENS_BLOCK, size)) for first in range(0, size, _TOKENS_BLOCK)]
+def _blocks(size: int, block: int) -> list[slice]:
+    return [slice(first, min(first + block, size)) for first in range(0, size, block)]
 
 
 @torch.no_grad()
@@ -228,7 +242,8 @@ def _logit_scale(model: Any) -> float | None:
     """
     head = model.get_output_embeddings()
     config = model.config.get_text_config()
-    if type(head) is not nn.Linear or head.bias is not None or getattr(config, "final_logit_softcapping", None):
+    bias = getattr(head, "bias", None)
+    if type(head) is not nn.Linear or bias is not None or getattr(config, "final_logit_softcapping", None):
         return None
     ids_BL = torch.arange(_PROBE_TOKENS, device=model.device)[None] % head.out_features
     try:

@@ -7,8 +7,6 @@ against what was really sampled from.
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from envkit.errors import UsageError
 from envkit.types import Sample, Weights
@@ -32,52 +29,15 @@ from ..threads import torch_threads
 from . import checkpoint
 from .batching import cut, flat, passes, row_tokens, said, shared_rows
 from .checkpoint import UNREADABLE
+from .memory import checkpoint_layers, peak_memory_mib
 from .optimizer import adamw, rate_factor, set_rate
+from .settings import TrainerSettings
 from .token_logps import TokenScorer, token_logps
 
 __all__ = ["UNREADABLE", "TorchTrainer", "TrainerSettings", "adamw", "passes", "token_logps"]
 
 _PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
 """Figures that only the tokens of a forward pass have; samples without advantage may be skipped."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """How the optimiser moves.
-
-    Attributes:
-        learning_rate: AdamW's step size for the policy.
-        critic_learning_rate: The same for the critic.
-        max_grad_norm: Bound on the gradient's norm.
-        micro_tokens: Bound on the tokens of one pass, padding included.
-        seed: Order of the minibatches.
-        temperature: What the samples were drawn at; every distribution is taken at the same one.
-        threads: Threads of torch that learn; 0 leaves their number as it is.
-        schedule: Of the learning rates: ``"constant"``, ``"linear"`` or ``"cosine"``; see `optimizer.rate_factor`.
-        schedule_warmup_steps: Train steps over which they rise.
-        steps: Train steps of the run, for the schedule.
-        weight_decay: AdamW's, for matrices.
-        precision: Of matrix products: ``"float32"``, or ``"bfloat16"`` for autocast over float32 weights.
-        gradient_checkpointing: Whether the backward pass computes the activations of each layer again.
-        is_large: Whether to save memory and time as a language model needs it: log-probabilities in blocks, prompts
-            of a group shared, groups in one minibatch, samples without advantage skipped. The gradient is the same
-            but for rounding, which is why a tiny policy, whose runs are repeatable, learns without.
-    """
-
-    learning_rate: float
-    critic_learning_rate: float
-    max_grad_norm: float
-    micro_tokens: int
-    seed: int
-    temperature: float = 1.0
-    threads: int = 0
-    schedule: str = "constant"
-    schedule_warmup_steps: int = 0
-    steps: int = 0
-    weight_decay: float = 0.0
-    precision: str = "float32"
-    gradient_checkpointing: bool = False
-    is_large: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +104,7 @@ class TorchTrainer:
             self._critic_optimizer = adamw(critic, rate, weight_decay=decay, is_fused=settings.is_large)
         if settings.gradient_checkpointing:
             for body in [model] if critic is None else [model, critic.body]:
-                _checkpoint_layers(body)
+                checkpoint_layers(body)
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
         """See `envkit.protocols.Trainer.accumulate`."""
@@ -189,7 +149,7 @@ class TorchTrainer:
         report |= {"grad_norm": grad_norm, "learning_rate": settings.learning_rate * factor}
         if settings.is_large:
             report |= {"learned_tokens": learned, "skipped_samples": skipped}
-            report["peak_memory_mib"] = _peak_memory_mib(self._model.device)
+            report["peak_memory_mib"] = peak_memory_mib(self._model.device)
         return report
 
     def publish(self) -> Weights:
@@ -401,30 +361,6 @@ class TorchTrainer:
             for number in (number for row in part for number in row):
                 found[number] = [next(logps) for _ in range(sum(samples[number].mask))]
         return found
-
-
-def _checkpoint_layers(model: Any) -> None:
-    """Compute the activations of each layer again in the backward pass; dropout stays off.
-
-    Raises:
-        UsageError: The model cannot, or a layer has dropout of its own, which this would switch on.
-    """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers or not model.supports_gradient_checkpointing:
-        kind = type(model).__name__
-        raise UsageError(f"trainer.gradient_checkpointing: {kind} does not support it; set it to false")
-    if any(isinstance(rate := getattr(layer, "dropout", 0.0), float) and rate > 0 for layer in layers):
-        raise UsageError("trainer.gradient_checkpointing: the model's layers have dropout; set it to false")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for layer in layers:
-        layer.training = True  # of the layer alone: the modules inside stay in evaluation mode
-
-
-def _peak_memory_mib(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def _turn_rewards(episodes: Sequence[Sample]) -> tuple[Tensor, Tensor]:
