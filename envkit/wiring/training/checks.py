@@ -113,14 +113,8 @@ def _check_engine(run: RunConfig) -> None:
 
 
 def _check_renderer(run: RunConfig) -> None:
-    if not is_tiny(run):
-        return
-    reason = "is for models with a chat template, and a tiny policy has none"
-    problems = [f"{key}: {reason}" for key in run.renderer.needing_template]
-    if run.renderer.history != "all":
-        problems.append("renderer.history: the lessons of a tiny policy hold all turns; take all, or name a model")
-    if problems:
-        raise ConfigError(problems)
+    if is_tiny(run) and (keys := run.renderer.needing_template):
+        raise ConfigError(f"{key}: is for models with a chat template, and a tiny policy has none" for key in keys)
 
 
 def _check_model(name: str) -> None:
