@@ -12,7 +12,7 @@ VENV = $(PYTHON) tools/cached_venv.py
 TRAIN = torch==2.13.0 ".[train,serve,docker]"
 PYTEST = $(BIN)/pytest --durations=40
 
-.PHONY: install quickstart test test-fast peers lint bench bench-boxes bench-fleet bench-many-boxes bench-false-losses docs clean clean-cache
+.PHONY: install quickstart quickstart-llm test test-fast peers lint bench bench-boxes bench-fleet bench-many-boxes bench-false-losses docs clean clean-cache
 
 # What it takes to play, serve and train.
 install: .venv/train
@@ -21,9 +21,14 @@ install: .venv/train
 quickstart: install
 	$(BIN)/envkit train examples/quickstart.yaml --output runs/quickstart
 
+# Train a language model of 135 million parameters to add numbers, on this machine's CPU: runs/quickstart-llm/.
+quickstart-llm: install
+	$(BIN)/envkit model get smollm2-135m
+	$(BIN)/envkit train examples/llm-arithmetic.yaml --output runs/quickstart-llm
+
 # All tests: first all that may run beside others, in parallel, then those marked `alone`, one after the other. What needs
-# Docker or bubblewrap is skipped, with the reason, where that is missing. Durations are in .reports/.
-test: .venv/dev
+# Docker, bubblewrap or the language model is skipped, with the reason, where that is missing. Durations are in .reports/.
+test: .venv/dev .venv/model
 	docker/install-missing
 	docker/with-daemon docker/with-base sh -c '\
 	$(PYTEST) --junitxml=.reports/parallel.xml -n $(WORKERS) --dist loadgroup -m "not alone" "$$@"; beside=$$?; \
@@ -94,7 +99,8 @@ clean:
 
 # The environments and images that all clones share. What a clone has linked stays. Not while one is being made.
 clean-cache:
-	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images || :
+	rm -f .venv/model
+	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images models || :
 	images=$$(docker image ls --quiet envkit-test/games 2>/dev/null); [ -z "$$images" ] || docker image rm --force $$images
 
 # torch comes first and alone: then pip takes the wheel that suits the machine from wherever its own settings point,
@@ -107,6 +113,10 @@ clean-cache:
 .venv/dev: pyproject.toml
 	$(VENV) .venv $(TRAIN) ".[dev]"
 	touch .venv/train $@
+
+# The language model that tests use, in the cache that all clones share. Offline, the tests that need it are skipped.
+.venv/model: .venv/dev
+	@$(BIN)/envkit model get smollm2-135m >$@ || { rm -f $@; echo "going on without the model smollm2-135m" >&2; }
 
 # Peers live apart: they are old, or need older versions of what envkit needs.
 .venv/peers/done: tests/parity/peers.txt

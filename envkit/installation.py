@@ -19,7 +19,10 @@ from envkit.errors import UsageError
 
 EXTRAS: Mapping[str, Sequence[str]] = {
     "serve": ("fastapi", "httpx", "prometheus_client", "starlette", "uvicorn", "uvloop"),
-    "train": ("huggingface_hub", "jinja2", "matplotlib", "safetensors", "tensorboard", "torch", "transformers"),
+    "train": (
+        *("accelerate", "gguf", "huggingface_hub", "jinja2", "matplotlib", "safetensors"),
+        *("tensorboard", "torch", "transformers"),
+    ),
     "docker": ("docker", "requests"),
     "ray": ("ray",),
 }

@@ -23,6 +23,11 @@ _PROBES: Mapping[str, list[str]] = {
     "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
     "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
     "ray": [sys.executable, "-c", "import ray"],
+    "model": [
+        *(sys.executable, "-c"),
+        "from envkit.trainer_bridge.models.catalogue import CATALOGUE; model = CATALOGUE['smollm2-135m']; "
+        + "assert model.is_fetched, f'{model.folder} is missing; run: envkit model get {model.name}'",
+    ],
     "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],
 }
 _PROBE_TIMEOUT_S = 20
@@ -32,6 +37,14 @@ _PROBE_TIMEOUT_S = 20
 def peers_python() -> Path:
     """The interpreter of the peers' own virtual environment, which ``make peers`` makes."""
     return _PEERS
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the model smollm2-135m, for tests with the marker `model`."""
+    from envkit.trainer_bridge.models.catalogue import CATALOGUE
+
+    return CATALOGUE["smollm2-135m"].folder
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from envkit.protocols import Engine, Trainer, WeightSink
 from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, stable_hash
 
 from . import diagnosis
+from .models.saved_policy import SavedPolicy
 from .rollout import Rollout, RolloutResult
 from .run_folder import checkpoint
 from .run_folder.checkpoint import RunState
@@ -122,6 +124,7 @@ class TrainLoop:
         state: Where the run is; changed in place.
         elapsed_s: Seconds of the whole run so far.
         stop: Learns what a stop has to wait for.
+        policy: What the policies of the checkpoints say about themselves.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class TrainLoop:
         state: RunState,
         elapsed_s: Callable[[], float],
         stop: Stop,
+        policy: SavedPolicy | None = None,
     ) -> None:
         self._rollout = rollout
         self._engine = engine
@@ -149,6 +153,7 @@ class TrainLoop:
         self.state = state
         self._elapsed_s = elapsed_s
         self._stop = stop
+        self._policy = policy
         self._saved: int | None = state.step if (checkpoints / f"step-{state.step}").exists() else None
         self._learning = False
         self._shown: dict[str, float | str] = {}
@@ -175,9 +180,9 @@ class TrainLoop:
         if self._saved != self.state.step and not self._learning:
             saving = f"the checkpoint of train step {self.state.step}"
             with anyio.CancelScope(shield=True), self._stop.waits_for(saving):
-                keep = self._settings.keep_checkpoints
+                keep = partial(checkpoint.save, keep=self._settings.keep_checkpoints, policy=self._policy)
                 self.state.wall_s = self._elapsed_s()
-                await clock.to_thread(checkpoint.save, self._checkpoints, self._trainer, self.state, keep=keep)
+                await clock.to_thread(keep, self._checkpoints, self._trainer, self.state)
                 self._saved = self.state.step
 
     async def _look(self, display: Display) -> bool:

@@ -17,6 +17,7 @@ from envkit.cli.exits import as_exit_code
 from envkit.cli.fleet import image, sandbox, token
 from envkit.cli.fleet.doctor import doctor
 from envkit.cli.fleet.serve import serve
+from envkit.cli.training import model
 from envkit.cli.training.check import check
 from envkit.cli.training.check_template import check_template
 from envkit.cli.training.evaluate import evaluate
@@ -41,6 +42,7 @@ app.command("list")(list_envs)
 app.command("doctor")(doctor)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(image.app, name="image")
+app.add_typer(model.app, name="model")
 app.add_typer(token.app, name="token")
 
 

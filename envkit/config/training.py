@@ -42,11 +42,13 @@ class TransformersEngineSection(Section):
 
     kind: Literal["transformers"] = "transformers"
     model: str | None = None
-    """Folder or hub name of a model; none makes a tiny policy on the spot, which reads the environment's words."""
+    """Name of the catalogue (`envkit model list`), GGUF file, model folder or hub name; null makes a tiny policy on the
+    spot, which reads the environment's words. A policy folder that envkit saved says whether it is tiny."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights that play; those that learn are float32, and rounded when they are handed over."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the weights that play; those that learn are float32, and rounded when they are handed over.
+    auto: float32 for a tiny policy, bfloat16 for a pretrained model."""
     hidden_size: Annotated[int, Field(ge=8, multiple_of=2)] = 64
     """Width of the tiny policy."""
     layers: Count = 3
@@ -84,6 +86,13 @@ class RendererSection(Section):
         """Keys whose values only a chat template can follow."""
         set_keys = {"system": self.system is not None, "template": self.template, "thinking": self.thinking == "cut"}
         return [f"renderer.{key}" for key, is_set in set_keys.items() if is_set]
+
+    @field_validator("history", mode="before")
+    @classmethod
+    def _all_or_a_number(cls, history: Any) -> Any:
+        if history != "all" and (type(history) is not int or history < 1):
+            raise ValueError("must be all, or a whole number of at least 1")
+        return history
 
     @field_validator("template")
     @classmethod
@@ -150,14 +159,27 @@ class TorchTrainerSection(Section):
     """Train steps; each plays groups_per_step groups and learns from them. 0 stops after the warm-up."""
     groups_per_step: Count = 32
     """Tasks a train step."""
-    learning_rate: Rate = 5e-4
-    """AdamW's step size for the policy; about 1e-6 for a pretrained model."""
-    critic_learning_rate: Rate = 1e-3
-    """The same for the critic (ppo)."""
+    learning_rate: Rate | None = None
+    """AdamW's step size for the policy; none is 5e-4 for a tiny policy and 1e-6 for a pretrained model."""
+    critic_learning_rate: Rate | None = None
+    """The same for the critic (ppo); none is 1e-3 for a tiny policy and 1e-5 for a pretrained model."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of both learning rates; linear and cosine fall to 0 over `steps`."""
+    schedule_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Train steps over which the learning rates rise to their value."""
+    weight_decay: Annotated[float, Field(ge=0), Exponent] = 0.0
+    """AdamW's weight decay; norms and biases have none."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of matrix products while learning; the weights stay float32. auto: float32 for a tiny policy,
+    bfloat16 (autocast) for a pretrained model."""
+    gradient_checkpointing: bool | None = None
+    """Whether to compute activations again in the backward pass, for less memory and more time. None is false for a
+    tiny policy and true for a pretrained model."""
     max_grad_norm: Annotated[float, Field(gt=0), Exponent] = 1.0
     """The gradient's norm is clipped to this."""
-    micro_tokens: Count = 16384
-    """Bound on the tokens of one forward and backward pass, padding included."""
+    micro_tokens: Count | None = None
+    """Bound on the tokens of one forward and backward pass, padding included; none is 16384 for a tiny policy and 4096
+    for a pretrained model."""
     checkpoint_every: Count = 10
     """Train steps between two checkpoints."""
     keep_checkpoints: Count = 2

@@ -90,7 +90,7 @@ class Trainer(Protocol):
         ...
 
     def publish(self) -> Weights:
-        """Write the current weights where an engine can read them."""
+        """Write the current weights where an engine can read them, unless it copies them from the trainer's model."""
         ...
 
     def save(self, folder: str) -> None:

@@ -211,7 +211,8 @@ class Weights:
 
     Attributes:
         version: Number of train steps behind them.
-        location: Path of a folder or safetensors file that the engine can read.
+        location: Path of a folder or safetensors file that the engine can read; empty if it copies them from the
+            trainer's model in its own process.
     """
 
     version: int

@@ -12,20 +12,28 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
-import safetensors.torch
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from envkit import clock
 from envkit.types import Completion, FinishReason, SamplingParams, Weights, stable_hash
 
 from ..threads import torch_threads
+from .weight_files import copy_weights, load_weights
 
 _U64 = float(1 << 64)
+
+_SAMPLED_NUMBERS = 1 << 21
+"""Bound on rows times vocabulary that are sampled at once."""
+
+_ENDED_SHARE = 8
+"""A block is cut as soon as one row in so many has ended."""
 
 
 @dataclass(slots=True)
@@ -68,13 +76,27 @@ class TransformersEngine:
         pad_id: Any token id; used to fill, always masked.
         batch_tokens: Bound on rows times tokens of a new block of sessions.
         threads: Threads of torch that generate; 0 leaves their number as it is.
+        is_large: Whether to read equal prompts of new sessions once and to leave out rows that have ended. Products of
+            fewer rows may round differently, so a tiny policy, whose runs are repeatable, plays without.
+        source: Model of the same kind from which `load` copies weights without a location.
     """
 
-    def __init__(self, model: PreTrainedModel, *, pad_id: int, batch_tokens: int = 65536, threads: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        pad_id: int,
+        batch_tokens: int = 65536,
+        threads: int = 0,
+        is_large: bool = False,
+        source: PreTrainedModel | None = None,
+    ) -> None:
         self._model = model
         self._pad_id = pad_id
         self._batch_tokens = batch_tokens
         self._threads = threads
+        self._is_large = is_large
+        self._source = source
         self._version = 0
         self._blocks: list[_Block] = []
         self._pending: list[_Request] = []
@@ -117,11 +139,24 @@ class TransformersEngine:
             self._drop_forgotten()
 
     async def load(self, weights: Weights) -> None:
-        """Take new weights; caches of older ones are dropped."""
+        """Take new weights; caches of older ones are dropped.
+
+        Raises:
+            RuntimeError: They are those of another model; nothing has changed then.
+            ValueError: They have no location, and there is no model to copy from.
+        """
         async with self._busy:
             self._blocks.clear()
-            await clock.to_thread(safetensors.torch.load_model, self._model, weights.location)
+            await clock.to_thread(self._read, weights.location)
             self._version = weights.version
+
+    def _read(self, location: str) -> None:
+        if location:
+            load_weights(self._model, Path(location))
+        elif self._source is not None:
+            copy_weights(self._source, self._model)
+        else:
+            raise ValueError("weights without a location; give the engine the trainer's model as its source")
 
     async def _serve(self, batch: list[_Request]) -> None:
         try:
@@ -192,10 +227,12 @@ class TransformersEngine:
     def _run(self, requests: list[_Request], block: _Block) -> _Block:
         """Feed each row what the cache lacks, then sample until every row has ended or every caller has gone."""
         feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
+        ended_blocks: list[_Block] = []
         for position in range(max(request.params.max_tokens for request in requests)):
             if all(request.is_abandoned for request in requests):
                 break
-            logits_BV = self._forward(block, feeds)
+            is_first = self._is_large and not any(block.seen)
+            logits_BV = self._forward_once_each(block, feeds) if is_first else self._forward(block, feeds)
             feeds = [[] for _ in requests]
             picks = _sample(logits_BV, requests, position)
             for row, (request, (token, logprob)) in enumerate(zip(requests, picks, strict=True)):
@@ -210,7 +247,28 @@ class TransformersEngine:
                     feeds[row] = [token]
             if not any(feeds):
                 break
-        return block
+            ended_rows = [row for row, feed in enumerate(feeds) if not feed]
+            if self._is_large and len(ended_rows) * _ENDED_SHARE >= len(feeds):
+                going_rows = [row for row, feed in enumerate(feeds) if feed]
+                ended_blocks.append(_take(block, ended_rows))
+                block = _take(block, going_rows)
+                requests, feeds = [requests[row] for row in going_rows], [feeds[row] for row in going_rows]
+        return _join([*ended_blocks, block])
+
+    def _forward_once_each(self, block: _Block, feeds: list[list[int]]) -> Tensor:
+        """Do what `_forward` does for a new block, but read equal prompts once and repeat their caches."""
+        number: dict[tuple[int, ...], int] = {}
+        rows = [number.setdefault(tuple(feed), len(number)) for feed in feeds]
+        if len(number) == len(feeds):
+            return self._forward(block, feeds)
+        index_B = torch.tensor(rows, device=self._model.device)
+        block.mask_BL = block.mask_BL[: len(number)]
+        block.seen = [[] for _ in number]
+        logits_UV = self._forward(block, [list(feed) for feed in number])
+        block.cache.batch_select_indices(index_B)
+        block.mask_BL = block.mask_BL[index_B]
+        block.seen = [list(feed) for feed in feeds]
+        return logits_UV[index_B]
 
     def _forward(self, block: _Block, feeds: list[list[int]]) -> Tensor:
         """Append `feeds` (padded on the left) to the block and return the logits after the last token [B, V]."""
@@ -248,14 +306,41 @@ def _select(block: _Block, requests: list[_Request]) -> _Block:
     rows = [block.sessions.index(request.session) for request in requests]
     if rows == list(range(len(block.sessions))):
         return block
+    return _take(block, rows)
+
+
+def _take(block: _Block, rows: list[int]) -> _Block:
+    """Return a block of some rows; the given block stays as it is."""
     index_B = torch.tensor(rows, device=block.mask_BL.device)
-    block.cache.batch_select_indices(index_B)
-    sessions = [request.session for request in requests]
-    return _Block(sessions, [block.seen[row] for row in rows], block.cache, block.mask_BL[index_B])
+    cache = copy.copy(block.cache)
+    cache.layers = [copy.copy(layer) for layer in block.cache.layers]
+    cache.batch_select_indices(index_B)
+    sessions = [block.sessions[row] for row in rows]
+    return _Block(sessions, [block.seen[row] for row in rows], cache, block.mask_BL[index_B])
+
+
+def _join(blocks: list[_Block]) -> _Block:
+    """Return one block with the rows of all; shorter caches are padded on the right."""
+    if len(blocks) == 1:
+        return blocks[0]
+    widths = [block.mask_BL.shape[1] for block in blocks]
+    gaps = [max(widths) - width for width in widths]
+    for layer, *others in zip(*(block.cache.layers for block in blocks), strict=True):
+        for name in ("keys", "values"):
+            tensors = [getattr(one, name) for one in (layer, *others)]
+            padded = [functional.pad(one, (0, 0, 0, gap)) for one, gap in zip(tensors, gaps, strict=True)]
+            setattr(layer, name, torch.cat(padded))
+    mask_BL = torch.cat([functional.pad(block.mask_BL, (0, gap)) for block, gap in zip(blocks, gaps, strict=True)])
+    sessions = [name for block in blocks for name in block.sessions]
+    return _Block(sessions, [seen for block in blocks for seen in block.seen], blocks[0].cache, mask_BL)
 
 
 def _sample(logits_BV: Tensor, requests: list[_Request], position: int) -> list[tuple[int, float]]:
     """Sample a token for each row and give its log-probability (nats) after temperature, before top-p and top-k."""
+    count = max(_SAMPLED_NUMBERS // logits_BV.shape[1], 1)
+    if len(requests) > count:
+        parts = [slice(first, first + count) for first in range(0, len(requests), count)]
+        return [pick for rows in parts for pick in _sample(logits_BV[rows], requests[rows], position)]
     greedy = torch.tensor([request.params.temperature == 0 for request in requests], device=logits_BV.device)
     heat_B = torch.tensor([request.params.temperature or 1.0 for request in requests], device=logits_BV.device)
     logp_BV = torch.log_softmax(logits_BV / heat_B[:, None], dim=-1)

@@ -15,6 +15,7 @@ import orjson
 from envkit.errors import UsageError
 from envkit.types import JSON
 
+from ..models.saved_policy import SavedPolicy
 from .writing import writing
 
 _STATE = "state.json"
@@ -48,7 +49,15 @@ class Savable(Protocol):
         ...
 
 
-def save(folder: Path, trainer: Savable, state: RunState, *, keep: int, warmup: Savable | None = None) -> Path:
+def save(
+    folder: Path,
+    trainer: Savable,
+    state: RunState,
+    *,
+    keep: int,
+    policy: SavedPolicy | None = None,
+    warmup: Savable | None = None,
+) -> Path:
     """Write a checkpoint of `state.step` into `folder` and remove all but the newest `keep`.
 
     Args:
@@ -56,6 +65,7 @@ def save(folder: Path, trainer: Savable, state: RunState, *, keep: int, warmup: 
         trainer: Has the weights.
         state: Where the run is.
         keep: Number of checkpoints that stay.
+        policy: What the checkpoint's ``policy/`` says about itself.
         warmup: Has the state of a warm-up that is not finished.
 
     Raises:
@@ -68,6 +78,8 @@ def save(folder: Path, trainer: Savable, state: RunState, *, keep: int, warmup: 
         draft.mkdir(parents=True)
         try:
             trainer.save(str(draft))
+            if policy is not None:
+                policy.write(draft / "policy")
             if warmup is not None:
                 warmup.save(str(draft))
             (draft / _STATE).write_bytes(orjson.dumps(dataclasses.asdict(state), option=orjson.OPT_INDENT_2))

@@ -33,8 +33,11 @@ _OTHERWISE = "once that is mended, go on from the last checkpoint with --resume"
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses in the block into a `UsageError`: path, reason, what to do."""
+def writing(path: Path, *, remedy: str | None = None) -> Iterator[None]:
+    """Turn what the file system refuses in the block into a `UsageError`: path, reason, what to do.
+
+    `remedy` says what to do where nothing of a run is written; None takes the usual advice for a run's folder.
+    """
     try:
         yield
     except EnvkitError:
@@ -44,7 +47,8 @@ def writing(path: Path) -> Iterator[None]:
         if refusal is None:
             raise
         reason = refusal.strerror or str(refusal)
-        raise UsageError(f"{path}: {reason}; {_ADVICE.get(refusal.errno or 0, _OTHERWISE)}") from error
+        advice = remedy or _ADVICE.get(refusal.errno or 0, _OTHERWISE)
+        raise UsageError(f"{path}: {reason}; {advice}") from error
 
 
 def _refusal(error: BaseException | None) -> OSError | None:

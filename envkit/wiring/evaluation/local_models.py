@@ -21,6 +21,7 @@ from envkit.trainer_bridge.run_folder.record import refuse_other_format
 from envkit.types import Options, Task, Trajectory
 from envkit.wiring.evaluation.advice import Limits
 from envkit.wiring.evaluation.players import OnEpisode, Playing
+from envkit.wiring.training.models import locate
 from envkit.wiring.training.resolve import limits_of, resolve
 
 if TYPE_CHECKING:
@@ -61,13 +62,18 @@ class LocalModel:
 
     @classmethod
     def of_name(cls, name: str, env_id: str, playing: Playing, *, seed: int) -> LocalModel:
-        """Find a model by its folder, file or name, with the defaults of training files for such a model."""
+        """Find a model by its folder, file or name, with the defaults of training files for such a model.
+
+        Raises:
+            UsageError: There is no such model on this machine.
+            ConfigError: Its folder does not say what it is in a format that this version reads.
+        """
         content: dict[str, Any] = {
             "env": {"id": env_id, "num_envs": BATCH},
-            "engine": {"model": name, "dtype": "bfloat16"},
+            "engine": {"model": name},
             "evaluation": {"seed": seed},
         }
-        return cls(name, _changed(resolve(config.parse(content)), playing), greedy=playing.temperature == 0)
+        return cls(locate(name), _changed(resolve(config.parse(content)), playing), greedy=playing.temperature == 0)
 
     @property
     def identity(self) -> str:

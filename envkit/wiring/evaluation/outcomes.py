@@ -10,7 +10,7 @@ from functools import reduce
 from envkit.metrics import pass_at
 from envkit.trainer_bridge.run_folder.display import Display
 from envkit.types import Cause, EpisodeRecord, FinishReason, GenerationRecord, Info, StopReason
-from envkit.wiring.evaluation.statistics import Estimate, estimate, share, summarise
+from envkit.wiring.evaluation.statistics import Estimate, clipped, estimate, share, summarise
 
 CUT = "answers_cut_off"
 """Metric: share of an episode's answers that ended at their limit of tokens."""
@@ -179,6 +179,7 @@ def measure(tasks: Sequence[Sequence[Outcome]], attempts: int) -> dict[str, Esti
     """
     valid = [[one for one in task if one.error is None] for task in tasks]
     found = summarise([[one.metrics for one in task] for task in valid])
+    found |= {name: clipped(found[name]) for name in (CUT, VALID) if name in found}
     if attempts == 1 or "success" not in found:
         return found
     first = {"success": found.pop("success")}

@@ -79,8 +79,12 @@ def share(values: Sequence[float]) -> Estimate:
 
     The interval is Wilson's where every share is 0 or 1, otherwise the normal one, clipped to [0, 1].
     """
-    mean, low, high = estimate([[value] for value in values], is_share=True)
-    return Estimate(mean, max(0.0, low), min(1.0, high))
+    return clipped(estimate([[value] for value in values], is_share=True))
+
+
+def clipped(found: Estimate) -> Estimate:
+    """Return the estimate of a share with its interval inside [0, 1]."""
+    return Estimate(found.mean, max(0.0, found.low), min(1.0, found.high))
 
 
 def _wilson(mean: float, count: float) -> Estimate:

@@ -11,7 +11,11 @@ from envkit.installation import EXTRAS, why_missing
 from envkit.sandbox.bubblewrap.backend import why_unavailable
 from envkit.sandbox.docker import backend as docker
 from envkit.wiring import environments
-from envkit.wiring.training.resolve import algorithm_of
+from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
+from envkit.wiring.training.resolve import algorithm_of, is_tiny
+
+_HIGHEST_RATE = 1e-4
+"""Learning rate above which a pretrained model is in danger."""
 
 
 def check(run: RunConfig) -> list[str]:
@@ -30,7 +34,7 @@ def check(run: RunConfig) -> list[str]:
             examine(run)
         except ConfigError as error:
             problems += error.problems
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 async def check_docker(run: RunConfig) -> list[str]:
@@ -41,9 +45,21 @@ async def check_docker(run: RunConfig) -> list[str]:
 
 
 def unverified(run: RunConfig) -> list[str]:
-    """Return what `check` cannot know without a network, one line each: whether the hub has the model."""
-    name = run.engine.model
-    if name is None or _is_path(name) or _is_cached(name):
+    """Return what is no problem and yet worth a line: a model that would be downloaded, an unusual learning rate."""
+    is_set = "learning_rate" in run.trainer.model_fields_set and not is_tiny(run)
+    rate = run.trainer.learning_rate if is_set else None
+    return [*_unknown_to_the_hub(run.engine.model), *_high_learning_rate(rate)]
+
+
+def _high_learning_rate(rate: float | None) -> list[str]:
+    if rate is None or rate <= _HIGHEST_RATE:
+        return []
+    line = f"trainer.learning_rate: {rate:g} is above {_HIGHEST_RATE:g}, which can destroy a pretrained model; "
+    return [f"{line}about 1e-6 is usual"]
+
+
+def _unknown_to_the_hub(name: str | None) -> list[str]:
+    if name is None or name in CATALOGUE or is_path(name) or is_cached(name):
         return []
     line = f"engine.model: {name} is not in the hub's cache on this machine, so training would download it; "
     return [f"{line}check did not ask the hub whether it exists"]
@@ -61,7 +77,7 @@ def _check_env(run: RunConfig) -> None:
             made.close()
             with environments.make(run.env.id) as world:
                 _, info = world.reset(seed=0, options={**run.env.options})  # the way in which tasks bring them
-            if run.engine.model is None and not info.get("legal_moves"):
+            if is_tiny(run) and not info.get("legal_moves"):
                 reason = f"a tiny policy chooses among legal moves, and {run.env.id} lists none; name a model"
                 raise ConfigError([f"engine.model: {reason}"])
     except UnknownEnvError as error:
@@ -97,38 +113,32 @@ def _check_engine(run: RunConfig) -> None:
 
 
 def _check_renderer(run: RunConfig) -> None:
-    if run.engine.model is None and (keys := run.renderer.needing_template):
-        raise ConfigError(f"{key}: is for models with a chat template, and a tiny policy has none" for key in keys)
+    if not is_tiny(run):
+        return
+    reason = "is for models with a chat template, and a tiny policy has none"
+    problems = [f"{key}: {reason}" for key in run.renderer.needing_template]
+    if run.renderer.history != "all":
+        problems.append("renderer.history: the lessons of a tiny policy hold all turns; take all, or name a model")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _check_model(name: str) -> None:
-    if _is_path(name):
-        if not (Path(name).expanduser() / "config.json").is_file():
-            raise ConfigError([f"engine.model: {name} is no model folder (it has no config.json)"])
+    try:
+        verify(name)
+    except UsageError as error:
+        raise ConfigError([error.detail]) from None
+    if name in CATALOGUE or is_path(name):
         return
     from huggingface_hub import constants  # takes a moment
     from huggingface_hub.errors import HFValidationError
 
     try:
-        is_cached = _is_cached(name)
+        has_model = is_cached(name)
     except HFValidationError:
         raise ConfigError([f"engine.model: {name} is neither a folder here nor a name of the hub"]) from None
-    if constants.HF_HUB_OFFLINE and not is_cached:
+    if constants.HF_HUB_OFFLINE and not has_model:
         raise ConfigError([f"engine.model: {name} is not in the hub's cache, and HF_HUB_OFFLINE forbids downloads"])
-
-
-def _is_path(name: str) -> bool:
-    """Whether the name of a model means a folder of this machine, which may be missing."""
-    path = Path(name).expanduser()
-    begins_here = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
-    return name.startswith((".", "/", "~")) or begins_here or path.exists()
-
-
-def _is_cached(name: str) -> bool:
-    """Whether the hub's cache on this machine holds the model."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def _check_algorithm(run: RunConfig) -> None:
@@ -146,7 +156,7 @@ def _check_algorithm(run: RunConfig) -> None:
 def _check_warmup(run: RunConfig) -> None:
     section = run.warmup
     if section.kind == "dialogues":
-        if run.engine.model is None:
+        if is_tiny(run):
             raise ConfigError(["warmup.kind: dialogues need a model with a chat template; name one in engine.model"])
         if section.file is None or not Path(section.file).expanduser().is_file():
             raise ConfigError([f"warmup.file: dialogues need a file of JSON lines, got {section.file}"])
@@ -157,7 +167,7 @@ def _check_warmup(run: RunConfig) -> None:
         raise ConfigError([f"warmup.file: goes with kind dialogues, not with {section.kind}"])
     if run.warmup.kind == "none" and run.engine.model is None:
         raise ConfigError(["warmup.kind: a tiny policy that knows nothing needs demonstrations"])
-    wanted = run.warmup.kind == "demonstrations" or run.engine.model is None
+    wanted = run.warmup.kind == "demonstrations" or (run.warmup.kind == "auto" and is_tiny(run))
     known = {spec.id: spec for spec in environments.registered()}
     if wanted and run.env.id in known and known[run.env.id].expert is None:
         raise ConfigError([f"warmup.kind: {run.env.id} has no expert to demonstrate; take none and an engine.model"])

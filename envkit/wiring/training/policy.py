@@ -24,13 +24,15 @@ from envkit.protocols import Renderer
 from envkit.trainer_bridge.algorithms.catalogue import Algorithm
 from envkit.trainer_bridge.algorithms.critic import Critic
 from envkit.trainer_bridge.engines.transformers import TransformersEngine, copy_to_play, open_model
+from envkit.trainer_bridge.models.conversion import silence_transformers
 from envkit.trainer_bridge.run_folder.writing import share_weights, writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.types import Observation
 from envkit.wiring import environments
+from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.resolve import limits_of, task_of
+from envkit.wiring.training.resolve import is_tiny, limits_of, task_of, trainer_defaults
 
 _VOCABULARY_EPISODES = 64
 """Episodes of random play whose texts make the tiny policy's vocabulary."""
@@ -79,9 +81,16 @@ class Policy:
             safetensors.torch.save_model(self.model, str(path))
         share_weights(path.parent)
 
-    def begin_training(self, algorithm: Algorithm, run: RunConfig, folder: Path) -> None:
-        """Make the trainer, with a critic and a reference as the algorithm needs them, from the weights as they are."""
-        section = run.trainer
+    def begin_training(self, algorithm: Algorithm, run: RunConfig) -> None:
+        """Make the trainer, with a critic and a reference as the algorithm needs them, from the weights as they are.
+
+        The engine copies what it learns within this process.
+        """
+        tiny = is_tiny(run)
+        section = trainer_defaults(run.trainer, is_tiny=tiny)
+        assert section.learning_rate is not None, "trainer_defaults fills it in"
+        assert section.critic_learning_rate is not None, "trainer_defaults fills it in"
+        assert section.micro_tokens is not None, "trainer_defaults fills it in"
         settings = TrainerSettings(
             learning_rate=section.learning_rate,
             critic_learning_rate=section.critic_learning_rate,
@@ -90,13 +99,20 @@ class Policy:
             seed=run.seed,
             temperature=run.rollout.temperature,
             threads=self.learning_threads,
+            schedule=section.schedule,
+            schedule_warmup_steps=section.schedule_warmup_steps,
+            steps=section.steps,
+            weight_decay=section.weight_decay,
+            precision=section.precision,
+            gradient_checkpointing=bool(section.gradient_checkpointing),
+            is_large=not tiny,
         )
         reference = copy.deepcopy(self.model).eval() if algorithm.kl_coefficient > 0 else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(run.seed)
             critic = Critic(self.model) if algorithm.has_critic else None
         self._trainer = TorchTrainer(
-            self.model, algorithm, settings, folder, critic=critic, reference=reference, tokenizer=self.tokenizer
+            self.model, algorithm, settings, None, critic=critic, reference=reference, tokenizer=self.tokenizer
         )
 
 
@@ -107,7 +123,6 @@ def open_policy(run: RunConfig) -> Policy:
         UsageError: There is no such model, no room for a tiny one, or an episode may have too few tokens for a turn.
     """
     section = run.engine
-    _silence_transformers()
     load = partial(
         load_policy,
         device=device_of(section.device),
@@ -115,9 +130,12 @@ def open_policy(run: RunConfig) -> Policy:
         batch_tokens=section.batch_tokens,
         threads=playing_threads(run),
         renderer=run.renderer,
+        is_large=not is_tiny(run),
     )
     if section.model is not None:
-        return load(str(Path(section.model).expanduser()))
+        policy = load(locate(section.model))
+        policy.description = f"{'tiny policy,' if is_tiny(run) else 'pretrained'} {policy.description}"
+        return policy
     heard = _listen(run)
     with TemporaryDirectory(prefix="envkit-") as folder, writing(Path(folder)):
         make_policy(
@@ -131,6 +149,7 @@ def open_policy(run: RunConfig) -> Policy:
             seed=run.seed,
         )
         policy = load(folder)
+    policy.description = f"tiny policy, {policy.description}"
     longest = max(len(policy.renderer.open(Observation(text))) for text in heard.openings)
     needed = longest + limits_of(run).turn_tokens
     if needed > run.rollout.max_tokens:
@@ -147,7 +166,7 @@ def playing_threads(run: RunConfig) -> int:
     The matrices of a tiny policy are too small to share: a second thread gains nothing on idle cores, and on busy ones
     every pass waits for it.
     """
-    return run.trainer.threads or (1 if run.engine.model is None else 0)
+    return run.trainer.threads or (1 if is_tiny(run) else 0)
 
 
 def load_policy(
@@ -158,15 +177,16 @@ def load_policy(
     batch_tokens: int = 65536,
     threads: int = 0,
     renderer: RendererSection = _DEFAULT_RENDERER,
+    is_large: bool = False,
 ) -> Policy:
     """Load a model folder, or a name of the hub, twice: in float32 to train, and in `dtype` to play.
 
-    `threads` of torch play; 0 leaves their number as it is.
+    `threads` of torch play; 0 leaves their number as it is. `is_large` saves time at play, see `TransformersEngine`.
 
     Raises:
         UsageError: There is no such model, it has no tokenizer, or it cannot be prompted as `renderer` says.
     """
-    _silence_transformers()
+    silence_transformers()
     is_folder = Path(path).is_dir()
     is_local = is_folder or not _hub_has(path)
     try:
@@ -179,7 +199,9 @@ def load_policy(
         raise UsageError(f"engine.model: cannot load {path}: {reason}") from error
     playing = copy_to_play(model, dtype)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    engine = TransformersEngine(playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads)
+    engine = TransformersEngine(
+        playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads, is_large=is_large, source=model
+    )
     count = sum(weight.numel() for weight in model.parameters())
     kind = type(model).__name__
     framing = open_renderer(tokenizer, path, renderer)
@@ -249,9 +271,3 @@ def _hub_has(name: str) -> bool:
     except Exception:  # the classes depend on the hub's client; whatever it was, the model may still be in the cache
         return False
     return True
-
-
-def _silence_transformers() -> None:
-    """Keep the library's bars and notices from tearing the run's own display."""
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

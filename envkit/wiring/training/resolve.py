@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from envkit.config import RunConfig, WarmupSection
+from envkit.config.training import TorchTrainerSection
+from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.algorithms.catalogue import Algorithm
+from envkit.trainer_bridge.models.catalogue import CATALOGUE
+from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Task, stable_hash
 from envkit.wiring import environments
@@ -43,17 +48,52 @@ _PRETRAINED_WARMUP: Mapping[str, float] = {
 
 
 def resolve(run: RunConfig) -> RunConfig:
-    """Fill in what depends on other keys: a tiny policy reads the tersest observations and answers in one token."""
+    """Fill in what depends on other keys: a tiny policy reads the tersest observations and answers in one token.
+
+    A tiny policy that is named by its folder plays with the options that it was trained with, unless the file says
+    otherwise.
+
+    Raises:
+        ConfigError: The policy folder of `engine.model` does not say what it is in a format that this version reads.
+    """
     spec = environments.find(run.env.id)
-    is_tiny = run.engine.model is None
-    options = {**(spec.terse if is_tiny else {}), **run.env.options}
-    turn_tokens = run.rollout.turn_tokens or (1 if is_tiny else 128)
+    tiny = is_tiny(run)
+    saved = _saved_policy(run) if tiny else None
+    trained = saved.options if saved is not None and saved.env_id == run.env.id else {}
+    options = {**(spec.terse if tiny else {}), **trained, **run.env.options}
+    turn_tokens = run.rollout.turn_tokens or (1 if tiny else 128)
+    dtype = run.engine.dtype if run.engine.dtype != "auto" else "float32" if tiny else "bfloat16"
     changed = {
         "env": run.env.model_copy(update={"options": options}),
+        "trainer": trainer_defaults(run.trainer, is_tiny=tiny),
+        "engine": run.engine.model_copy(update={"dtype": dtype}),
         "rollout": run.rollout.model_copy(update={"turn_tokens": turn_tokens}),
-        "warmup": _warmup(run, is_tiny=is_tiny),
+        "warmup": _warmup(run, is_tiny=tiny),
     }
     return run.model_copy(update=changed)
+
+
+def is_tiny(run: RunConfig) -> bool:
+    """Whether the policy is a tiny one: made on the spot, or saved by envkit in the folder that `engine.model` names.
+
+    Raises:
+        ConfigError: The folder does not say what it is in a format that this version reads.
+    """
+    if run.engine.model is None:
+        return True
+    saved = _saved_policy(run)
+    return saved is not None and saved.tiny
+
+
+def _saved_policy(run: RunConfig) -> SavedPolicy | None:
+    """Return what the folder of `engine.model` says about itself; None where there is no such folder or file."""
+    name = run.engine.model
+    if name is None or name in CATALOGUE:
+        return None
+    try:
+        return SavedPolicy.read(Path(name).expanduser())
+    except UsageError as error:
+        raise ConfigError([f"engine.model: {error.detail}"]) from None
 
 
 def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
@@ -69,6 +109,19 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
         usual["check_episodes"] = 0
     filled = {key: value for key, value in usual.items() if getattr(section, key) is None}
     return section.model_copy(update={"kind": kind, **filled})
+
+
+def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTrainerSection:
+    """Fill in the keys of the trainer that follow the policy."""
+    defaults: dict[str, object] = {
+        "learning_rate": 5e-4 if is_tiny else 1e-6,
+        "critic_learning_rate": 1e-3 if is_tiny else 1e-5,
+        "precision": "float32" if is_tiny else "bfloat16",
+        "gradient_checkpointing": not is_tiny,
+        "micro_tokens": 16384 if is_tiny else 4096,
+    }
+    open_keys = {key: value for key, value in defaults.items() if getattr(section, key) in (None, "auto")}
+    return section.model_copy(update=open_keys)
 
 
 def algorithm_of(run: RunConfig) -> Algorithm:

@@ -17,6 +17,7 @@ from envkit.errors import ConfigError, EnvkitError
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge import diagnosis
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
+from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
@@ -28,7 +29,7 @@ from envkit.types import JSON
 from envkit.wiring import environments
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 from envkit.wiring.training.checks import check, check_docker
-from envkit.wiring.training.resolve import algorithm_of, limits_of, resolve, task_of
+from envkit.wiring.training.resolve import algorithm_of, is_tiny, limits_of, resolve, task_of
 from envkit.wiring.training.signals import ONE_S, stop_on_signals
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class _Run:
         self._state = state
         self._newest = newest
         self._spec = environments.find(run.env.id)
+        self._saved_policy = SavedPolicy(is_tiny(run), run.env.id, run.env.options)
         self._policy: Policy | None = None
         self._record: RunRecord | None = None
         self._stop = Stop(display.say)
@@ -155,20 +157,22 @@ class _Run:
 
         trainer, state = self._run.trainer, self._state
         weights = record.folder / "weights"
-        begin = partial(policy.begin_training, algorithm_of(self._run), self._run, weights)
+        assert trainer.micro_tokens is not None, "resolve fills it in"
+        begin = partial(policy.begin_training, algorithm_of(self._run), self._run)
         imitator = warmup.Imitator(
             policy.model,
             max_grad_norm=trainer.max_grad_norm,
             micro_tokens=trainer.micro_tokens,
             threads=policy.learning_threads,
             stop=self._stop,
-            is_pretrained=self._run.engine.model is not None,
+            is_pretrained=not self._saved_policy.tiny,
+            precision=trainer.precision,
         )
 
         async def save(*, is_warming: bool) -> None:
             state.wall_s = self._elapsed_s()
             beside = imitator if is_warming else None
-            keep = partial(checkpoint.save, keep=trainer.keep_checkpoints, warmup=beside)
+            keep = partial(checkpoint.save, keep=trainer.keep_checkpoints, policy=self._saved_policy, warmup=beside)
             with anyio.CancelScope(shield=True), self._stop.waits_for("the checkpoint of train step 0"):
                 await clock.to_thread(keep, record.checkpoints, policy.trainer, state)
 
@@ -237,6 +241,7 @@ class _Run:
             state=self._state,
             elapsed_s=self._elapsed_s,
             stop=self._stop,
+            policy=self._saved_policy,
         )
 
     def _elapsed_s(self) -> float:

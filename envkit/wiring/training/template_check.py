@@ -152,7 +152,8 @@ class _Comparison:
             whole = self._whole(chat)
             if not self._is_same(ids, whole, chat):
                 verdict = Verdict(dialogue.name, "answers kept", self._first_difference(ids, whole))
-                if self._frames(chat, len(frames) - 1) != [_normal(frame) for frame in frames]:
+                expected = self._frames(chat, len(frames) - 1)
+                if [*map(_before_answer, expected)] != [*map(_before_answer, frames)]:
                     return Verdict(dialogue.name, "differs", verdict.seen)
             history.append(Exchange(observation, renderer.demonstrate(answer)))
             ids += history[-1].said
@@ -183,7 +184,8 @@ class _Comparison:
             {**one, "content": _ANSWER_MARK} if place in places[len(places) - answers :] else one
             for place, one in enumerate(chat)
         ]
-        return [_normal(frame) for frame in self._text(marked).split(_ANSWER_MARK)]
+        first, *others = self._text(marked).split(_ANSWER_MARK)
+        return [first, *(frame.lstrip() for frame in others)]  # answers here end with the end of the turn
 
     def _first_difference(self, ids: Sequence[int], whole: Sequence[int]) -> str:
         place = next((at for at, pair in enumerate(zip(ids, whole, strict=False)) if pair[0] != pair[1]), None)
@@ -196,6 +198,6 @@ class _Comparison:
         return " ".join(repr(self._renderer.text([token])) for token in ids)
 
 
-def _normal(frame: str) -> str:
-    """Return a frame without what belongs to the answers beside it: whitespace, and an empty thought that is opened."""
-    return _EMPTY_THOUGHT.sub("", frame).strip()
+def _before_answer(frame: str) -> str:
+    """Return a frame without what may belong to the answer after it: whitespace, and an empty thought."""
+    return _EMPTY_THOUGHT.sub("", frame).rstrip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from envkit import clock, config
 from envkit.config import RunConfig
+from envkit.config.training import RendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.types import Observation, SamplingParams
+from envkit.types import Exchange, Observation, SamplingParams, Task, Trajectory, Weights
 from envkit.wiring import environments
 from envkit.wiring.training import resolve
 from envkit.wiring.training.policy import Policy, device_of, load_policy, open_policy
+from envkit.wiring.training.run import open_checkpoint_player
+from tests.trainer_bridge.fakes import Answer, ScriptedHost
 from tests.trainer_bridge.models import sample, write_tiny
 from tests.trainer_bridge.run_folder.disk import FULL, full_disk
 from tests.trainer_bridge.trainees import draw_samples
@@ -74,7 +77,7 @@ def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: 
 def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path: Path) -> None:
     run = run_of(seed=2**63 - 1, algorithm={"preset": "ppo"})
     policy = open_policy(run)
-    policy.begin_training(resolve.algorithm_of(run), run, tmp_path / "weights")
+    policy.begin_training(resolve.algorithm_of(run), run)
     before = weights(policy).clone()
     policy.trainer.accumulate([sample([1, 3], ([4 + number], ()), rewards=[float(number)]) for number in range(2)])
     policy.trainer.update()
@@ -144,14 +147,14 @@ def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_pa
         policy = open_policy(run)
         with pytest.raises(AssertionError, match="begin_training comes first"):
             _ = policy.trainer
-        policy.begin_training(resolve.algorithm_of(run), run, tmp_path / preset / "weights")
+        policy.begin_training(resolve.algorithm_of(run), run)
         assert (policy.trainer._critic is not None, policy.trainer._reference is not None) == kinds
 
 
 def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: Path) -> None:
     run = run_of(rollout={"temperature": 0.6})
     policy = open_policy(run)
-    policy.begin_training(resolve.algorithm_of(run), run, tmp_path / "weights")
+    policy.begin_training(resolve.algorithm_of(run), run)
     assert policy.trainer._settings.temperature == 0.6
 
 
@@ -173,6 +176,44 @@ def test_a_folder_is_read_twice_and_its_template_decides_how_words_are_framed(
     assert isinstance(chat.renderer, ChatRenderer)
     assert "LlamaForCausalLM with 5,504 parameters on cpu" in plain.description
     assert plain.model is not plain.engine._model
+
+
+def test_a_model_stops_where_its_generation_config_and_its_template_say(chat_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(chat_folder, tmp_path / "model")
+    file = folder / "generation_config.json"
+    before = load_policy(str(folder), device="cpu").renderer.stop
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [5, 7, before[0]]}))
+    assert load_policy(str(folder), device="cpu").renderer.stop == (before[0], 5, 7)
+    file.unlink()
+    assert load_policy(str(folder), device="cpu").renderer.stop == before
+
+
+def test_settings_of_the_renderer_reach_the_prompt(tiny_folder: Path, chat_folder: Path) -> None:
+    settings = RendererSection(system="Be brief.", history=1)
+    renderer = load_policy(str(chat_folder), device="cpu", renderer=settings).renderer
+    texts = ["<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"]
+    assert renderer.text(renderer.open(Observation("a wall"))) == "a wall".join(texts)
+    later = renderer.extend([Exchange(Observation("a wall"), renderer.demonstrate("up"))], Observation("you"))
+    assert (renderer.text(later.ids), later.starts_sample) == ("you".join(texts), True)
+    with pytest.raises(UsageError, match=f"renderer.system: is for models with a chat template; {tiny_folder} has"):
+        load_policy(str(tiny_folder), device="cpu", renderer=settings)
+
+
+def test_a_checkpoint_plays_with_the_prompts_of_its_run(chat_folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints" / "step-1"
+    shutil.copytree(chat_folder, place / "policy")
+    run = run_of(engine={"device": "cpu"}, rollout={"max_turns": 2, "turn_tokens": 4}, renderer={"system": "Be brief."})
+    (tmp_path / "config.yaml").write_text(config.dump(run))
+
+    async def play() -> Trajectory:
+        async with open_checkpoint_player(place) as player:
+            (played,) = await player.play(
+                ScriptedHost(lambda task, time: [Answer("#P")]), [Task("W-v0", 0)], greedy=True
+            )
+            assert player.decode(played.turns[0].new_ids).startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
+            return played
+
+    assert len(clock.run(play).turns) == 2
 
 
 def refusal(folder: Path) -> str:
@@ -250,7 +291,7 @@ def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_
     assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in playing.buffers()} == {buffer.dtype for buffer in policy.model.buffers()}
     before = weights(policy).clone()
-    policy.begin_training(resolve.algorithm_of(run), run, tmp_path / "weights")
+    policy.begin_training(resolve.algorithm_of(run), run)
     policy.trainer.accumulate(draw_samples(0, 8, tiny_folder))
     policy.trainer.update()
     changed = (weights(policy) != before).float().mean()
@@ -260,7 +301,7 @@ def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_
         for weight in policy.model.parameters():
             weight.add_(0.1)
     published = policy.trainer.publish()
-    assert {weight.dtype for weight in load_file(published.location).values()} == {torch.float32}
+    assert published == Weights(1, "")  # nothing is written: the engine copies
 
     async def play() -> None:
         await policy.engine.load(published)

