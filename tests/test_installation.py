@@ -69,6 +69,8 @@ def test_the_doctor_works_without_dockers_client_and_names_it_once(bare: Path, t
         ("check lake.yaml --set sandbox.kind=docker", "docker", "docker"),
         ("train lake.yaml --set sandbox.kind=docker", "docker", "docker"),
         ("eval FrozenLake-v0 --policy checkpoint:run", "torch", "train"),
+        ("eval FrozenLake-v0 --policy model:folder", "torch", "train"),
+        ("eval FrozenLake-v0 --policy openai:qwen@http://127.0.0.1:9", "httpx", "serve"),
     ],
 )
 def test_what_needs_a_missing_package_names_it_and_the_command_that_installs_it(

@@ -79,7 +79,8 @@ def test_several_attempts_are_counted_and_told_apart(tmp_path: Path) -> None:
         0,
         "random on FrozenLake-v0: 60 episodes (3 attempts at each task)",
     )
-    assert [line.split()[0] for line in lines[2:5]] == ["success", "pass@3", "return"]
+    names = ["success", "pass@1", "pass@2", "pass@3", "return"]
+    assert [line.split()[0] for line in lines[2:7]] == names
     assert "60/60" in err
 
 
@@ -89,7 +90,7 @@ def test_a_folder_gets_the_figures_and_the_plot_and_keeps_them(tmp_path: Path) -
     folder = tmp_path / "found/here"
     assert (code, sorted(path.name for path in folder.iterdir())) == (
         0,
-        ["episodes.jsonl", "evaluation.json", "success_by_difficulty.png"],
+        ["arguments.json", "episodes.jsonl", "evaluation.json", "success_by_difficulty.png"],
     )
     names = ("evaluation.json", "episodes.jsonl", "success_by_difficulty.png")
     assert out.splitlines()[-1] == f"written: {', '.join(f'found/here/{name}' for name in names)}"
@@ -132,7 +133,7 @@ def test_a_world_that_does_not_grade_its_levels_has_no_plot_and_loses_the_one_th
     words = ["eval", "Plain-v0", "--policy", "random", "--episodes", "5", "--attempts", "2"]
     code, out, _ = envkit([*words, "--output", "found", "--force"], tmp_path, path=plain)
     left = sorted(path.name for path in (tmp_path / "found").iterdir())
-    assert (code, left) == (0, ["episodes.jsonl", "evaluation.json"])
+    assert (code, left) == (0, ["arguments.json", "episodes.jsonl", "evaluation.json"])
     assert out.splitlines()[-1] == "no plot: Plain-v0 does not tell how hard its levels are, or what success is"
     assert "success by" not in out
     assert "pass@" not in out
@@ -154,6 +155,8 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
         (["--output", "file"], "file: Not a directory; choose a folder that can be written"),
         (["--output", "file/x/y"], "file/x/y: Not a directory; choose a folder that can be written"),
         (["--output", "x" * 300], f"{'x' * 300}: File name too long; choose a folder that can be written"),
+        (["--concurrency", "4"], "--concurrency goes with --policy openai:..., not with random; leave it out"),
+        (["--history", "0"], "--history: must be all or a number of turns from 1, got '0'"),
         (["--output", "new/er", "--policy", "exprt"], "--policy: there is no 'exprt'; did you mean 'expert'?"),
         (["--output", "new/er", "--option", "size=1"], "size: must be an integer from "),
         (
@@ -180,17 +183,38 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_control_c_ends_it_without_a_word_and_without_a_result(tmp_path: Path, plain: Path) -> None:
-    words: list[str | Path] = [SCRIPT, "eval", "Plain-v0", "--policy", "random", "--episodes", "100000"]
+def test_a_killed_evaluation_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "20000", "--json", "--output"]
+    code, whole, _ = envkit([*words[1:], "whole"], tmp_path)
+    with subprocess.Popen([*words, "parts"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+        until = "until test -s parts/episodes.jsonl; do sleep 0.01; done"
+        subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=300, check=True)
+        one.kill()
+    kept = (tmp_path / "parts/episodes.jsonl").read_bytes().count(b"\n")
+    again, parts, _ = envkit([*words[1:], "parts"], tmp_path)
+    assert (code, again) == (0, 0)
+    assert 0 < kept < 20_000
+    assert orjson.loads(parts)["metrics"] == orjson.loads(whole)["metrics"]
+    assert (tmp_path / "parts/episodes.jsonl").read_bytes() == (tmp_path / "whole/episodes.jsonl").read_bytes()
+
+
+def test_control_c_keeps_what_was_played_and_says_which_command_goes_on(tmp_path: Path, plain: Path) -> None:
+    words = ["eval", "Plain-v0", "--policy", "random", "--episodes", "100000", "--output", "found"]
     env = {**os.environ, "PYTHONPATH": str(plain)}
     pipe = subprocess.PIPE
-    with subprocess.Popen([*words, "--output", "found"], cwd=tmp_path, stdout=pipe, stderr=pipe, env=env) as process:
+    with subprocess.Popen([SCRIPT, *words], cwd=tmp_path, stdout=pipe, stderr=pipe, env=env, text=True) as process:
         try:
-            until = "until test -e begun; do sleep 0.1; done"
+            until = "until test -s found/episodes.jsonl; do sleep 0.1; done"
             subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=300, check=True)
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=300)
+            out, err = process.communicate(timeout=300)
         finally:
             process.kill()
-    assert (process.returncode, out) == (130, b"")
-    assert not (tmp_path / "found").exists()
+    assert (process.returncode, out) == (130, "")
+    count = (tmp_path / "found/episodes.jsonl").read_bytes().count(b"\n")
+    assert 0 < count < 100_000
+    assert err.splitlines()[-2:] == [
+        f"stopped after {count} of 100000 episodes",
+        f"{count} finished episodes are kept in found; go on with: envkit {' '.join(words)}",
+    ]
+    assert not (tmp_path / "found/evaluation.json").exists()

@@ -158,8 +158,10 @@ def evaluate(
 
 
 def _history(text: str | None) -> int | Literal["all"] | None:
-    if text is None or text == "all":
-        return text
+    if text is None:
+        return None
+    if text == "all":
+        return "all"
     if not text.isdecimal() or int(text) == 0:
         raise UsageError(f"--history: must be all or a number of turns from 1, got {text!r}")
     return int(text)

@@ -7,7 +7,6 @@ pass (401, 404, a parameter that is refused) ends the evaluation with what the s
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections.abc import AsyncIterator
@@ -185,16 +184,18 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def open_endpoint(address: Address, playing: Playing, *, timeout_s: float = 600.0) -> AsyncIterator[Endpoint]:
-    """Give a player; the API key is ``$OPENAI_API_KEY``, if set.
+async def open_endpoint(
+    address: Address, playing: Playing, *, api_key: str | None, timeout_s: float = 600.0
+) -> AsyncIterator[Endpoint]:
+    """Give a player.
 
     Args:
         address: The model and where it is.
         playing: How it plays.
+        api_key: Sent as a bearer token; None sends none.
         timeout_s: Seconds without a byte after which a request has failed.
     """
-    key = os.environ.get(API_KEY)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     at_once = playing.concurrency or CONCURRENCY
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
     timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 20.0))
@@ -237,7 +238,8 @@ class _Chat:
 
     def _messages(self, observation: str) -> list[dict[str, str]]:
         playing = self.endpoint.playing
-        before = len(self.turns) if playing.history in (None, "all") else min(len(self.turns), playing.history - 1)
+        limit = playing.history
+        before = len(self.turns) if limit is None or limit == "all" else min(len(self.turns), limit - 1)
         kept = self.turns[len(self.turns) - before :]
         messages = [] if playing.system is None else [{"role": "system", "content": playing.system}]
         for seen, answer in kept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
@@ -310,7 +311,7 @@ async def _open_endpoint(
 ) -> AsyncIterator[_PlayAll]:
     from envkit.wiring.evaluation import endpoint
 
-    async with endpoint.open_endpoint(address, playing) as player:
+    async with endpoint.open_endpoint(address, playing, api_key=os.environ.get(endpoint.API_KEY)) as player:
         at_once = playing.concurrency or endpoint.CONCURRENCY
         yield partial(play, player, seed=seed, at_once=at_once, max_turns=limits.max_turns)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 import subprocess
@@ -16,11 +17,12 @@ from envkit import clock, config
 from envkit.errors import OptionError, UnknownEnvError, UnreachableError, UsageError
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.types import Info, Observation, Task
+from envkit.types import EpisodeRecord, Info, Observation, Task
 from envkit.vector import SlotHost
 from envkit.wiring import environments
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate, evaluation_tasks
-from envkit.wiring.evaluation.players import Outcome, RandomPlayer, play
+from envkit.wiring.evaluation.outcomes import Tally
+from envkit.wiring.evaluation.players import RandomPlayer, play
 from envkit.wiring.training import resolve
 
 
@@ -130,7 +132,7 @@ def test_every_length_adds_up_to_all_episodes_and_all_successes() -> None:
 def test_pass_at_n_is_the_share_of_tasks_that_are_solved_at_least_once() -> None:
     found = evaluated("FrozenLake-v0", "random", attempts=4)
     solved = [any(attempts) for _, attempts in found.levels]
-    assert list(found.metrics)[:3] == ["success", "pass@4", "return"]
+    assert list(found.metrics)[:5] == ["success", "pass@1", "pass@2", "pass@4", "return"]
     assert found.metrics["pass@4"].mean == sum(solved) / 40
     assert found.metrics["pass@4"].mean > found.metrics["success"].mean + 0.1
 
@@ -159,13 +161,15 @@ class Brittle(gymnasium.Env[str, str]):
 
 
 def test_an_episode_whose_world_breaks_is_void_and_the_others_count() -> None:
-    async def main() -> list[list[Outcome]]:
+    tally = Tally(5, 1, SilentDisplay(), None)
+
+    async def main() -> None:
         async with SlotHost(lambda env_id: Brittle(), 2) as host:
             tasks = [Task("Brittle-v0", seed) for seed in range(5)]
-            player = RandomPlayer("Brittle-v0", None)
-            return await play(player, host, tasks, seed=0, attempts=1, display=SilentDisplay())
+            await play(RandomPlayer("Brittle-v0", None), host, tasks, seed=0, attempts=1, on_episode=tally.add)
 
-    outcomes = [outcome for (outcome,) in clock.run(main)]
+    clock.run(main)
+    outcomes = [outcome for (outcome,) in tally.by_task]
     assert [outcome.error is None for outcome in outcomes] == [True, False, True, False, True]
     place = rf"{re.escape(__file__)}:\d+"
     assert re.fullmatch(rf"Brittle-v0 raised RuntimeError in step: it broke \({place}\)", outcomes[1].error or "")
@@ -206,4 +210,30 @@ def test_a_server_that_goes_away_is_named(tmp_path: Path) -> None:
 def test_a_random_player_needs_legal_moves() -> None:
     said = r"^Odd-v0 lists no legal moves .*; take --policy expert, if it has one, or --policy checkpoint:DIR"
     with pytest.raises(UsageError, match=said):
-        RandomPlayer("Odd-v0", None).act(Observation("?"), random.Random(0))
+        RandomPlayer("Odd-v0", None).choose(Observation("?"), random.Random(0))
+
+
+def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
+    def actions(policy: str) -> str:
+        played: dict[tuple[int, int], list[str]] = {}
+
+        def note(episode: EpisodeRecord) -> None:
+            played[episode.index, episode.member] = [turn.action for turn in episode.turns]
+
+        async def main() -> None:
+            await evaluate(
+                "FrozenLake-v0",
+                policy,
+                episodes=6,
+                attempts=2,
+                seed=3,
+                options={},
+                split="eval",
+                display=SilentDisplay(),
+                on_episode=note,
+            )
+
+        clock.run(main)
+        return hashlib.sha256(repr(sorted(played.items())).encode()).hexdigest()[:16]
+
+    assert (actions("random"), actions("expert")) == ("20369c94e16c49fd", "f1de4c259a98c553")

@@ -1,0 +1,333 @@
+"""An OpenAI-compatible endpoint as a player: a real HTTP server on this machine stands in for the model."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from envkit import clock
+from envkit.errors import EnvkitError, UnreachableError, UsageError
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.types import EpisodeRecord, FinishReason, Options, StopReason, Task
+from envkit.wiring.environments import slots
+from envkit.wiring.evaluation.endpoint import Address, open_endpoint
+from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
+from envkit.wiring.evaluation.outcomes import Tally
+from envkit.wiring.evaluation.players import Playing, play
+
+LAKE: Options = {"map": "4x4", "instructions": False}
+WAY = ("down", "down", "right", "down", "right", "right")
+
+Answer = Callable[[dict[str, Any]], Response]
+
+
+def completion(content: str | None, *, finish: str = "stop", **message: str) -> Response:
+    choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": finish}
+    return JSONResponse({"choices": [choice], "usage": {"prompt_tokens": 30, "completion_tokens": 5}})
+
+
+def on_the_way(body: dict[str, Any]) -> Response:
+    """The next move of the way to the goal, from the number of answers that the chat holds."""
+    turn = sum(message["role"] == "assistant" for message in body["messages"])
+    return completion(f"<answer>{WAY[turn]}</answer>")
+
+
+def failure(status: int, message: str, **headers: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status_code=status, headers=headers)
+
+
+@dataclass
+class Served:
+    """A server: `script` answers the first requests, one each, `otherwise` all others."""
+
+    otherwise: Answer
+    script: Sequence[Answer] = ()
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    url: str = ""
+
+    async def chat(self, request: Request) -> Response:
+        self.headers.append(dict(request.headers))
+        self.asked.append(json.loads(await request.body()))
+        number = len(self.asked) - 1
+        return (self.script[number] if number < len(self.script) else self.otherwise)(self.asked[-1])
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[Served]:
+        app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        over = anyio.Event()
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        async def serve() -> None:
+            await server.serve(sockets=[listening])
+            over.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            try:
+                yield self
+            finally:
+                server.should_exit = True
+                await over.wait()
+
+
+def played(
+    served: Served, *, episodes: int = 1, timeout_s: float = 10.0, tries: int = 5, **playing: Any
+) -> list[EpisodeRecord]:
+    """Play the same lake with short delays between tries, and return the episodes."""
+    found: list[EpisodeRecord] = []
+
+    async def main() -> None:
+        async with served.run(), slots(8, LAKE) as host:
+            address = Address.of(f"some/model@{served.url}")
+            async with open_endpoint(address, Playing(**playing), api_key="sk-secret", timeout_s=timeout_s) as endpoint:
+                endpoint.delay_s, endpoint.tries = 0.01, tries
+                tasks = [Task("FrozenLake-v0", seed, LAKE) for seed in range(episodes)]
+                await play(endpoint, host, tasks, seed=0, attempts=1, on_episode=found.append, at_once=1, max_turns=6)
+
+    clock.run(main)
+    return found
+
+
+def refused(served: Served, *, tries: int = 5, episodes: int = 1) -> EnvkitError:
+    with pytest.raises((EnvkitError, BaseExceptionGroup)) as raised:
+        played(served, tries=tries, episodes=episodes)
+    error: BaseException = raised.value
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, EnvkitError)
+    return error
+
+
+def test_an_episode_is_a_chat_in_which_observations_are_the_user_and_answers_the_assistant() -> None:
+    served = Served(on_the_way)
+    (episode,) = played(served, system="Be brief.", turn_tokens=20, temperature=0.5)
+    assert (episode.succeeded, [turn.action for turn in episode.turns]) == (
+        True,
+        [f"<answer>{move}</answer>" for move in WAY],
+    )
+    first, second = served.asked[:2]
+    assert {name: first[name] for name in ("model", "max_tokens", "temperature", "n")} == {
+        "model": "some/model",
+        "max_tokens": 20,
+        "temperature": 0.5,
+        "n": 1,
+    }
+    assert episode.start is not None
+    after = episode.turns[0].observation
+    assert after is not None
+    assert second["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": episode.start.text},
+        {"role": "assistant", "content": "<answer>down</answer>"},
+        {"role": "user", "content": after.text},
+    ]
+    assert {headers["authorization"] for headers in served.headers} == {"Bearer sk-secret"}
+
+
+def test_each_turn_has_a_seed_of_its_own_and_the_same_one_in_another_run() -> None:
+    first, again = Served(on_the_way), Served(on_the_way)
+    played(first, episodes=2)
+    played(again, episodes=2)
+    seeds = [body["seed"] for body in first.asked]
+    assert (len(seeds), len(set(seeds))) == (12, 12)
+    assert [body["seed"] for body in again.asked] == seeds
+
+
+def test_a_prompt_holds_as_many_turns_as_the_history_allows() -> None:
+    served = Served(lambda body: completion("<answer>up</answer>"))
+    played(served, history=2)
+    assert [len(body["messages"]) for body in served.asked] == [1, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("answer", "action"),
+    [
+        (completion("<think>up or <answer>up</answer>?</think>\n<answer>down</answer>"), "<answer>down</answer>"),
+        (completion("up?</think><answer>down</answer>"), "<answer>down</answer>"),
+        (completion("<answer>down</answer>", reasoning_content="<answer>up</answer>"), "<answer>down</answer>"),
+        (completion("<think>it goes on and", finish="length"), ""),
+        (completion(None), ""),
+    ],
+)
+def test_thoughts_are_no_part_of_the_action_and_are_kept_in_the_record(answer: Response, action: str) -> None:
+    served = Served(lambda body: answer)
+    (episode,) = played(served)
+    assert {turn.action for turn in episode.turns} == {action}
+    generation = episode.turns[0].generation
+    assert generation is not None
+    assert ("up" in generation.completion) == (b"up" in bytes(answer.body))
+    assert [message["content"] for message in served.asked[1]["messages"] if message["role"] == "assistant"] == [action]
+
+
+def test_thoughts_stay_in_the_prompt_where_they_are_kept() -> None:
+    served = Served(lambda body: completion("<think>hm</think><answer>up</answer>"))
+    played(served, think="keep")
+    assert served.asked[1]["messages"][1]["content"] == "<think>hm</think><answer>up</answer>"
+
+
+def test_an_answer_that_reached_its_limit_is_counted_as_cut_off() -> None:
+    served = Served(lambda body: completion("<answer>up</answer>", finish="length"), [on_the_way, on_the_way])
+    (episode,) = played(served)
+    finishes = [turn.generation.finish for turn in episode.turns if turn.generation is not None]
+    assert finishes == [FinishReason.STOP] * 2 + [FinishReason.LENGTH] * 4
+    tally = Tally(1, 1, SilentDisplay(), None)
+    tally.add(episode)
+    ((outcome,),) = tally.by_task
+    assert outcome.metrics["answers_cut_off"] == 4 / 6
+    assert (outcome.usage.prompt_tokens, outcome.usage.completion_tokens) == (180, 30)
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        lambda body: failure(429, "slow down", **{"Retry-After": "0"}),
+        lambda body: failure(500, "oops"),
+        lambda body: Response("<html>bad gateway</html>", status_code=502),
+        lambda body: Response("{ not json"),
+        lambda body: JSONResponse({"choices": []}),
+    ],
+)
+def test_a_failure_that_may_pass_is_tried_again_and_changes_nothing(passing: Answer) -> None:
+    served = Served(on_the_way, [passing, on_the_way, passing, passing])
+    (episode,) = played(served)
+    assert (episode.succeeded, len(served.asked)) == (True, 9)
+    assert served.asked[0] == served.asked[1]
+
+
+def test_the_server_says_when_to_come_again() -> None:
+    served = Served(on_the_way, [lambda body: failure(429, "slow down", **{"Retry-After": "1"})])
+
+    async def main() -> float:
+        async with served.run():
+            address = Address.of(f"m@{served.url}")
+            async with open_endpoint(address, Playing(), api_key=None) as endpoint:
+                endpoint.delay_s = 30.0
+                began = clock.now()
+                await endpoint.complete([{"role": "user", "content": "?"}], 0)
+                return clock.now() - began
+
+    assert 1.0 <= clock.run(main) < 25.0
+
+
+def test_a_server_that_hangs_is_asked_again_after_the_timeout() -> None:
+    class Hangs(Served):
+        async def chat(self, request: Request) -> Response:
+            if not self.asked:
+                self.asked.append({})
+                await anyio.sleep(2.0)
+            return await super().chat(request)
+
+    (episode,) = played(Hangs(on_the_way), timeout_s=0.5)
+    assert episode.succeeded
+
+
+def test_an_episode_without_a_completion_is_void_and_the_others_count() -> None:
+    served = Served(on_the_way, [*[lambda body: failure(503, "overloaded")] * 3])
+    lost, fine = played(served, episodes=2, tries=3)
+    assert (lost.valid, lost.stop, fine.succeeded) == (False, StopReason.NO_COMPLETION, True)
+    assert lost.error == f"no completion from {served.url}/v1 in 3 tries: 503 Service Unavailable: overloaded"
+
+
+def test_an_endpoint_that_only_fails_ends_the_evaluation() -> None:
+    served = Served(lambda body: failure(500, "oops"))
+    error = refused(served, tries=1, episodes=40)
+    assert str(error).startswith("16 episodes in a row had no completion from http://127.0.0.1:")
+    assert len(served.asked) == 16
+
+
+def test_a_chat_that_is_too_long_for_the_model_cuts_the_episode_off() -> None:
+    too_long = failure(400, "This model's maximum context length is 64 tokens")
+    (episode,) = played(Served(lambda body: too_long, [on_the_way, on_the_way]))
+    assert (episode.valid, episode.stop, len(episode.turns)) == (True, StopReason.MAX_TOKENS, 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "remedy"),
+    [
+        (401, "bad key", "set OPENAI_API_KEY to a key that this server accepts"),
+        (
+            404,
+            "The model `some/model` does not exist.",
+            "check the address (is /v1 missing?) and the name of the model",
+        ),
+        (400, "temperature must be 1", "the server refuses this request"),
+    ],
+)
+def test_what_cannot_pass_ends_the_evaluation_with_what_was_asked_and_said(
+    status: int, message: str, remedy: str
+) -> None:
+    served = Served(lambda body: failure(status, message))
+    error = refused(served)
+    assert isinstance(error, UsageError)
+    assert f"POST {served.url}/v1/chat/completions for model some/model: {status} " in str(error)
+    assert message in str(error)
+    assert str(error).endswith(remedy)
+    assert len(served.asked) == 1
+
+
+def test_where_no_server_is_the_address_is_named_at_once() -> None:
+    async def main() -> None:
+        async with open_endpoint(Address.of("m@http://127.0.0.1:9"), Playing(), api_key=None) as endpoint:
+            await endpoint.complete([], 0)
+
+    with pytest.raises(UnreachableError, match=r"^no server answers at http://127.0.0.1:9/v1 \(.*\); start it, or"):
+        clock.run(main)
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "url"),
+    [
+        ("a/b@http://h:8000", "a/b", "http://h:8000/v1"),
+        ("a@http://h/v1/", "a", "http://h/v1"),
+        ("a:7b@https://h/api/v1/chat/completions", "a:7b", "https://h/api/v1"),
+        ("a@b@http://h/v2", "a@b", "http://h/v2"),
+    ],
+)
+def test_an_address_may_be_written_in_several_ways(text: str, model: str, url: str) -> None:
+    assert Address.of(text) == Address(model, url)
+
+
+def test_the_evaluation_tells_a_model_that_has_not_the_form_from_one_that_plays_badly() -> None:
+    served = Served(lambda body: completion("I would rather talk.", finish="length"))
+    said: list[str] = []
+
+    class Display(SilentDisplay):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    async def main() -> Evaluation:
+        async with served.run():
+            return await evaluate(
+                "FrozenLake-v0",
+                f"openai:m@{served.url}",
+                episodes=4,
+                seed=0,
+                options=LAKE,
+                split="any",
+                display=Display(),
+                playing=Playing(max_turns=3, turn_tokens=7),
+            )
+
+    found = clock.run(main)
+    assert (found.metrics["action_is_valid"].mean, found.metrics["answers_cut_off"].mean) == (0.0, 1.0)
+    assert (found.usage.completions, found.usage.prompt_tokens, found.usage.completion_tokens) == (12, 360, 60)
+    cut, many, form = found.notes
+    assert cut == "cut off: 4 of 4 episodes reached --max-turns (3), 100.0% of the answers reached --turn-tokens (7)"
+    assert many.startswith("most answers were cut off: raise --turn-tokens")
+    assert form.startswith("no answer was valid: the model does not answer in the form that the environment asks for")
+    assert said == found.notes == found.as_json()["notes"]

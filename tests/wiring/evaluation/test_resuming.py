@@ -1,0 +1,213 @@
+"""An evaluation in a folder goes on where it stopped, with the results of one that was never interrupted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import orjson
+import pytest
+
+import envkit
+from envkit import clock
+from envkit.errors import UsageError
+from envkit.spaces import Utf8Text
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.types import EpisodeRecord, Info
+from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
+from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.evaluation.report import EvaluationFolder
+from tests.trainer_bridge.models import write_chat
+
+EPISODES = 12
+
+
+class StoppedError(Exception):
+    """Stands for whatever ends an evaluation early."""
+
+
+def evaluated(
+    place: Path,
+    policy: str = "random",
+    *,
+    stop_after: int | None = None,
+    force: bool = False,
+    env_id: str = "FrozenLake-v0",
+    seed: int = 3,
+    attempts: int = 2,
+    greedy: bool = False,
+    playing: Playing | None = None,
+) -> tuple[Evaluation, list[tuple[int, int]]]:
+    """Evaluate with a folder; return what was found and which episodes were played."""
+    folder = EvaluationFolder(place, force=force)
+    played: list[tuple[int, int]] = []
+
+    def add(episode: EpisodeRecord) -> None:
+        folder.add(episode)
+        played.append((episode.index, episode.member))
+        if len(played) == stop_after:
+            raise StoppedError
+
+    async def main() -> Evaluation:
+        return await evaluate(
+            env_id,
+            policy,
+            episodes=EPISODES,
+            attempts=attempts,
+            seed=seed,
+            options={"instructions": False} if env_id == "FrozenLake-v0" else {},
+            split="eval",
+            display=SilentDisplay(),
+            greedy=greedy,
+            playing=playing or Playing(),
+            kept=folder.begin,
+            on_episode=add,
+        )
+
+    found = clock.run(main)
+    folder.finish(found)
+    return found, played
+
+
+def stopped(place: Path, policy: str = "random", *, after: int, **arguments: Any) -> None:
+    with pytest.raises((StoppedError, BaseExceptionGroup)):
+        evaluated(place, policy, stop_after=after, **arguments)
+
+
+def lines(place: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (place / "episodes.jsonl").read_bytes().splitlines()]
+
+
+def without_times(episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Episodes without what depends on the machine."""
+    for episode in episodes:
+        for turn in episode["turns"]:
+            turn["seconds"] = None
+            if turn["generation"] is not None:
+                turn["generation"]["seconds"] = None
+    return episodes
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"model:{write_chat(tmp_path_factory.mktemp('model'), seed=5)}"
+
+
+@pytest.mark.parametrize("policy", ["random", "expert"])
+def test_a_resumed_evaluation_equals_one_that_was_never_interrupted(tmp_path: Path, policy: str) -> None:
+    whole, _ = evaluated(tmp_path / "whole", policy)
+    stopped(tmp_path / "parts", policy, after=3)
+    stopped(tmp_path / "parts", policy, after=2)
+    kept = len(lines(tmp_path / "parts"))  # with those that ended in the same moment
+    found, played = evaluated(tmp_path / "parts", policy)
+
+    assert 5 <= kept < 24
+    assert (found.resumed, len(played)) == (kept, 24 - kept)
+    assert (found.metrics, found.levels) == (whole.metrics, whole.levels)
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_model_of_this_process_goes_on_too(tmp_path: Path, model: str, greedy: bool) -> None:
+    # One episode at a time: then no batch differs, and every number has to agree.
+    playing = Playing(turn_tokens=6, max_turns=3, batch=1)
+    how: dict[str, Any] = {"greedy": greedy, "attempts": 1, "playing": playing}
+    whole, _ = evaluated(tmp_path / "whole", model, **how)
+    stopped(tmp_path / "parts", model, after=5, **how)
+    found, played = evaluated(tmp_path / "parts", model, **how)
+
+    assert (found.resumed, len(played)) == (5, 7)
+    assert found.metrics == whole.metrics
+    assert found.usage.completion_tokens == whole.usage.completion_tokens > 0
+    assert without_times(lines(tmp_path / "parts")) == without_times(lines(tmp_path / "whole"))
+
+
+def test_weights_that_changed_are_noticed(tmp_path: Path) -> None:
+    folder = write_chat(tmp_path / "model", seed=5)
+    playing = Playing(turn_tokens=2, max_turns=1, batch=2)
+    stopped(tmp_path / "found", f"model:{folder}", after=2, playing=playing)
+    os.utime(folder / "model.safetensors", (1, 1))
+    with pytest.raises(UsageError, match=r"holds an evaluation with other arguments: weights was .*, now "):
+        evaluated(tmp_path / "found", f"model:{folder}", playing=playing)
+
+
+def test_a_last_line_that_was_cut_short_is_played_again(tmp_path: Path) -> None:
+    whole, _ = evaluated(tmp_path / "whole")
+    stopped(tmp_path / "found", after=6)
+    path = tmp_path / "found/episodes.jsonl"
+    kept = len(lines(tmp_path / "found")) - 1
+    path.write_bytes(path.read_bytes()[:-20])
+    found, played = evaluated(tmp_path / "found")
+    assert (found.resumed, len(played), found.metrics) == (kept, 24 - kept, whole.metrics)
+    assert lines(tmp_path / "found") == lines(tmp_path / "whole")
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    stopped(tmp_path / "found", after=3)
+    path = tmp_path / "found/episodes.jsonl"
+    first, second, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first, second[:-20] + b"\n", *others]))
+    with pytest.raises(UsageError, match=r"episodes.jsonl: line 2 is damaged"):
+        evaluated(tmp_path / "found")
+
+
+def test_other_arguments_are_refused_with_the_difference_and_nothing_is_lost(tmp_path: Path) -> None:
+    stopped(tmp_path / "found", after=6)
+    before = (tmp_path / "found/episodes.jsonl").read_bytes()
+    with pytest.raises(UsageError) as refused:
+        evaluated(tmp_path / "found", "expert", seed=4)
+    assert str(refused.value) == (
+        f'{tmp_path / "found"}: holds an evaluation with other arguments: policy was "random", now "expert"; seed was '
+        "3, now 4; repeat its command to go on, replace it with --force or choose another folder"
+    )
+    assert (tmp_path / "found/episodes.jsonl").read_bytes() == before
+
+
+def test_force_replaces_an_unfinished_evaluation(tmp_path: Path) -> None:
+    stopped(tmp_path / "found", after=6)
+    found, played = evaluated(tmp_path / "found", "expert", force=True)
+    assert (found.resumed, len(played), len(lines(tmp_path / "found"))) == (0, 24, 24)
+
+
+def test_a_complete_evaluation_is_not_touched(tmp_path: Path) -> None:
+    evaluated(tmp_path / "found")
+    with pytest.raises(UsageError, match="already holds an evaluation; replace it with --force or choose another"):
+        evaluated(tmp_path / "found")
+
+
+class Flaky(gymnasium.Env[str, str]):
+    """Breaks in its first step as long as a file is there."""
+
+    observation_space = action_space = Utf8Text(10)
+    broken: Path
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        self.is_odd = bool((seed or 0) % 2)
+        return "go", {"legal_moves": ["on"]}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        if self.is_odd and self.broken.exists():
+            raise RuntimeError("it broke")
+        return "gone", 1.0, True, False, {}
+
+
+@pytest.fixture
+def flaky(tmp_path: Path) -> str:
+    Flaky.broken = tmp_path / "broken"
+    Flaky.broken.touch()
+    if all(one.id != "FlakyEval-v0" for one in envkit.registered()):
+        envkit.register("FlakyEval-v0", Flaky)
+    return "FlakyEval-v0"
+
+
+def test_the_same_command_plays_lost_episodes_again_and_no_others(tmp_path: Path, flaky: str) -> None:
+    first, played = evaluated(tmp_path / "found", env_id=flaky, attempts=1)
+    assert (first.episodes + first.void, len(played)) == (12, 12)
+    assert 0 < first.void < 12
+    Flaky.broken.unlink()
+    second, again = evaluated(tmp_path / "found", env_id=flaky, attempts=1)
+    assert (second.episodes, second.void, second.resumed) == (12, 0, first.episodes)
+    assert len(again) == first.void
+    assert [(one["index"], one["valid"]) for one in lines(tmp_path / "found")] == [(task, True) for task in range(12)]
