@@ -232,8 +232,7 @@ class WarmupSection(Section):
     strung_lessons: Count = 4
     """States a sequence in the second stage, each with its own answer: the newest one is what counts."""
     strung_updates: Annotated[int, Field(ge=0)] | None = None
-    """Updates of the second stage, which needs renderer.history all. null: 300 tiny, 0 pretrained or where
-    renderer.history is a number."""
+    """Updates of the second stage, which needs renderer.history all. null: 300 tiny, 0 pretrained."""
     episode_noise: Share | None = None
     """Share of random moves in whole demonstrated episodes, which come last. null: 0.65 tiny, 0 pretrained."""
     episode_batch: Count | None = None

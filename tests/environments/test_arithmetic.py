@@ -16,7 +16,7 @@ from envkit.environments.answer import parse_number
 from envkit.environments.arithmetic import Arithmetic, ArithmeticExpert, ArithmeticOptions
 from envkit.environments.split import SPLITS
 from envkit.errors import OptionError, UsageError
-from envkit.types import Observation
+from envkit.types import JSON, Observation
 
 
 def _problem(env: Arithmetic, seed: int) -> str:
@@ -38,7 +38,7 @@ def test_the_question_says_how_to_answer_unless_instructions_are_off() -> None:
 
 
 @pytest.mark.parametrize(("terms", "operands"), [(2, [1, 49]), (3, [10, 99]), (5, [0, 12])])
-def test_only_the_right_number_earns_and_it_is_what_the_expert_says(terms: int, operands: list[int]) -> None:
+def test_only_the_right_number_earns_and_it_is_what_the_expert_says(terms: int, operands: list[JSON]) -> None:
     env = Arithmetic(operations="+-*/", terms=terms, operands=operands, instructions=False)
     expert = ArithmeticExpert()
     for seed in range(300):

@@ -166,6 +166,7 @@ class _Run:
             threads=policy.learning_threads,
             stop=self._stop,
             is_pretrained=not self._saved_policy.tiny,
+            precision=trainer.precision,
         )
 
         async def save(*, is_warming: bool) -> None:

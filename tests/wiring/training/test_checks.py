@@ -108,7 +108,7 @@ def test_the_shortest_file_has_no_problem() -> None:
         ),
         ({"warmup": {"file": "no.jsonl"}}, "warmup.file: goes with kind dialogues, not with auto"),
         (
-            {"warmup": {"strung_updates": 5}, "renderer": {"history": 2}},
+            {"warmup": {"strung_updates": 5}, "renderer": {"history": 2}, "engine": {"model": "a/b"}},
             "warmup.strung_updates: strung lessons are turns of one history",
         ),
         (
