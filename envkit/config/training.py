@@ -87,6 +87,13 @@ class RendererSection(Section):
         set_keys = {"system": self.system is not None, "template": self.template, "thinking": self.thinking == "cut"}
         return [f"renderer.{key}" for key, is_set in set_keys.items() if is_set]
 
+    @field_validator("history", mode="before")
+    @classmethod
+    def _all_or_a_number(cls, history: Any) -> Any:
+        if history != "all" and (type(history) is not int or history < 1):
+            raise ValueError("must be all, or a whole number of at least 1")
+        return history
+
     @field_validator("template")
     @classmethod
     def _arguments_of_the_template(cls, template: dict[str, Any]) -> dict[str, Any]:

@@ -20,11 +20,12 @@ from envkit.errors import (
     UnknownEnvError,
     UnreachableError,
 )
+from envkit.protocols import Renderer
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
 from envkit.trainer_bridge.samples import samples_from, samples_of
-from envkit.types import Group, Info, StopReason, Task, Trajectory, stable_hash
+from envkit.types import Exchange, Group, Info, Observation, Prompt, StopReason, Task, Trajectory, stable_hash
 from tests.causes import cause
-from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, text_of
+from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
 
 A, B, C = (Task("World-v0", seed) for seed in range(3))
 
@@ -44,11 +45,12 @@ def play(
     num_envs: int = 100,
     seed: int = 7,
     on_episode: Callable[[Trajectory], None] | None = None,
+    renderer: Renderer | None = None,
     **bounds: Any,
 ) -> RolloutResult:
     """Play on virtual time; afterwards nothing may be lent and no task may run."""
     engine, host = engine or ScriptedEngine(), host or ScriptedHost(script)
-    rollout = Rollout(host, engine, LetterRenderer(), limits(**bounds), num_envs)
+    rollout = Rollout(host, engine, renderer or LetterRenderer(), limits(**bounds), num_envs)
 
     async def main() -> RolloutResult:
         try:
@@ -109,6 +111,33 @@ def test_the_world_hears_the_renderers_action_and_the_engine_the_renderers_stop(
     assert host.episodes[0].heard == ["down!"]
     (call,) = engine.calls
     assert (call.params.stop, call.params.max_tokens, call.params.temperature) == ((ord("!"),), 5, 0.8)
+
+
+class Forgetful(LetterRenderer):
+    """Every third prompt begins again; the others continue."""
+
+    def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
+        ids = letters(f"[{observation.text}]")
+        return Prompt(letters("*") + ids, starts_sample=True) if len(history) % 3 == 2 else Prompt(ids)
+
+
+def test_a_prompt_that_starts_a_sample_is_all_that_the_engine_is_given_and_its_old_cache_is_dropped() -> None:
+    engine = ScriptedEngine(lambda call: "u")
+    told = script(*(Answer(text) for text in "abcd"))
+    (trajectory,) = play(told, engine=engine, renderer=Forgetful(), max_turns=4).trajectories
+    assert [text_of(call.prompt) for call in engine.calls] == ["[a]", "[a]u[b]", "*[c]", "*[c]u[d]"]
+    assert engine.forgotten == ["00000000.0000"] * 2  # before the third turn, and at the end
+    assert [text_of(sample.token_ids) for sample in samples_from(trajectory, "", 0)] == ["[a]u[b]u", "*[c]u[d]u"]
+
+
+def test_only_the_longest_context_counts_against_the_bound_on_tokens() -> None:
+    told = script(*(Answer(text) for text in "abcdefg"))
+    (trajectory,) = play(
+        told, engine=ScriptedEngine(lambda call: "u"), renderer=Forgetful(), max_tokens=11
+    ).trajectories
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.MAX_TURNS, 4)
+    (cut,) = play(told, engine=ScriptedEngine(lambda call: "u"), max_tokens=11).trajectories
+    assert (cut.stop, len(cut.turns)) == (StopReason.MAX_TOKENS, 2)
 
 
 def test_rewards_are_added_up_and_the_worlds_metrics_are_folded_as_it_says() -> None:

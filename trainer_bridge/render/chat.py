@@ -163,9 +163,8 @@ class ChatRenderer:
             rendered, sampled = without_thoughts(rendered), without_thoughts(sampled, is_thinking=self._opens_thought)
         if prompt.rstrip() != start.rstrip() or rendered.strip() != sampled.strip():
             return None
-        ends = tuple(said[-1:])
-        ids = self._template.encode(frame.lstrip() if ends == self._end else frame)
-        return ids[1:] if ends and ids[:1] == ends else ids
+        ids = self._template.encode(frame.lstrip())
+        return ids[1:] if said and ids[:1] == tuple(said[-1:]) else self._template.encode(frame)
 
     def _prompt(self, chat: Sequence[Message]) -> tuple[int, ...]:
         return self._template.encode(self._template.render(chat))

@@ -54,7 +54,7 @@ class PlainRenderer:
     def extend(self, history: Sequence[Exchange], observation: Observation) -> Prompt:
         if self._history is None:
             return Prompt(self._closing(history[-1].said) + self._frame(observation))
-        ids = self._begin
+        ids: tuple[int, ...] = self._begin
         for turn in history[max(0, len(history) - self._history + 1) :]:
             ids += self._frame(turn.observation) + tuple(turn.said) + self._closing(turn.said)
         return Prompt(ids + self._frame(observation), starts_sample=True)

@@ -12,6 +12,7 @@ from envkit.config.training import RendererSection
 from envkit.errors import UsageError
 from envkit.protocols import Renderer
 from envkit.types import Exchange, Observation
+from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer, open_tokenizer
 
 Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
@@ -71,15 +72,16 @@ class Report:
     verdicts: tuple[Verdict, ...]
 
 
-def check_template(path: str) -> Report:
+def check_template(model: str) -> Report:
     """Render a bank of dialogues with the chat template of a model.
 
     Args:
-        path: Model folder.
+        model: What `engine.model` may name, if its files are on this machine.
 
     Raises:
-        UsageError: There is no such model, it has no chat template, or the template refuses a plain chat.
+        UsageError: There is no such model here, it has no chat template, or the template refuses a plain chat.
     """
+    path = locate(model)
     tokenizer = open_tokenizer(path)
     if not tokenizer.chat_template:
         raise UsageError(f"{path} has no chat template; envkit frames its observations with <answer> tags instead")
@@ -152,7 +154,8 @@ class _Comparison:
             whole = self._whole(chat)
             if not self._is_same(ids, whole, chat):
                 verdict = Verdict(dialogue.name, "answers kept", self._first_difference(ids, whole))
-                if self._frames(chat, len(frames) - 1) != [_normal(frame) for frame in frames]:
+                expected = self._frames(chat, len(frames) - 1)
+                if [*map(_before_answer, expected)] != [*map(_before_answer, frames)]:
                     return Verdict(dialogue.name, "differs", verdict.seen)
             history.append(Exchange(observation, renderer.demonstrate(answer)))
             ids += history[-1].said
@@ -183,7 +186,8 @@ class _Comparison:
             {**one, "content": _ANSWER_MARK} if place in places[len(places) - answers :] else one
             for place, one in enumerate(chat)
         ]
-        return [_normal(frame) for frame in self._text(marked).split(_ANSWER_MARK)]
+        first, *others = self._text(marked).split(_ANSWER_MARK)
+        return [first, *(frame.lstrip() for frame in others)]  # answers here end with the end of the turn
 
     def _first_difference(self, ids: Sequence[int], whole: Sequence[int]) -> str:
         place = next((at for at, pair in enumerate(zip(ids, whole, strict=False)) if pair[0] != pair[1]), None)
@@ -196,6 +200,6 @@ class _Comparison:
         return " ".join(repr(self._renderer.text([token])) for token in ids)
 
 
-def _normal(frame: str) -> str:
-    """Return a frame without what belongs to the answers beside it: whitespace, and an empty thought that is opened."""
-    return _EMPTY_THOUGHT.sub("", frame).strip()
+def _before_answer(frame: str) -> str:
+    """Return a frame without what may belong to the answer after it: whitespace, and an empty thought."""
+    return _EMPTY_THOUGHT.sub("", frame).rstrip()

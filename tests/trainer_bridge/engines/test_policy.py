@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,16 @@ import torch
 
 from envkit import clock, config
 from envkit.config import RunConfig
+from envkit.config.training import RendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.types import Observation, SamplingParams, Weights
+from envkit.types import EpisodeRecord, Exchange, Observation, SamplingParams, Task, Weights
 from envkit.wiring import environments
+from envkit.wiring.evaluation.local_models import LocalModel
+from envkit.wiring.evaluation.players import Playing
 from envkit.wiring.training import resolve
 from envkit.wiring.training.policy import Policy, device_of, load_policy, open_policy
+from tests.trainer_bridge.fakes import Answer, ScriptedHost
 from tests.trainer_bridge.models import sample, write_tiny
 from tests.trainer_bridge.run_folder.disk import FULL, full_disk
 from tests.trainer_bridge.trainees import draw_samples
@@ -172,6 +177,48 @@ def test_a_folder_is_read_twice_and_its_template_decides_how_words_are_framed(
     assert isinstance(chat.renderer, ChatRenderer)
     assert "LlamaForCausalLM with 5,504 parameters on cpu" in plain.description
     assert plain.model is not plain.engine._model
+
+
+def test_a_model_stops_where_its_generation_config_and_its_template_say(chat_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(chat_folder, tmp_path / "model")
+    file = folder / "generation_config.json"
+    before = load_policy(str(folder), device="cpu").renderer.stop
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [5, 7, before[0]]}))
+    assert load_policy(str(folder), device="cpu").renderer.stop == (before[0], 5, 7)
+    file.unlink()
+    assert load_policy(str(folder), device="cpu").renderer.stop == before
+
+
+def test_settings_of_the_renderer_reach_the_prompt(tiny_folder: Path, chat_folder: Path) -> None:
+    settings = RendererSection(system="Be brief.", history=1)
+    renderer = load_policy(str(chat_folder), device="cpu", renderer=settings).renderer
+    texts = ["<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"]
+    assert renderer.text(renderer.open(Observation("a wall"))) == "a wall".join(texts)
+    later = renderer.extend([Exchange(Observation("a wall"), renderer.demonstrate("up"))], Observation("you"))
+    assert (renderer.text(later.ids), later.starts_sample) == ("you".join(texts), True)
+    with pytest.raises(UsageError, match=f"renderer.system: is for models with a chat template; {tiny_folder} has"):
+        load_policy(str(tiny_folder), device="cpu", renderer=settings)
+
+
+def test_a_checkpoint_plays_with_the_prompts_of_its_run(chat_folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints" / "step-1"
+    shutil.copytree(chat_folder, place / "policy")
+    run = run_of(engine={"device": "cpu"}, rollout={"max_turns": 2, "turn_tokens": 4}, renderer={"system": "Be brief."})
+    (tmp_path / "config.yaml").write_text(config.dump(run))
+
+    episodes: list[EpisodeRecord] = []
+    tasks, host = [Task("W-v0", 0)], ScriptedHost(lambda task, time: [Answer("#P")])
+
+    async def play() -> None:
+        async with LocalModel.of_checkpoint(place, Playing()).opened() as player:
+            await player.play(host, tasks, attempts=1, on_episode=episodes.append, skip=())
+
+    clock.run(play)
+    (episode,) = episodes
+    first = episode.turns[0].generation
+    assert len(episode.turns) == 2
+    assert first is not None
+    assert first.prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
 
 
 def refusal(folder: Path) -> str:

@@ -90,6 +90,12 @@ def test_the_shortest_file_has_no_problem() -> None:
             "algorithm.minibatches: the reinforce loss is only right for",
         ),
         ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: the reinforce loss is only right for"),
+        (
+            {"renderer": {"system": ""}},
+            "renderer.system: is for models with a chat template, and a tiny policy has none",
+        ),
+        ({"renderer": {"thinking": "cut"}}, "renderer.thinking: is for models with a chat template"),
+        ({"renderer": {"template": {"a": 1}}}, "renderer.template: is for models with a chat template"),
         ({"warmup": {"kind": "none"}}, "warmup.kind: a tiny policy that knows nothing needs demonstrations"),
         ({"warmup": {"kind": "dialogues", "file": "a"}}, "warmup.kind: dialogues need a model with a chat template; "),
         (
