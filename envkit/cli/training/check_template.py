@@ -11,7 +11,9 @@ from envkit.cli.tables import print_table
 
 
 def check_template(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, or the name of a model on this machine.")
+    ],
 ) -> None:
     """Check the chat template of a model. Exits with 1 if a dialogue differs.
 

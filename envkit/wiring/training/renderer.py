@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
@@ -13,19 +12,17 @@ from envkit.protocols import Renderer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 
 
-def open_tokenizer(folder: str) -> Any:
-    """Load the tokenizer of a model folder.
+def open_tokenizer(path: str) -> Any:
+    """Load the tokenizer of a model folder, or of a name of the hub whose files are in the cache.
 
     Raises:
         UsageError: There is none.
     """
-    if not Path(folder).is_dir():
-        raise UsageError(f"{folder}: no such folder; name a model folder")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UsageError(f"{folder}: cannot load the tokenizer: {reason}") from error
+        raise UsageError(f"{path}: cannot load the tokenizer: {reason}") from error
 
 
 def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Renderer:

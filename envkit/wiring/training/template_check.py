@@ -12,6 +12,7 @@ from envkit.config.training import RendererSection
 from envkit.errors import UsageError
 from envkit.protocols import Renderer
 from envkit.types import Exchange, Observation
+from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer, open_tokenizer
 
 Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
@@ -71,15 +72,16 @@ class Report:
     verdicts: tuple[Verdict, ...]
 
 
-def check_template(path: str) -> Report:
+def check_template(model: str) -> Report:
     """Render a bank of dialogues with the chat template of a model.
 
     Args:
-        path: Model folder.
+        model: What `engine.model` may name, if its files are on this machine.
 
     Raises:
-        UsageError: There is no such model, it has no chat template, or the template refuses a plain chat.
+        UsageError: There is no such model here, it has no chat template, or the template refuses a plain chat.
     """
+    path = locate(model)
     tokenizer = open_tokenizer(path)
     if not tokenizer.chat_template:
         raise UsageError(f"{path} has no chat template; envkit frames its observations with <answer> tags instead")

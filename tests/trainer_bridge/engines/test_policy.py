@@ -18,11 +18,12 @@ from envkit.config import RunConfig
 from envkit.config.training import RendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.types import Exchange, Observation, SamplingParams, Task, Trajectory, Weights
+from envkit.types import EpisodeRecord, Exchange, Observation, SamplingParams, Task, Weights
 from envkit.wiring import environments
+from envkit.wiring.evaluation.local_models import LocalModel
+from envkit.wiring.evaluation.players import Playing
 from envkit.wiring.training import resolve
 from envkit.wiring.training.policy import Policy, device_of, load_policy, open_policy
-from envkit.wiring.training.run import open_checkpoint_player
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 from tests.trainer_bridge.models import sample, write_tiny
 from tests.trainer_bridge.run_folder.disk import FULL, full_disk
@@ -205,15 +206,19 @@ def test_a_checkpoint_plays_with_the_prompts_of_its_run(chat_folder: Path, tmp_p
     run = run_of(engine={"device": "cpu"}, rollout={"max_turns": 2, "turn_tokens": 4}, renderer={"system": "Be brief."})
     (tmp_path / "config.yaml").write_text(config.dump(run))
 
-    async def play() -> Trajectory:
-        async with open_checkpoint_player(place) as player:
-            (played,) = await player.play(
-                ScriptedHost(lambda task, time: [Answer("#P")]), [Task("W-v0", 0)], greedy=True
-            )
-            assert player.decode(played.turns[0].new_ids).startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
-            return played
+    episodes: list[EpisodeRecord] = []
+    tasks, host = [Task("W-v0", 0)], ScriptedHost(lambda task, time: [Answer("#P")])
 
-    assert len(clock.run(play).turns) == 2
+    async def play() -> None:
+        async with LocalModel.of_checkpoint(place, Playing()).opened() as player:
+            await player.play(host, tasks, attempts=1, on_episode=episodes.append, skip=())
+
+    clock.run(play)
+    (episode,) = episodes
+    first = episode.turns[0].generation
+    assert len(episode.turns) == 2
+    assert first is not None
+    assert first.prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
 
 
 def refusal(folder: Path) -> str:

@@ -22,6 +22,7 @@ MOVED = {"system prompt", "empty system prompt", "unicode", "special tokens in t
 
 def save(tokenizer: Any, folder: Path) -> str:
     tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
     return str(folder)
 
 
@@ -36,6 +37,14 @@ def test_templates_of_five_kinds_give_the_same_tokens_but_for_what_they_rewrite(
     assert moved == (MOVED if name == "mistral" else set())
     end = FAMILIES[name].end_of_turn
     assert report.stop[0] == (tokenizer_of(name).convert_tokens_to_ids(end), end)
+
+
+@pytest.mark.model
+def test_smollm2_gives_the_templates_tokens_turn_by_turn_and_stops_at_the_end_of_its_turn(smollm2: Path) -> None:
+    report = check_template(str(smollm2))
+    assert report.stop == ((2, "<|im_end|>"),)
+    assert {one.name for one in report.verdicts if one.outcome != "same"} == {"answers with whitespace at the ends"}
+    assert {one.outcome for one in report.verdicts} == {"same", "answers kept"}
 
 
 def test_turns_that_the_template_ends_with_text_differ_at_the_end_that_the_policy_says(
@@ -75,5 +84,5 @@ def test_a_template_that_takes_no_system_prompt_is_no_failure(
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no chat template; envkit frames its observations with <answer> tags"):
         check_template(save(make_tokenizer(["up", "down"]), tmp_path))
-    with pytest.raises(UsageError, match="no such folder; name a model folder"):
+    with pytest.raises(UsageError, match="nowhere is no model folder"):
         check_template(str(tmp_path / "nowhere"))
