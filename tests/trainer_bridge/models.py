@@ -140,7 +140,10 @@ def sample(
     group: str = "task",
     episode: int | None = None,
 ) -> Sample:
-    """A sample, of an episode of its own if not told otherwise, whose turns are pairs of (what is said, what the world answers); the last answer is left out."""
+    """A sample, of an episode of its own if not told otherwise.
+
+    Its turns are pairs of (what is said, what the environment answers); the last answer is left out.
+    """
     ids: list[int] = list(prompt)
     mask = [0] * len(ids)
     turn_ids = [0] * len(ids)

@@ -1,4 +1,4 @@
-"""A real language model through the whole path: from its name to a better policy. The figures are evidence, not tests."""
+"""A real language model through the whole path, from its name to a better policy; how much better is evidence."""
 
 from __future__ import annotations
 
