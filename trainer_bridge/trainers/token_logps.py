@@ -131,8 +131,8 @@ class _Embed(torch.autograd.Function):
         return functional.embedding(ids_BL, weight_VH)
 
     @staticmethod
-    def backward(ctx: Any, gradient_BLH: Tensor) -> tuple[None, None, None]:
-        (ids_BL,) = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, None]:
+        (gradient_BLH,), (ids_BL,) = grad_outputs, ctx.saved_tensors
         taken_BL = ids_BL != ctx.padding_id  # as nn.Embedding has it: the padding token's row has no gradient
         gradient_VH = _gradient_of(ctx.weight_VH)
         gradient_VH.index_add_(0, ids_BL[taken_BL], gradient_BLH[taken_BL].to(gradient_VH.dtype))
@@ -189,9 +189,8 @@ class _BlockLogps(torch.autograd.Function):
         return chosen_N - norm_N, entropy_N
 
     @staticmethod
-    def backward(
-        ctx: Any, slope_N: Tensor | None, entropy_slope_N: Tensor | None
-    ) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor, None, None, None, None]:
+        slope_N, entropy_slope_N = grad_outputs
         hidden_NH, token_N, norm_N, entropy_N = ctx.saved_tensors
         wide = norm_N.dtype
         if slope_N is None:
