@@ -71,7 +71,7 @@ WRONG = [
     ("eval FrozenLake-v0 --policy openai:qwen", 2, "names no model or no address of a server; write openai:MODEL@URL"),
     ("eval FrozenLake-v0 --policy openai:qwen@http://a:b@c", 2, "the address of qwen holds a password; set OPENAI_"),
     (f"eval FrozenLake-v0 --policy openai:qwen@{NO_SERVER}", 1, f"no server answers at {NO_SERVER}/v1"),
-    ("eval FrozenLake-v0 --policy model:./nowhere", 2, "cannot load ./nowhere"),
+    ("eval FrozenLake-v0 --policy model:./nowhere", 2, "./nowhere is no model folder"),
     ("eval FrozenLake-v0 --policy random --episodes 0", 2, "Invalid value for '--episodes'"),
     ("eval FrozenLake-v0 --policy random --option slip=2", 2, "slip: must be a number from 0 to 1, got 2"),
     ("eval FrozenLake-v0 --policy random --option slip", 2, "--option slip: must read key=value"),

@@ -22,7 +22,7 @@ from envkit.types import Options, Task, Trajectory
 from envkit.wiring.evaluation.advice import Limits
 from envkit.wiring.evaluation.players import OnEpisode, Playing
 from envkit.wiring.training.models import locate
-from envkit.wiring.training.resolve import limits_of, resolve
+from envkit.wiring.training.resolve import is_tiny, limits_of, resolve
 
 if TYPE_CHECKING:
     from envkit.wiring.training.policy import Policy
@@ -117,6 +117,7 @@ class LocalModel:
             batch_tokens=engine.batch_tokens,
             threads=playing_threads(self.run),
             renderer=self.run.renderer,
+            is_large=not is_tiny(self.run),
         )
         yield LocalPlayer(await clock.to_thread(load), self.run, self.greedy)
 
@@ -159,8 +160,11 @@ def _changed(run: RunConfig, playing: Playing) -> RunConfig:
         for name in ("turn_tokens", "max_turns", "max_tokens", "temperature")
         if (value := getattr(playing, name))
     }
+    keys = {"system": playing.system, "thinking": playing.think, "history": playing.history}
+    renderer = {key: value for key, value in keys.items() if value is not None}
     return run.model_copy(
         update={
+            "renderer": run.renderer.model_copy(update=renderer),
             "env": run.env.model_copy(update={"num_envs": playing.batch or run.env.num_envs}),
             "engine": run.engine.model_copy(update={"device": playing.device or run.engine.device}),
             "rollout": run.rollout.model_copy(update=rollout),

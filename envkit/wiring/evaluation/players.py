@@ -89,8 +89,10 @@ class Playing:
 
 
 _KINDS = {
-    **dict.fromkeys(("turn_tokens", "max_turns", "temperature"), ("model", "checkpoint", "openai")),
-    **dict.fromkeys(("system", "history", "think", "concurrency"), ("openai",)),
+    **dict.fromkeys(
+        ("turn_tokens", "max_turns", "temperature", "system", "history", "think"), ("model", "checkpoint", "openai")
+    ),
+    "concurrency": ("openai",),
     **dict.fromkeys(("max_tokens", "device", "batch"), ("model", "checkpoint")),
 }
 """Which policies have which options."""

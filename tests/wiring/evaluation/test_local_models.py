@@ -1,0 +1,50 @@
+"""Language models that are evaluated in this process: what is loaded, and how it plays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envkit.errors import UsageError
+from envkit.trainer_bridge.models.saved_policy import SavedPolicy
+from envkit.wiring.evaluation.local_models import LocalModel
+from envkit.wiring.evaluation.players import Playing
+from tests.trainer_bridge.models import write_chat, write_tiny
+
+
+def found(name: str | Path, **playing: object) -> LocalModel:
+    return LocalModel.of_name(str(name), "FrozenLake-v0", Playing(**playing), seed=0)  # type: ignore[arg-type]
+
+
+def test_a_pretrained_model_plays_in_bfloat16_with_the_instructions_and_128_tokens_a_turn(tmp_path: Path) -> None:
+    model = found(write_chat(tmp_path, seed=1))
+    assert (model.run.engine.dtype, model.limits.turn_tokens) == ("bfloat16", 128)
+    assert model.options_for("FrozenLake-v0") == {}
+    assert model.run.renderer.system is None
+
+
+def test_a_tiny_policy_that_envkit_saved_plays_as_it_was_trained(tmp_path: Path) -> None:
+    SavedPolicy(True, "FrozenLake-v0", {"size": 3, "instructions": False}).write(write_tiny(tmp_path, seed=1))
+    model = found(tmp_path)
+    assert (model.run.engine.dtype, model.limits.turn_tokens) == ("float32", 1)
+    assert model.options_for("FrozenLake-v0") == {"size": 3, "instructions": False}
+    assert model.options_for("Sokoban-v0") == {}
+
+
+def test_what_the_caller_sets_is_what_plays(tmp_path: Path) -> None:
+    how = {"system": "Be brief.", "think": "cut", "history": 1, "turn_tokens": 5, "max_turns": 3, "batch": 2}
+    run = found(write_chat(tmp_path, seed=1), **how).run
+    assert (run.renderer.system, run.renderer.thinking, run.renderer.history) == ("Be brief.", "cut", 1)
+    assert (run.rollout.turn_tokens, run.rollout.max_turns, run.env.num_envs) == (5, 3, 2)
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no model folder"):
+        found(tmp_path / "nowhere")
+
+
+def test_other_weights_under_the_same_name_have_another_identity(tmp_path: Path) -> None:
+    before = found(write_chat(tmp_path, seed=1)).identity
+    assert before == found(tmp_path).identity
+    assert before != found(write_chat(tmp_path, seed=2)).identity
