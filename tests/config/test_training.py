@@ -278,6 +278,6 @@ def test_a_history_is_all_or_a_number_of_turns(history: object, tmp_path: Path) 
 
 def test_the_schema_tells_the_bounds_of_numbers() -> None:
     definitions = config.RunConfig.model_json_schema()["$defs"]
-    assert definitions["WarmupSection"]["properties"]["learning_rate"]["exclusiveMinimum"] == 0
+    assert definitions["RolloutSection"]["properties"]["temperature"]["exclusiveMinimum"] == 0
     share = definitions["WarmupSection"]["properties"]["greedy_goal"]
     assert (share["minimum"], share["maximum"]) == (0, 1)

@@ -87,6 +87,7 @@ def test_prompts_and_completions_stand_as_text_beside_their_tokens(tmp_path: Pat
         "logprobs": [-0.5, -1.0],
         "versions": [[0, 2]],
         "seconds": 0,
+        "usage": None,
     }
 
 
