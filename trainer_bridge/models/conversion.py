@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,14 @@ def convert(file: Path, folder: Path, display: Display) -> None:
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
         display.advance(1)
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
+        with redirect_stderr(StringIO()):  # a progress bar that cannot be turned off
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
     except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UsageError(f"{file}: transformers cannot read this GGUF file: {reason}; take a model folder") from error
     display.advance(1)
     # The loaded model counts as quantized and cannot be saved. Its weights are plain float32: a new model takes them.
-    config = loaded.config
+    config: Any = loaded.config
     del config.quantization_config
     model = type(loaded)(config)
     model.load_state_dict(loaded.state_dict())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from envkit.errors import UsageError
@@ -21,11 +21,15 @@ class SavedPolicy:
         tiny: Whether envkit made it from a config, with a vocabulary of its environment's words.
         env_id: Environment that it was trained on.
         options: Options of that environment.
+        turn_tokens: Bound on one completion in training; None if it is not known.
+        renderer: Keys of the section ``renderer`` with which it was trained.
     """
 
     tiny: bool
     env_id: str
     options: Options
+    turn_tokens: int | None = None
+    renderer: Options = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write it into a policy folder.
@@ -33,7 +37,7 @@ class SavedPolicy:
         Raises:
             OSError: It cannot be written.
         """
-        content = {"format": _FORMAT, "tiny": self.tiny, "env_id": self.env_id, "options": dict(self.options)}
+        content = {"format": _FORMAT, **asdict(self)}
         (folder / POLICY_FILE).write_text(json.dumps(content, indent=2, default=str) + "\n")
 
     @classmethod
@@ -54,6 +58,12 @@ class SavedPolicy:
         if found != _FORMAT:
             raise UsageError(f"{path}: has format {found}, and this version of envkit reads {_FORMAT}")
         try:
-            return cls(bool(content["tiny"]), str(content["env_id"]), dict(content["options"]))
+            return cls(
+                tiny=bool(content["tiny"]),
+                env_id=str(content["env_id"]),
+                options=dict(content["options"]),
+                turn_tokens=content.get("turn_tokens"),
+                renderer=dict(content.get("renderer", {})),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: is damaged: {error!r}") from error

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from envkit.config import RunConfig, WarmupSection
-from envkit.config.training import TorchTrainerSection
+from envkit.config.grammar import Section
+from envkit.config.training import RendererSection, TorchTrainerSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms import catalogue
@@ -50,26 +51,29 @@ _PRETRAINED_WARMUP: Mapping[str, float] = {
 def resolve(run: RunConfig) -> RunConfig:
     """Fill in what depends on other keys: a tiny policy reads the tersest observations and answers in one token.
 
-    A tiny policy that is named by its folder plays with the options that it was trained with, unless the file says
-    otherwise.
+    A policy that envkit saved and that is named by its folder plays as it was trained, unless the file says otherwise:
+    with the same options of the environment, renderer and turn tokens. On another environment it does not.
 
     Raises:
         ConfigError: The policy folder of `engine.model` does not say what it is in a format that this version reads.
     """
     spec = environments.find(run.env.id)
     tiny = is_tiny(run)
-    saved = _saved_policy(run) if tiny else None
-    trained = saved.options if saved is not None and saved.env_id == run.env.id else {}
-    options = {**(spec.terse if tiny else {}), **trained, **run.env.options}
-    turn_tokens = run.rollout.turn_tokens or (1 if tiny else 128)
+    saved = _saved_policy(run)
+    if saved is None or saved.env_id != run.env.id:
+        saved = SavedPolicy(tiny, run.env.id, {})
+    options = {**(spec.terse if tiny else {}), **saved.options, **run.env.options}
+    turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else 128)
+    stated = run.renderer.model_dump(exclude_unset=True)
     dtype = run.engine.dtype if run.engine.dtype != "auto" else "float32" if tiny else "bfloat16"
-    changed = {
+    changed: dict[str, Section] = {
         "env": run.env.model_copy(update={"options": options}),
         "trainer": trainer_defaults(run.trainer, is_tiny=tiny),
+        "renderer": RendererSection.model_validate({**saved.renderer, **stated}),
         "engine": run.engine.model_copy(update={"dtype": dtype}),
         "rollout": run.rollout.model_copy(update={"turn_tokens": turn_tokens}),
-        "warmup": _warmup(run, is_tiny=tiny),
     }
+    changed["warmup"] = _warmup(run.model_copy(update=changed), is_tiny=tiny)
     return run.model_copy(update=changed)
 
 

@@ -82,7 +82,9 @@ class _Run:
         self._state = state
         self._newest = newest
         self._spec = environments.find(run.env.id)
-        self._saved_policy = SavedPolicy(is_tiny(run), run.env.id, run.env.options)
+        self._saved_policy = SavedPolicy(
+            is_tiny(run), run.env.id, run.env.options, limits_of(run).turn_tokens, run.renderer.model_dump(mode="json")
+        )
         self._policy: Policy | None = None
         self._record: RunRecord | None = None
         self._stop = Stop(display.say)

@@ -55,7 +55,6 @@ def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, s
     summary = train("llm-lake", tmp_path / "run", f"engine.model={smollm2}", *lessons, *small)
 
     assert summary["warmup"]["lesson_updates"] == 4
-    assert summary["warmup"]["demonstrator_success"] > 0.9
     # Untrained, it answers in prose; a few updates are enough to name a move most of the time.
     assert metrics(tmp_path / "run")[0]["action_is_valid"] > 0.5
 

@@ -14,6 +14,7 @@ from envkit.config import RunConfig
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.models.saved_policy import POLICY_FILE, SavedPolicy
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.types import JSON
 from envkit.wiring.evaluation.local_models import LocalModel
 from envkit.wiring.evaluation.players import Playing
 from envkit.wiring.training import checks
@@ -31,6 +32,29 @@ def without_model(run: RunConfig) -> dict[str, Any]:
     content = run.model_dump()
     del content["engine"]["model"]
     return content
+
+
+def test_a_pretrained_policy_named_by_its_folder_plays_as_it_was_trained(tmp_path: Path) -> None:
+    folder = write_chat(tmp_path / "policy", seed=2)
+    trained: dict[str, JSON] = {"system": "Walk to G.", "template": {}, "thinking": "cut", "history": 1}
+    SavedPolicy(False, "FrozenLake-v0", {"size": 5}, 4, trained).write(folder)
+    run = resolve(run_of(folder))
+    assert (run.env.options, run.rollout.turn_tokens) == ({"size": 5}, 4)
+    assert run.renderer.model_dump() == trained
+
+
+def test_the_file_goes_before_what_a_policy_was_trained_with(tmp_path: Path) -> None:
+    folder = write_chat(tmp_path / "policy", seed=2)
+    SavedPolicy(False, "FrozenLake-v0", {"size": 5}, 4, {"system": "Walk to G.", "history": 1}).write(folder)
+    run = resolve(run_of(folder, rollout={"turn_tokens": 9}, renderer={"history": "all"}))
+    assert (run.rollout.turn_tokens, run.renderer.history, run.renderer.system) == (9, "all", "Walk to G.")
+
+
+def test_on_another_environment_a_saved_policy_keeps_nothing_of_its_own(tmp_path: Path) -> None:
+    folder = write_chat(tmp_path / "policy", seed=2)
+    SavedPolicy(False, "FrozenLake-v0", {"size": 5}, 4, {"history": 1}).write(folder)
+    run = resolve(run_of(folder, env={"id": "Sokoban-v0"}))
+    assert ("size" in run.env.options, run.rollout.turn_tokens, run.renderer.history) == (False, 128, "all")
 
 
 @pytest.fixture
@@ -64,7 +88,6 @@ def test_a_tiny_policy_keeps_the_options_that_it_was_trained_with(tiny: Path) ->
 
 
 def test_any_other_model_gets_the_defaults_of_a_pretrained_one(tmp_path: Path, chat_folder: Path) -> None:
-    SavedPolicy(False, "FrozenLake-v0", {"size": 5}).write(chat_folder)
     for model in (chat_folder, "Qwen/Qwen2.5-0.5B-Instruct", "smollm2-135m"):
         run = resolve(run_of(model))
         assert not is_tiny(run)
@@ -148,7 +171,8 @@ def test_every_checkpoint_says_what_its_policy_is(tmp_path: Path) -> None:
     )
     folder = tmp_path / "run"
     clock.run(partial(train, run, folder, resume=False, force=False, display=SilentDisplay()))
-    saved = SavedPolicy(True, "FrozenLake-v0", {"instructions": False, "size": 3})
+    renderer: dict[str, JSON] = {"system": None, "template": {}, "thinking": "keep", "history": "all"}
+    saved = SavedPolicy(True, "FrozenLake-v0", {"instructions": False, "size": 3}, 1, renderer)
     for step in (0, 1):
         policy = folder / "checkpoints" / f"step-{step}" / "policy"
         assert SavedPolicy.read(policy) == saved
