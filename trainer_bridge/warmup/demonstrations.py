@@ -81,7 +81,8 @@ class Teacher:
         needed = sum(token not in self.renderer.stop for token in said)
         if self.turn_tokens is not None and needed > self.turn_tokens:
             reason = f"{self.turn_tokens} is too small: the demonstrated answer {self.say(move)} takes {needed} tokens"
-            raise ConfigError([f"rollout.turn_tokens: {reason}; raise it, or set warmup.answers to bare"])
+            shorter = "" if self.is_bare else ", or set warmup.answers to bare"
+            raise ConfigError([f"rollout.turn_tokens: {reason}; raise it{shorter}"])
         return said
 
     def move(self, observation: Observation, rng: random.Random) -> str:

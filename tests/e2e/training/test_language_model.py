@@ -64,7 +64,7 @@ def test_an_example_of_a_language_model_runs_with_any_model_that_chats(example: 
     model = write_chat(tmp_path / "model", seed=5)
     lessons = ("lesson_states=16", "lesson_updates=1", "lesson_batch=4") if "arithmetic" not in example else ()
     changes = [f"engine.model={model}", "trainer.steps=1", "trainer.groups_per_step=2", "evaluation.episodes=2"]
-    changes += ["rollout.max_tokens=512", *(f"warmup.{change}" for change in lessons)]
+    changes += ["rollout.max_tokens=512", "rollout.turn_tokens=16", *(f"warmup.{change}" for change in lessons)]
     summary = train(example, tmp_path / "run", *changes)
 
     assert summary["train_steps"] == 1
