@@ -1,6 +1,7 @@
-"""Print the peak memory (MiB) of an update of two passes beyond weights, gradients and optimiser state.
+"""Print the peak memory (MiB) of an update of two passes.
 
-Arguments: size of the vocabulary, "tied" or "untied", tokens of a pass.
+Arguments: size of the vocabulary, "tied" or "untied", tokens of a pass; weights, gradients and optimiser state do not
+count. Or a model folder, "plain" or "checkpointing", tokens of a pass; the whole process counts, with the copy that plays.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from envkit.trainer_bridge.algorithms import catalogue
+from envkit.trainer_bridge.engines.transformers import copy_to_play, open_model
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from tests.trainer_bridge.models import sample
 
 ROW_TOKENS = 256
 
 
-def main(vocabulary: int, micro_tokens: int, *, is_tied: bool) -> None:
-    torch.set_num_threads(1)
+def made(vocabulary: int, *, is_tied: bool) -> Any:
+    """Return two layers of SmolLM2's width."""
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=576,
@@ -30,14 +32,27 @@ def main(vocabulary: int, micro_tokens: int, *, is_tied: bool) -> None:
         num_key_value_heads=3,
         tie_word_embeddings=is_tied,
     )
-    model: Any = LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
+
+
+def update(model: Any, micro_tokens: int, *, is_checkpointing: bool) -> float:
+    """Make an update of two passes and return the peak of the process so far, in MiB."""
+    torch.set_num_threads(1)
     model.eval()
     settings = TrainerSettings(
-        1e-6, 1e-5, 1.0, micro_tokens, seed=0, precision="bfloat16", is_large=True, gradient_checkpointing=True
+        1e-6,
+        1e-5,
+        1.0,
+        micro_tokens,
+        seed=0,
+        precision="bfloat16",
+        is_large=True,
+        gradient_checkpointing=is_checkpointing,
     )
     trainer = TorchTrainer(model, catalogue.resolve("grpo", {"minibatches": 1}), settings, None)
     rows = 2 * micro_tokens // ROW_TOKENS  # two passes, so that gradients are added to
-    ids = torch.randint(3, vocabulary, (rows, ROW_TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, model.config.vocab_size, (rows, ROW_TOKENS), generator=draw).tolist()
     samples = [
         sample(row[:1], (row[1:], ()), rewards=[float(number % 2)], logprobs=[-7.0] * (ROW_TOKENS - 1))
         for number, row in enumerate(ids)
@@ -45,9 +60,20 @@ def main(vocabulary: int, micro_tokens: int, *, is_tied: bool) -> None:
     trainer.accumulate(samples)
     report = trainer.update()
     assert report["learned_tokens"] == rows * (ROW_TOKENS - 1)
-    state = 4 * 4 * sum(weight.numel() for weight in model.parameters())
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - state / 2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main(what: str, kind: str, micro_tokens: int) -> None:
+    if what.isdecimal():
+        model = made(int(what), is_tied=kind == "tied")
+        state = 4 * 4 * sum(weight.numel() for weight in model.parameters())
+        print(update(model, micro_tokens, is_checkpointing=True) - state / 2**20)
+    else:
+        model = open_model(what, device="cpu", is_local=True)
+        playing = copy_to_play(model, "bfloat16")
+        print(update(model, micro_tokens, is_checkpointing=kind == "checkpointing"))
+        del playing
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[3]), is_tied=sys.argv[2] == "tied")
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
