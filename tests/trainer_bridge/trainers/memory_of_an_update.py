@@ -1,7 +1,8 @@
 """Print the peak memory (MiB) of an update of two passes.
 
 Arguments: size of the vocabulary, "tied" or "untied", tokens of a pass; weights, gradients and optimiser state do not
-count. Or a model folder, "plain" or "checkpointing", tokens of a pass; the whole process counts, with the copy that plays.
+count. Or a model folder, "plain" or "checkpointing", tokens of a pass; the whole process counts, and the copy that
+plays with it.
 """
 
 from __future__ import annotations
