@@ -200,6 +200,7 @@ async def evaluate(
         "episodes": episodes,
         "attempts": attempts,
         "seed": seed,
+        "split": split,
         "options": dict(tasks[0].options),
         "url": url,
         "greedy": greedy,
