@@ -75,7 +75,7 @@ def evaluate(
     history: Annotated[
         str | None, typer.Option(metavar="all|COUNT", help="Turns that a prompt holds.  [default: all]")
     ] = None,
-    think: Annotated[
+    thinking: Annotated[
         Literal["keep", "cut"] | None, typer.Option(help="Whether thoughts of earlier turns stay in the prompt.")
     ] = None,
     device: Annotated[
@@ -118,7 +118,7 @@ def evaluate(
         max_tokens=max_tokens,
         temperature=temperature,
         history=_history(history),
-        think=think,
+        thinking=thinking,
         device=device,
         batch=batch,
         concurrency=concurrency,

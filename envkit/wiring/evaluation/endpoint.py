@@ -233,7 +233,7 @@ class _Chat:
             seconds=clock.precise() - began,
             usage=(made.usage.prompt_tokens, made.usage.completion_tokens) if made.usage else (0, 0),
         )
-        self.turns.append((observation.text, said if playing.think == "keep" else action))
+        self.turns.append((observation.text, said if playing.thinking == "keep" else action))
         return action
 
     def _messages(self, observation: str) -> list[dict[str, str]]:

@@ -160,7 +160,7 @@ def _changed(run: RunConfig, playing: Playing) -> RunConfig:
         for name in ("turn_tokens", "max_turns", "max_tokens", "temperature")
         if (value := getattr(playing, name))
     }
-    keys = {"system": playing.system, "thinking": playing.think, "history": playing.history}
+    keys = {"system": playing.system, "thinking": playing.thinking, "history": playing.history}
     renderer = {key: value for key, value in keys.items() if value is not None}
     return run.model_copy(
         update={

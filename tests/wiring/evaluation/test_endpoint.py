@@ -177,7 +177,7 @@ def test_thoughts_are_no_part_of_the_action_and_are_kept_in_the_record(answer: R
 
 def test_thoughts_stay_in_the_prompt_where_they_are_kept() -> None:
     served = Served(lambda body: completion("<think>hm</think><answer>up</answer>"))
-    played(served, think="keep")
+    played(served, thinking="keep")
     assert served.asked[1]["messages"][1]["content"] == "<think>hm</think><answer>up</answer>"
 
 
