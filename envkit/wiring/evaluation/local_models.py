@@ -47,7 +47,7 @@ class LocalModel:
     greedy: bool
 
     @classmethod
-    def of_checkpoint(cls, folder: Path, playing: Playing) -> LocalModel:
+    def of_checkpoint(cls, folder: Path, playing: Playing, *, seed: int) -> LocalModel:
         """Find the checkpoint in `folder`: a run's folder (its newest checkpoint) or one of its checkpoints.
 
         Raises:
@@ -58,7 +58,7 @@ class LocalModel:
             raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
         refuse_other_format(place.parent.parent)
         run = config.load(place.parent.parent / "config.yaml")
-        return cls(str(place / "policy"), _changed(run, playing), greedy=playing.temperature == 0)
+        return cls(str(place / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0)
 
     @classmethod
     def of_name(cls, name: str, env_id: str, playing: Playing, *, seed: int) -> LocalModel:
@@ -71,9 +71,10 @@ class LocalModel:
         content: dict[str, Any] = {
             "env": {"id": env_id, "num_envs": BATCH},
             "engine": {"model": name},
-            "evaluation": {"seed": seed},
         }
-        return cls(locate(name), _changed(resolve(config.parse(content)), playing), greedy=playing.temperature == 0)
+        return cls(
+            locate(name), _changed(resolve(config.parse(content)), playing, seed), greedy=playing.temperature == 0
+        )
 
     @property
     def identity(self) -> str:
@@ -153,8 +154,8 @@ class LocalPlayer:
         await rollout.groups(tasks, attempts, temperature=heat, seed=seed, on_episode=ended, skip=skip)
 
 
-def _changed(run: RunConfig, playing: Playing) -> RunConfig:
-    """Return `run` with what `playing` sets."""
+def _changed(run: RunConfig, playing: Playing, seed: int) -> RunConfig:
+    """Return `run` with what `playing` sets and the seed of the evaluation."""
     rollout = {
         name: value
         for name in ("turn_tokens", "max_turns", "max_tokens", "temperature")
@@ -168,5 +169,6 @@ def _changed(run: RunConfig, playing: Playing) -> RunConfig:
             "env": run.env.model_copy(update={"num_envs": playing.batch or run.env.num_envs}),
             "engine": run.engine.model_copy(update={"device": playing.device or run.engine.device}),
             "rollout": run.rollout.model_copy(update=rollout),
+            "evaluation": run.evaluation.model_copy(update={"seed": seed}),
         }
     )

@@ -210,7 +210,7 @@ def test_a_checkpoint_plays_with_the_prompts_of_its_run(chat_folder: Path, tmp_p
     tasks, host = [Task("W-v0", 0)], ScriptedHost(lambda task, time: [Answer("#P")])
 
     async def play() -> None:
-        async with LocalModel.of_checkpoint(place, Playing()).opened() as player:
+        async with LocalModel.of_checkpoint(place, Playing(), seed=0).opened() as player:
             await player.play(host, tasks, attempts=1, on_episode=episodes.append, skip=())
 
     clock.run(play)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from envkit import config
 from envkit.errors import UsageError
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.wiring.evaluation.local_models import LocalModel
 from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.training.resolve import resolve
 from tests.trainer_bridge.models import write_chat, write_tiny
 
 
@@ -48,3 +50,11 @@ def test_other_weights_under_the_same_name_have_another_identity(tmp_path: Path)
     before = found(write_chat(tmp_path, seed=1)).identity
     assert before == found(tmp_path).identity
     assert before != found(write_chat(tmp_path, seed=2)).identity
+
+
+def test_what_a_checkpoint_draws_follows_from_the_seed_of_the_evaluation_and_not_of_its_run(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints" / "step-1"
+    write_chat(place / "policy", seed=1)
+    run = config.parse({"env": {"id": "FrozenLake-v0"}, "evaluation": {"seed": 5}})
+    (tmp_path / "config.yaml").write_text(config.dump(resolve(run)))
+    assert LocalModel.of_checkpoint(tmp_path, Playing(), seed=8).run.evaluation.seed == 8
