@@ -70,9 +70,12 @@ class PlainRenderer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
-        """Return the tokens with which a policy would say `answer`, such as ``"<answer>up</answer>"``."""
+        """Return the tokens with which a policy would say `answer`, such as ``"<answer>up</answer>"``.
+
+        The closing tag is among them where it is several tokens, since the action ends there.
+        """
         inner = answer.removeprefix(ANSWER_OPEN).removesuffix(ANSWER_CLOSE)
-        return tuple(self._tokenizer.encode(inner, add_special_tokens=False))
+        return tuple(self._tokenizer.encode(inner, add_special_tokens=False)) + (() if self.stop else self._close)
 
     def _closing(self, said: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens that close an answer; none where the completion closed it itself."""
