@@ -70,7 +70,9 @@ def evaluate(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, metavar="COUNT", help="Tokens of an episode (model, checkpoint).  [default: 2048]"),
+        typer.Option(
+            min=1, metavar="COUNT", help="Tokens of a prompt and its answer (model, checkpoint).  [default: 2048]"
+        ),
     ] = None,
     history: Annotated[
         str | None, typer.Option(metavar="all|COUNT", help="Turns that a prompt holds.  [default: all]")

@@ -51,7 +51,7 @@ class Playing:
         system: System prompt.
         turn_tokens: Bound on the tokens of one answer.
         max_turns: Turns after which an episode is cut off.
-        max_tokens: Tokens of an episode after which it is cut off.
+        max_tokens: Bound on a prompt and its answer; an episode whose next prompt does not fit is cut off.
         temperature: Sampling temperature; 0 is greedy.
         history: Turns that a prompt holds.
         thinking: Whether thoughts of earlier turns stay in the prompt.

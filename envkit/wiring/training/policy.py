@@ -196,7 +196,7 @@ def load_policy(
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if is_local and not is_folder:
             reason = "no such folder or cached model, and the hub cannot be reached or has none; name a model folder"
-        raise UsageError(f"engine.model: cannot load {path}: {reason}") from error
+        raise UsageError(f"cannot load {path}: {reason}") from error
     playing = copy_to_play(model, dtype)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     engine = TransformersEngine(
