@@ -162,6 +162,7 @@ def test_a_prompt_holds_as_many_turns_as_the_history_allows() -> None:
         (completion("up?</think><answer>down</answer>"), "<answer>down</answer>"),
         (completion("<answer>down</answer>", reasoning_content="<answer>up</answer>"), "<answer>down</answer>"),
         (completion("<think>it goes on and", finish="length"), ""),
+        (completion("<answer>left</answer> <think>or up", finish="length"), ""),
         (completion(None), ""),
     ],
 )
