@@ -14,6 +14,7 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import UsageError
 from envkit.protocols import EnvHost
+from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.episodes import episode_of
@@ -58,6 +59,8 @@ class LocalModel:
             raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
         refuse_other_format(place.parent.parent)
         run = config.load(place.parent.parent / "config.yaml")
+        if run.engine.model is not None:  # its own folder says what it is, wherever the model that it began as is now
+            run = run.model_copy(update={"engine": run.engine.model_copy(update={"model": str(place / "policy")})})
         return cls(str(place / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0)
 
     @classmethod
@@ -96,11 +99,12 @@ class LocalModel:
 
     def mismatch(self, env_id: str) -> str:
         """Return one line if the policy was trained on another environment, otherwise an empty one."""
-        run, limits = self.run, limits_of(self.run)
-        if env_id == run.env.id:
+        saved, limits = SavedPolicy.read(Path(self.path)), limits_of(self.run)
+        trained_on = self.run.env.id if saved is None else saved.env_id
+        if env_id == trained_on:
             return ""
         return (
-            f"warning: the policy was trained on {run.env.id} and plays {env_id} within the limits of that run: "
+            f"warning: the policy was trained on {trained_on} and plays {env_id} within these limits: "
             f"max_turns {limits.max_turns}, max_tokens {limits.max_tokens}, turn_tokens {limits.turn_tokens}"
         )
 
