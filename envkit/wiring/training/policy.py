@@ -122,6 +122,7 @@ def open_policy(run: RunConfig) -> Policy:
     Raises:
         UsageError: There is no such model, no room for a tiny one, or an episode may have too few tokens for a turn.
     """
+    silence_transformers()
     section = run.engine
     load = partial(
         load_policy,
