@@ -232,13 +232,14 @@ class WarmupSection(Section):
     strung_lessons: Count = 4
     """States a sequence in the second stage, each with its own answer: the newest one is what counts."""
     strung_updates: Annotated[int, Field(ge=0)] | None = None
-    """Updates of the second stage, which needs renderer.history all. null: 300 tiny, 0 pretrained."""
+    """Updates of the second stage. null: 300 tiny, 0 pretrained; 0 where renderer.history is a number, as that stage
+    needs all."""
     episode_noise: Share | None = None
     """Share of random moves in whole demonstrated episodes, which come last. null: 0.65 tiny, 0 pretrained."""
     episode_batch: Count | None = None
     """Episodes an update. null: 64 tiny, 8 pretrained."""
     episode_updates: Annotated[int, Field(ge=0)] | None = None
-    """Bound on the updates of the last stage. null: 50 tiny; pretrained 30, and 0 where renderer.history is a number,
+    """Bound on the updates of the last stage. null: 50 tiny, 30 pretrained; 0 where renderer.history is a number,
     since every state is then a sample of its own."""
     learning_rate: Rate | None = None
     """Step size in lessons and dialogues; falls as a cosine. null: 4e-3 tiny (Muon and AdamW), 5e-5 pretrained

@@ -50,12 +50,12 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None
 
 def test_a_file_with_a_model_that_is_not_fetched_is_refused_with_the_command(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("{env: {id: FrozenLake-v0}, engine: {model: smollm2-135m}}")
-    start = "engine.model: smollm2-135m is not on this machine; run: "
+    problem = "smollm2-135m is not on this machine; run: "
     file, output = str(tmp_path / "run.yaml"), str(tmp_path / "run")
-    for words in (
-        ("check", file),
-        ("train", file, "--output", output),
-        ("eval", "FrozenLake-v0", "--policy", "model:smollm2-135m"),
+    for words, start in (
+        (("check", file), f"engine.model: {problem}"),
+        (("train", file, "--output", output), f"engine.model: {problem}"),
+        (("eval", "FrozenLake-v0", "--policy", "model:smollm2-135m"), problem),
     ):
         done = envkit(*words, cache=tmp_path)
         assert done.returncode == 2, done.stderr

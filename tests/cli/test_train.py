@@ -104,9 +104,9 @@ def test_a_policy_of_another_environment_is_played_with_a_warning_and_the_limits
     assert done.returncode == 0
     mismatch, *_, cut_off = [line for line in done.stderr.splitlines() if line.startswith(("warning", "cut off"))]
     assert mismatch.startswith(
-        "warning: the policy was trained on FrozenLake-v0 and plays Sokoban-v0 within the limits"
+        "warning: the policy was trained on FrozenLake-v0 and plays Sokoban-v0 within these limits"
     )
-    assert mismatch.endswith("of that run: max_turns 8, max_tokens 256, turn_tokens 1")
+    assert mismatch.endswith(" limits: max_turns 8, max_tokens 256, turn_tokens 1")
     assert cut_off == "cut off: 4 of 4 episodes reached --max-tokens (256)"
 
 

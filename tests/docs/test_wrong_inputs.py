@@ -62,7 +62,7 @@ WRONG = [
     ("check good.yaml --set renderer.history=0", 2, "renderer.history: must be all, or a whole number of at least 1"),
     ("check good.yaml --set renderer.template.tokenize=1", 2, "tokenize is not an argument of the template; envkit"),
     ("check-template nowhere", 2, "nowhere: cannot load the tokenizer: "),
-    ("check-template ./folder", 2, "engine.model: ./folder is no model folder (it has no config.json)"),
+    ("check-template ./folder", 2, "./folder is no model folder (it has no config.json)"),
     # Playing and measuring.
     ("eval FrozenLake-v0", 2, "Missing option '--policy'"),
     ("eval Chess-v0 --policy random", 2, "no environment is called 'Chess-v0'; there are: "),

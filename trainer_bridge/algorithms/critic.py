@@ -36,7 +36,8 @@ class Critic(nn.Module):
         starts = [_turn_starts(sample) for sample in samples]
         rows = [row for row, positions in enumerate(starts) for _ in positions]
         places = [position for positions in starts for position in positions]
-        value: Tensor = self.head(hidden_BLH[rows, places]).squeeze(-1).float()
+        with torch.autocast(device.type, enabled=False):  # bfloat16 would keep only three digits of a value
+            value: Tensor = self.head(hidden_BLH[rows, places].to(self.head.weight.dtype)).squeeze(-1).float()
         return value
 
 

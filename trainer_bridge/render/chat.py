@@ -9,27 +9,10 @@ from typing import Any, Literal
 from envkit.errors import UsageError
 from envkit.types import Exchange, Observation, Prompt
 
-from .template import ANSWER_MARK, END_THINK, THINK, ChatTemplate, Message
+from ..thoughts import END_THINK, THINK, without_thoughts
+from .template import ANSWER_MARK, ChatTemplate, Message
 
-_CLOSED_THOUGHT = re.compile(f"{THINK}.*?{END_THINK}", re.DOTALL)
 _EMPTY_THOUGHT = re.compile(rf"{THINK}\s*(?:{END_THINK}\s*)?\Z")
-
-
-def without_thoughts(text: str, *, is_thinking: bool = False) -> str:
-    """Return a completion without its ``<think>...</think>`` blocks and the whitespace that follows them.
-
-    It is empty where a block was not closed, since the policy was cut off before it answered.
-
-    Args:
-        text: The completion.
-        is_thinking: Whether the prompt ended with an open ``<think>``.
-    """
-    if is_thinking and END_THINK not in text:
-        return ""
-    spoken = _CLOSED_THOUGHT.sub("", text).rpartition(END_THINK)[2]
-    if THINK in spoken:
-        return ""
-    return spoken if spoken == text else spoken.lstrip()
 
 
 class ChatRenderer:

@@ -28,17 +28,19 @@ class PlainRenderer:
     A turn reads ``observation \\n <answer>``; the completion follows, and the next turn begins with ``</answer>``. So a
     tiny policy spends its tokens on the move alone: with one token a move, one token a turn carries loss.
 
-    Where ``</answer>`` is several tokens, it stops no completion: the policy goes on until `turn_tokens`, and the
-    action is what stands before the first ``</answer>``.
+    Where ``</answer>`` is several tokens, it stops no completion: the policy goes on until the end of its text or
+    `turn_tokens`, and the action is what stands before the first ``</answer>``.
 
     Args:
         tokenizer: Encodes and decodes.
         history: Number of newest turns that a prompt holds, at least 1; None keeps all.
+        eos_ids: Tokens that end the model's text; they stop a completion where ``</answer>`` is several tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, history: int | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, history: int | None = None, eos_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._history = history
+        self._eos_ids = tuple(eos_ids)
         self._open = tuple(tokenizer.encode(ANSWER_OPEN, add_special_tokens=False))
         self._close = tuple(tokenizer.encode(ANSWER_CLOSE, add_special_tokens=False))
         self._begin = () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,)
@@ -46,7 +48,7 @@ class PlainRenderer:
     @property
     def stop(self) -> tuple[int, ...]:
         """Tokens that end a completion."""
-        return self._close if len(self._close) == 1 else ()
+        return self._close if len(self._close) == 1 else self._eos_ids
 
     def open(self, observation: Observation) -> tuple[int, ...]:
         return self._begin + self._frame(observation)
@@ -70,13 +72,17 @@ class PlainRenderer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
-        """Return the tokens with which a policy would say `answer`, such as ``"<answer>up</answer>"``."""
+        """Return the tokens with which a policy would say `answer`, such as ``"<answer>up</answer>"``.
+
+        The closing tag is among them where it is several tokens, since the action ends there.
+        """
         inner = answer.removeprefix(ANSWER_OPEN).removesuffix(ANSWER_CLOSE)
-        return tuple(self._tokenizer.encode(inner, add_special_tokens=False))
+        end = self._close if len(self._close) > 1 else ()
+        return tuple(self._tokenizer.encode(inner, add_special_tokens=False)) + end
 
     def _closing(self, said: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens that close an answer; none where the completion closed it itself."""
-        closed = self._ends_closed(said) or (not self.stop and ANSWER_CLOSE in self.text(said))
+        closed = self._ends_closed(said) or (len(self._close) > 1 and ANSWER_CLOSE in self.text(said))
         return () if closed else self._close
 
     def _ends_closed(self, said: Sequence[int]) -> bool:

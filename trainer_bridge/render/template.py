@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from envkit.errors import UsageError
 
-THINK, END_THINK = "<think>", "</think>"
+from ..thoughts import END_THINK, THINK
 
 ANSWER_MARK = "@@envkit-answer@@"
 """Stands for the content of an answer whose place in the rendered text is looked for."""

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-SCHEDULES = ("constant", "linear", "cosine")
-
 
 def adamw(
     module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0, is_fused: bool = False

@@ -28,13 +28,12 @@ from ..run_folder.writing import share_weights, writing
 from ..threads import torch_threads
 from . import checkpoint
 from .batching import cut, flat, passes, row_tokens, said, shared_rows
-from .checkpoint import UNREADABLE
 from .memory import checkpoint_layers, peak_memory_mib
 from .optimizer import adamw, rate_factor, set_rate
 from .settings import TrainerSettings
-from .token_logps import TokenScorer, token_logps
+from .token_logps import TokenScorer
 
-__all__ = ["UNREADABLE", "TorchTrainer", "TrainerSettings", "adamw", "passes", "token_logps"]
+__all__ = ["TorchTrainer", "TrainerSettings"]
 
 _PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
 """Figures that only the tokens of a forward pass have; samples without advantage may be skipped."""

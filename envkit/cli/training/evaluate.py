@@ -70,12 +70,14 @@ def evaluate(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, metavar="COUNT", help="Tokens of an episode (model, checkpoint).  [default: 2048]"),
+        typer.Option(
+            min=1, metavar="COUNT", help="Tokens of a prompt and its answer (model, checkpoint).  [default: 2048]"
+        ),
     ] = None,
     history: Annotated[
         str | None, typer.Option(metavar="all|COUNT", help="Turns that a prompt holds.  [default: all]")
     ] = None,
-    think: Annotated[
+    thinking: Annotated[
         Literal["keep", "cut"] | None, typer.Option(help="Whether thoughts of earlier turns stay in the prompt.")
     ] = None,
     device: Annotated[
@@ -118,7 +120,7 @@ def evaluate(
         max_tokens=max_tokens,
         temperature=temperature,
         history=_history(history),
-        think=think,
+        thinking=thinking,
         device=device,
         batch=batch,
         concurrency=concurrency,

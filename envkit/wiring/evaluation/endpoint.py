@@ -21,6 +21,7 @@ import msgspec
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.protocols import EpisodePlayer
+from envkit.trainer_bridge.thoughts import without_thoughts
 from envkit.types import FinishReason, GenerationRecord, Observation, Reset, Task
 from envkit.wiring.evaluation.players import NoCompletionError, Playing, PromptTooLongError
 
@@ -220,7 +221,7 @@ class _Chat:
         thoughts = message.reasoning_content or message.reasoning
         content = message.content or ""
         said = f"<think>{thoughts}</think>{content}" if thoughts else content
-        action = _without_thoughts(said)
+        action = without_thoughts(said)
         is_cut = made.choices[0].finish_reason == "length"
         self.generation = GenerationRecord(
             prompt=observation.text,
@@ -233,7 +234,7 @@ class _Chat:
             seconds=clock.precise() - began,
             usage=(made.usage.prompt_tokens, made.usage.completion_tokens) if made.usage else (0, 0),
         )
-        self.turns.append((observation.text, said if playing.think == "keep" else action))
+        self.turns.append((observation.text, said if playing.thinking == "keep" else action))
         return action
 
     def _messages(self, observation: str) -> list[dict[str, str]]:
@@ -245,12 +246,6 @@ class _Chat:
         for seen, answer in kept:
             messages += [{"role": "user", "content": seen}, {"role": "assistant", "content": answer}]
         return [*messages, {"role": "user", "content": observation}]
-
-
-def _without_thoughts(text: str) -> str:
-    """Return what follows the thoughts; nothing where they did not come to their end."""
-    _, closed, rest = text.rpartition("</think>")
-    return rest.lstrip() if closed else "" if rest.lstrip().startswith("<think>") else rest
 
 
 def _said(answer: httpx.Response) -> str:

@@ -200,6 +200,7 @@ async def evaluate(
         "episodes": episodes,
         "attempts": attempts,
         "seed": seed,
+        "split": split,
         "options": dict(tasks[0].options),
         "url": url,
         "greedy": greedy,
@@ -286,7 +287,7 @@ def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Play
     from envkit.wiring.evaluation.local_models import LocalModel
 
     if kind == "checkpoint":
-        found = LocalModel.of_checkpoint(Path(name), playing)
+        found = LocalModel.of_checkpoint(Path(name), playing, seed=seed)
     else:
         found = LocalModel.of_name(name, env_id, playing, seed=seed)
     return _Policy(

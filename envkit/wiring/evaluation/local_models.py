@@ -14,6 +14,7 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import UsageError
 from envkit.protocols import EnvHost
+from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.episodes import episode_of
@@ -47,7 +48,7 @@ class LocalModel:
     greedy: bool
 
     @classmethod
-    def of_checkpoint(cls, folder: Path, playing: Playing) -> LocalModel:
+    def of_checkpoint(cls, folder: Path, playing: Playing, *, seed: int) -> LocalModel:
         """Find the checkpoint in `folder`: a run's folder (its newest checkpoint) or one of its checkpoints.
 
         Raises:
@@ -58,7 +59,9 @@ class LocalModel:
             raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
         refuse_other_format(place.parent.parent)
         run = config.load(place.parent.parent / "config.yaml")
-        return cls(str(place / "policy"), _changed(run, playing), greedy=playing.temperature == 0)
+        if run.engine.model is not None:  # its own folder says what it is, wherever the model that it began as is now
+            run = run.model_copy(update={"engine": run.engine.model_copy(update={"model": str(place / "policy")})})
+        return cls(str(place / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0)
 
     @classmethod
     def of_name(cls, name: str, env_id: str, playing: Playing, *, seed: int) -> LocalModel:
@@ -71,9 +74,10 @@ class LocalModel:
         content: dict[str, Any] = {
             "env": {"id": env_id, "num_envs": BATCH},
             "engine": {"model": name},
-            "evaluation": {"seed": seed},
         }
-        return cls(locate(name), _changed(resolve(config.parse(content)), playing), greedy=playing.temperature == 0)
+        return cls(
+            locate(name), _changed(resolve(config.parse(content)), playing, seed), greedy=playing.temperature == 0
+        )
 
     @property
     def identity(self) -> str:
@@ -95,11 +99,12 @@ class LocalModel:
 
     def mismatch(self, env_id: str) -> str:
         """Return one line if the policy was trained on another environment, otherwise an empty one."""
-        run, limits = self.run, limits_of(self.run)
-        if env_id == run.env.id:
+        saved, limits = SavedPolicy.read(Path(self.path)), limits_of(self.run)
+        trained_on = self.run.env.id if saved is None else saved.env_id
+        if env_id == trained_on:
             return ""
         return (
-            f"warning: the policy was trained on {run.env.id} and plays {env_id} within the limits of that run: "
+            f"warning: the policy was trained on {trained_on} and plays {env_id} within these limits: "
             f"max_turns {limits.max_turns}, max_tokens {limits.max_tokens}, turn_tokens {limits.turn_tokens}"
         )
 
@@ -153,14 +158,14 @@ class LocalPlayer:
         await rollout.groups(tasks, attempts, temperature=heat, seed=seed, on_episode=ended, skip=skip)
 
 
-def _changed(run: RunConfig, playing: Playing) -> RunConfig:
-    """Return `run` with what `playing` sets."""
+def _changed(run: RunConfig, playing: Playing, seed: int) -> RunConfig:
+    """Return `run` with what `playing` sets and the seed of the evaluation."""
     rollout = {
         name: value
         for name in ("turn_tokens", "max_turns", "max_tokens", "temperature")
         if (value := getattr(playing, name))
     }
-    keys = {"system": playing.system, "thinking": playing.think, "history": playing.history}
+    keys = {"system": playing.system, "thinking": playing.thinking, "history": playing.history}
     renderer = {key: value for key, value in keys.items() if value is not None}
     return run.model_copy(
         update={
@@ -168,5 +173,6 @@ def _changed(run: RunConfig, playing: Playing) -> RunConfig:
             "env": run.env.model_copy(update={"num_envs": playing.batch or run.env.num_envs}),
             "engine": run.engine.model_copy(update={"device": playing.device or run.engine.device}),
             "rollout": run.rollout.model_copy(update=rollout),
+            "evaluation": run.evaluation.model_copy(update={"seed": seed}),
         }
     )

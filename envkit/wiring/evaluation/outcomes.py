@@ -81,6 +81,8 @@ def outcome_of(episode: EpisodeRecord) -> Outcome:
         if turn.generation is not None:
             usage = usage.plus(_usage_of(turn.generation))
     metrics = {name: _number(value) for name, value in episode.metrics.items()}
+    if not episode.turns and "success" in episode.start_info:
+        metrics["success"] = 0.0  # its first prompt did not fit into the limits, so no step could report a success
     if usage.completions:
         metrics[CUT] = usage.cut / usage.completions
     metrics |= {"return": _number(episode.reward), "turns": float(len(episode.turns))}

@@ -51,10 +51,10 @@ class Playing:
         system: System prompt.
         turn_tokens: Bound on the tokens of one answer.
         max_turns: Turns after which an episode is cut off.
-        max_tokens: Tokens of an episode after which it is cut off.
+        max_tokens: Bound on a prompt and its answer; an episode whose next prompt does not fit is cut off.
         temperature: Sampling temperature; 0 is greedy.
         history: Turns that a prompt holds.
-        think: Whether thoughts of earlier turns stay in the prompt.
+        thinking: Whether thoughts of earlier turns stay in the prompt.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         batch: Episodes at once of a model in this process.
         concurrency: Requests at once to an endpoint.
@@ -66,14 +66,14 @@ class Playing:
     max_tokens: int | None = None
     temperature: float | None = None
     history: int | Literal["all"] | None = None
-    think: Literal["keep", "cut"] | None = None
+    thinking: Literal["keep", "cut"] | None = None
     device: Literal["auto", "cpu", "cuda"] | None = None
     batch: int | None = None
     concurrency: int | None = None
 
     def asked(self) -> dict[str, JSON]:
         """Return what is set and must be the same where an evaluation goes on."""
-        names = ("system", "turn_tokens", "max_turns", "max_tokens", "temperature", "history", "think")
+        names = ("system", "turn_tokens", "max_turns", "max_tokens", "temperature", "history", "thinking")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def check(self, kind: str) -> None:
@@ -90,7 +90,7 @@ class Playing:
 
 _KINDS = {
     **dict.fromkeys(
-        ("turn_tokens", "max_turns", "temperature", "system", "history", "think"), ("model", "checkpoint", "openai")
+        ("turn_tokens", "max_turns", "temperature", "system", "history", "thinking"), ("model", "checkpoint", "openai")
     ),
     "concurrency": ("openai",),
     **dict.fromkeys(("max_tokens", "device", "batch"), ("model", "checkpoint")),

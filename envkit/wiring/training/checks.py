@@ -121,7 +121,7 @@ def _check_model(name: str) -> None:
     try:
         verify(name)
     except UsageError as error:
-        raise ConfigError([error.detail]) from None
+        raise ConfigError([f"engine.model: {error.detail}"]) from None
     if name in CATALOGUE or is_path(name):
         return
     from huggingface_hub import constants  # takes a moment

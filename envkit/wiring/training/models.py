@@ -40,16 +40,16 @@ def verify(name: str) -> None:
     path = Path(name).expanduser()
     if name in CATALOGUE:
         if not CATALOGUE[name].is_fetched:
-            line = f"engine.model: {name} is not on this machine; run: {command('model', 'get', name)}"
+            line = f"{name} is not on this machine; run: {command('model', 'get', name)}"
             raise UsageError(line)
     elif is_path(name):
         if path.suffix == ".gguf" and not path.is_dir():
             if not path.is_file():
-                raise UsageError(f"engine.model: there is no file {name}")
+                raise UsageError(f"there is no file {name}")
         elif not is_model(path):
-            raise UsageError(f"engine.model: {name} is no model folder (it has no config.json)")
+            raise UsageError(f"{name} is no model folder (it has no config.json)")
     elif "/" not in name and (near := did_you_mean(name, CATALOGUE, lists=False)) and not is_cached(name):
-        raise UsageError(f"engine.model: no model is called {name!r}{near}")
+        raise UsageError(f"no model is called {name!r}{near}")
 
 
 def is_path(name: str) -> bool:

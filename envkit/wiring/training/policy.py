@@ -122,6 +122,7 @@ def open_policy(run: RunConfig) -> Policy:
     Raises:
         UsageError: There is no such model, no room for a tiny one, or an episode may have too few tokens for a turn.
     """
+    silence_transformers()
     section = run.engine
     load = partial(
         load_policy,
@@ -196,7 +197,7 @@ def load_policy(
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if is_local and not is_folder:
             reason = "no such folder or cached model, and the hub cannot be reached or has none; name a model folder"
-        raise UsageError(f"engine.model: cannot load {path}: {reason}") from error
+        raise UsageError(f"cannot load {path}: {reason}") from error
     playing = copy_to_play(model, dtype)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     engine = TransformersEngine(

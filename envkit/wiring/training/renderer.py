@@ -44,17 +44,18 @@ def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Render
             template=section.template,
             thinking=section.thinking,
             history=history,
-            eos_ids=_eos_ids(path),
+            eos_ids=_eos_ids(tokenizer, path),
         )
     if section.needing_template:
         raise UsageError(f"{section.needing_template[0]}: is for models with a chat template; {path} has none")
-    return PlainRenderer(tokenizer, history=history)
+    return PlainRenderer(tokenizer, history=history, eos_ids=_eos_ids(tokenizer, path))
 
 
-def _eos_ids(path: str) -> tuple[int, ...]:
-    """Return the tokens that end a model's text by its generation config; none where it has no such file."""
+def _eos_ids(tokenizer: Any, path: str) -> tuple[int, ...]:
+    """Return the tokens that end a model's text by its generation config, if it has such a file, and tokenizer."""
     try:
         eos = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
     except OSError:
-        return ()
-    return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+        eos = None
+    found = eos if isinstance(eos, (list, tuple)) else [eos]
+    return tuple(dict.fromkeys(int(token) for token in (*found, tokenizer.eos_token_id) if token is not None))

@@ -108,7 +108,7 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
     if is_tiny and section.lesson_noise is not None:
         usual["visit_noise"] = section.lesson_noise
     if run.renderer.history != "all":
-        usual["episode_updates"] = 0
+        usual |= {"strung_updates": 0, "episode_updates": 0}
     if kind == "dialogues":
         usual["check_episodes"] = 0
     filled = {key: value for key, value in usual.items() if getattr(section, key) is None}

@@ -37,6 +37,16 @@ def test_an_estimate_is_that_of_the_prompt_alone(tiny_folder: Path) -> None:
     assert len({round(value, 3) for value in whole}) == 3
 
 
+def test_estimates_are_not_rounded_to_bfloat16(tiny_folder: Path) -> None:
+    critic = critic_of(tiny_folder)
+    with torch.no_grad():
+        critic.head.weight.zero_()
+        critic.head.bias.fill_(0.7001)
+    with torch.autocast("cpu", torch.bfloat16):
+        (value,) = critic([sample([1, 5], ([6], ()))]).tolist()
+    assert value == pytest.approx(0.7001, abs=1e-6)
+
+
 def test_what_is_said_later_does_not_change_an_estimate(tiny_folder: Path) -> None:
     critic = critic_of(tiny_folder)
     one = critic([sample([1, 5, 6], ([7], (9,)), ([11], ()))]).tolist()

@@ -210,7 +210,7 @@ def test_a_checkpoint_plays_with_the_prompts_of_its_run(chat_folder: Path, tmp_p
     tasks, host = [Task("W-v0", 0)], ScriptedHost(lambda task, time: [Answer("#P")])
 
     async def play() -> None:
-        async with LocalModel.of_checkpoint(place, Playing()).opened() as player:
+        async with LocalModel.of_checkpoint(place, Playing(), seed=0).opened() as player:
             await player.play(host, tasks, attempts=1, on_episode=episodes.append, skip=())
 
     clock.run(play)
@@ -225,7 +225,7 @@ def refusal(folder: Path) -> str:
     with pytest.raises(UsageError) as caught:
         load_policy(str(folder), device="cpu")
     text = str(caught.value)
-    assert text.startswith(f"engine.model: cannot load {folder}: ")
+    assert text.startswith(f"cannot load {folder}: ")
     assert "\n" not in text
     return text
 
@@ -248,7 +248,7 @@ def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds() ->
     environ = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ)
     assert done.stdout == (
-        "True engine.model: cannot load nobody/none: no such folder or cached model, "
+        "True cannot load nobody/none: no such folder or cached model, "
         "and the hub cannot be reached or has none; name a model folder\n"
     )
 

@@ -101,6 +101,23 @@ def test_a_tokenizer_without_a_token_for_the_tags_has_no_stop_and_frames_the_sam
     assert renderer.action(closed) == "<answer>up</answer>"
 
 
+def test_an_end_of_text_stops_the_policy_where_the_closing_tag_is_several_tokens() -> None:
+    renderer = PlainRenderer(CHAT, eos_ids=[CHAT.eos_token_id])
+    assert renderer.stop == (CHAT.eos_token_id,)
+    ended = (*said("up", CHAT), CHAT.eos_token_id)
+    assert renderer.action(ended) == "<answer>up</answer>"
+    assert words(after(renderer, ended, "a"), CHAT) == "</answer>a\n<answer>"
+    assert PlainRenderer(TOKENIZER, eos_ids=[5]).stop == said("</answer>")
+
+
+def test_a_demonstration_ends_with_the_tag_where_no_token_stops_the_policy() -> None:
+    # Otherwise a policy that imitates it goes on after its move, and its action is no move.
+    renderer = PlainRenderer(CHAT)
+    shown = renderer.demonstrate("<answer>up</answer>")
+    assert words(shown, CHAT) == "up</answer>"
+    assert renderer.action(shown + said("down", CHAT)) == "<answer>up</answer>"
+
+
 # --- Chat ------------------------------------------------------------------------------------------------------------
 
 PLAY = [("you see a wall", "up"), ("\n#P_\n\nmore", "I go <answer>left</answer>"), ("", "right!"), ("ä ö √ 墙", "down")]

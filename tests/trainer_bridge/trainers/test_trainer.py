@@ -13,7 +13,7 @@ import torch
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.algorithms import advantages, catalogue, losses
-from envkit.trainer_bridge.trainers.torch_local import passes
+from envkit.trainer_bridge.trainers.batching import passes
 from envkit.types import Sample
 from tests.golden import slow
 from tests.trainer_bridge.models import sample

@@ -22,9 +22,10 @@ from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import EpisodeRecord, FinishReason, Options, StopReason, Task
 from envkit.wiring.environments import slots
+from envkit.wiring.evaluation.advice import Limits, advice
 from envkit.wiring.evaluation.endpoint import Address, open_endpoint
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
-from envkit.wiring.evaluation.outcomes import Tally
+from envkit.wiring.evaluation.outcomes import Tally, measure, outcome_of
 from envkit.wiring.evaluation.players import Playing, play
 
 LAKE: Options = {"map": "4x4", "instructions": False}
@@ -161,6 +162,7 @@ def test_a_prompt_holds_as_many_turns_as_the_history_allows() -> None:
         (completion("up?</think><answer>down</answer>"), "<answer>down</answer>"),
         (completion("<answer>down</answer>", reasoning_content="<answer>up</answer>"), "<answer>down</answer>"),
         (completion("<think>it goes on and", finish="length"), ""),
+        (completion("<answer>left</answer> <think>or up", finish="length"), ""),
         (completion(None), ""),
     ],
 )
@@ -176,7 +178,7 @@ def test_thoughts_are_no_part_of_the_action_and_are_kept_in_the_record(answer: R
 
 def test_thoughts_stay_in_the_prompt_where_they_are_kept() -> None:
     served = Served(lambda body: completion("<think>hm</think><answer>up</answer>"))
-    played(served, think="keep")
+    played(served, thinking="keep")
     assert served.asked[1]["messages"][1]["content"] == "<think>hm</think><answer>up</answer>"
 
 
@@ -254,6 +256,14 @@ def test_a_chat_that_is_too_long_for_the_model_cuts_the_episode_off() -> None:
     too_long = failure(400, "This model's maximum context length is 64 tokens")
     (episode,) = played(Served(lambda body: too_long, [on_the_way, on_the_way]))
     assert (episode.valid, episode.stop, len(episode.turns)) == (True, StopReason.MAX_TOKENS, 2)
+
+
+def test_an_episode_whose_first_prompt_is_too_long_counts_as_a_failure() -> None:
+    too_long = failure(400, "This model's maximum context length is 64 tokens")
+    outcomes = [[outcome_of(one)] for one in played(Served(lambda body: too_long), episodes=2)]
+    assert measure(outcomes, 1)["success"].mean == 0.0
+    limits = Limits(turn_tokens=7, max_turns=6, max_tokens=None)
+    assert advice(outcomes, limits) == ["cut off: 2 of 2 episodes reached the end of the model's context"]
 
 
 @pytest.mark.parametrize(

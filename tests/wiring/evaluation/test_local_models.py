@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from envkit import config
 from envkit.errors import UsageError
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.wiring.evaluation.local_models import LocalModel
 from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.training.resolve import is_tiny, resolve
 from tests.trainer_bridge.models import write_chat, write_tiny
 
 
@@ -33,7 +35,7 @@ def test_a_tiny_policy_that_envkit_saved_plays_as_it_was_trained(tmp_path: Path)
 
 
 def test_what_the_caller_sets_is_what_plays(tmp_path: Path) -> None:
-    how = {"system": "Be brief.", "think": "cut", "history": 1, "turn_tokens": 5, "max_turns": 3, "batch": 2}
+    how = {"system": "Be brief.", "thinking": "cut", "history": 1, "turn_tokens": 5, "max_turns": 3, "batch": 2}
     run = found(write_chat(tmp_path, seed=1), **how).run
     assert (run.renderer.system, run.renderer.thinking, run.renderer.history) == ("Be brief.", "cut", 1)
     assert (run.rollout.turn_tokens, run.rollout.max_turns, run.env.num_envs) == (5, 3, 2)
@@ -48,3 +50,28 @@ def test_other_weights_under_the_same_name_have_another_identity(tmp_path: Path)
     before = found(write_chat(tmp_path, seed=1)).identity
     assert before == found(tmp_path).identity
     assert before != found(write_chat(tmp_path, seed=2)).identity
+
+
+def test_what_a_checkpoint_draws_follows_from_the_seed_of_the_evaluation_and_not_of_its_run(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints" / "step-1"
+    write_chat(place / "policy", seed=1)
+    run = config.parse({"env": {"id": "FrozenLake-v0"}, "evaluation": {"seed": 5}})
+    (tmp_path / "config.yaml").write_text(config.dump(resolve(run)))
+    assert LocalModel.of_checkpoint(tmp_path, Playing(), seed=8).run.evaluation.seed == 8
+
+
+def test_a_policy_named_by_its_folder_says_that_it_was_trained_on_another_environment(tmp_path: Path) -> None:
+    SavedPolicy(True, "Sokoban-v0", {}).write(write_tiny(tmp_path, seed=1))
+    line = found(tmp_path).mismatch("FrozenLake-v0")
+    assert line.startswith(
+        "warning: the policy was trained on Sokoban-v0 and plays FrozenLake-v0 within these limits: "
+    )
+    assert found(tmp_path).mismatch("Sokoban-v0") == ""
+
+
+def test_a_checkpoint_is_still_tiny_when_the_folder_that_it_began_as_is_gone(tmp_path: Path) -> None:
+    policy = write_tiny(tmp_path / "checkpoints" / "step-1" / "policy", seed=1)
+    SavedPolicy(True, "FrozenLake-v0", {}).write(policy)
+    gone = config.parse({"env": {"id": "FrozenLake-v0"}, "engine": {"model": "./gone"}})
+    (tmp_path / "config.yaml").write_text(config.dump(resolve(gone)))
+    assert is_tiny(LocalModel.of_checkpoint(tmp_path, Playing(), seed=0).run)

@@ -15,7 +15,7 @@ from envkit import clock
 from envkit.errors import UsageError
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.types import EpisodeRecord, Info
+from envkit.types import EpisodeRecord, Info, Options
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
 from envkit.wiring.evaluation.players import Playing
 from envkit.wiring.evaluation.report import EvaluationFolder
@@ -39,6 +39,8 @@ def evaluated(
     attempts: int = 2,
     greedy: bool = False,
     playing: Playing | None = None,
+    split: str = "eval",
+    options: Options | None = None,
 ) -> tuple[Evaluation, list[tuple[int, int]]]:
     """Evaluate with a folder; return what was found and which episodes were played."""
     folder = EvaluationFolder(place, force=force)
@@ -57,8 +59,8 @@ def evaluated(
             episodes=EPISODES,
             attempts=attempts,
             seed=seed,
-            options={"instructions": False} if env_id == "FrozenLake-v0" else {},
-            split="eval",
+            options={"instructions": False, **(options or {})} if env_id == "FrozenLake-v0" else {},
+            split=split,
             display=SilentDisplay(),
             greedy=greedy,
             playing=playing or Playing(),
@@ -163,6 +165,13 @@ def test_other_arguments_are_refused_with_the_difference_and_nothing_is_lost(tmp
         "3, now 4; repeat its command to go on, replace it with --force or choose another folder"
     )
     assert (tmp_path / "found/episodes.jsonl").read_bytes() == before
+
+
+def test_another_way_to_draw_the_levels_of_the_same_split_is_refused(tmp_path: Path) -> None:
+    # Both play levels of eval, and draw others.
+    stopped(tmp_path / "found", after=6)
+    with pytest.raises(UsageError, match='with other arguments: split was "eval", now "any"; '):
+        evaluated(tmp_path / "found", split="any", options={"split": "eval"})
 
 
 def test_force_replaces_an_unfinished_evaluation(tmp_path: Path) -> None:

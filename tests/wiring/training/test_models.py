@@ -57,11 +57,11 @@ def loaded(folder: Path | str) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("smollm2-135m", "engine.model: smollm2-135m is not on this machine; run: "),
-        ("smollm2-135", "engine.model: no model is called 'smollm2-135'; did you mean 'smollm2-135m'?"),
-        ("none.gguf", "engine.model: there is no file none.gguf"),
-        ("./none.gguf", "engine.model: there is no file ./none.gguf"),
-        ("./nowhere", "engine.model: ./nowhere is no model folder (it has no config.json)"),
+        ("smollm2-135m", "smollm2-135m is not on this machine; run: "),
+        ("smollm2-135", "no model is called 'smollm2-135'; did you mean 'smollm2-135m'?"),
+        ("none.gguf", "there is no file none.gguf"),
+        ("./none.gguf", "there is no file ./none.gguf"),
+        ("./nowhere", "./nowhere is no model folder (it has no config.json)"),
     ],
 )
 def test_a_model_that_is_not_here_is_refused_with_what_to_do(cache: Path, name: str, problem: str) -> None:

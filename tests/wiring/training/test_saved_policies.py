@@ -95,6 +95,13 @@ def test_any_other_model_gets_the_defaults_of_a_pretrained_one(tmp_path: Path, c
         assert (run.rollout.turn_tokens, run.warmup.kind, run.engine.dtype) == (128, "none", "bfloat16")
 
 
+@pytest.mark.parametrize("model", [None, "smollm2-135m"])
+def test_prompts_without_the_whole_history_are_learned_from_lessons_of_one_state(model: str | None) -> None:
+    made = resolve(run_of(model, renderer={"history": 1})).warmup
+    assert made.lesson_updates
+    assert (made.strung_updates, made.episode_updates) == (0, 0)
+
+
 @pytest.fixture
 def chat_folder(tmp_path: Path) -> Path:
     return write_chat(tmp_path / "chat", seed=2)
