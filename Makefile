@@ -123,6 +123,12 @@ clean-cache:
 	$(VENV) .venv/peers @tests/parity/peers.txt
 	touch $@
 
+.venv/trl/done: benchmarks/peers_trl.txt
+	$(PYTHON) -m venv .venv/trl
+	.venv/trl/bin/python -m pip --quiet --disable-pip-version-check install torch==2.13.0
+	.venv/trl/bin/python -m pip --quiet --disable-pip-version-check install --requirement benchmarks/peers_trl.txt
+	touch $@
+
 .venv/bench/done: benchmarks/peers.txt tests/parity/peers.txt
 	$(PYTHON) -m venv .venv/bench
 	.venv/bench/bin/python -m pip --quiet --disable-pip-version-check install --requirement benchmarks/peers.txt

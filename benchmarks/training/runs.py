@@ -1,0 +1,76 @@
+"""Training runs for evidence: their curves over the seconds of training, evaluations not counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "smollm2-135m"
+
+Figures = dict[str, Any]
+
+
+def train(example: str, *changes: str) -> Figures:
+    """Run ``examples/EXAMPLE.yaml`` with changed keys; return its curve, and what its last policy comes to.
+
+    The curve has one point an evaluation: the train step, the seconds of training until then (rollouts and updates; the
+    warm-up counts, evaluations and checkpoints do not), and the success on held-out tasks, sampled and greedy.
+    """
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        command = [sys.executable, "-m", "envkit", "train", str(ROOT / "examples" / f"{example}.yaml")]
+        settings = [word for change in changes for word in ("--set", change)]
+        subprocess.run([*command, "--output", str(folder), *settings], check=True)
+        env_id = json.loads((folder / "summary.json").read_text())["env_id"]
+        return {**figures(folder), "at the end": evaluate(f"checkpoint:{folder}", env_id)}
+
+
+def figures(folder: Path) -> Figures:
+    """Return what a run's folder says."""
+    summary = json.loads((folder / "summary.json").read_text())
+    warmup_s = summary["warmup"]["wall_s"] if summary["warmup"] else 0.0
+    seconds = [0.0]
+    for step in rows(folder / "metrics.jsonl"):
+        seconds.append(seconds[-1] + step["rollout_s"] + step["update_s"])
+    curve = [
+        {
+            "train_step": point["step"],
+            "training_s": round(warmup_s + seconds[point["step"]], 1),
+            "sampled": round(point["eval_success"], 4),
+            "greedy": round(point["eval_greedy"], 4),
+        }
+        for point in rows(folder / "evaluations.jsonl")
+    ]
+    return {"policy": summary["policy"], "warmup_s": warmup_s, "wall_s": summary["wall_s"], "curve": curve}
+
+
+def evaluate(policy: str, env_id: str, *words: str) -> Figures:
+    """Return the sampled success of a policy on held-out tasks, and the share of its answers that are valid."""
+    command = [sys.executable, "-m", "envkit", "eval", env_id, "--policy", policy, "--json", *words]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    metrics = json.loads(done.stdout)["metrics"]
+    return {
+        "success": metrics["success"],
+        "valid_answers": metrics["action_is_valid"],
+    }
+
+
+def rows(path: Path) -> list[Figures]:
+    """Return the objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def reached(curve: Sequence[Figures], success: float) -> float | None:
+    """Return the seconds of training until an evaluation first found at least this sampled success."""
+    return next((point["training_s"] for point in curve if point["sampled"] >= success), None)
+
+
+def success_within(curve: Sequence[Figures], seconds: float) -> float:
+    """Return the last sampled success that was measured within so many seconds of training."""
+    return [point["sampled"] for point in curve if point["training_s"] <= seconds][-1]
