@@ -368,17 +368,19 @@ def _nucleus(weight_BV: Tensor, requests: list[_Request]) -> Tensor:
     return torch.zeros_like(weight_BV).scatter(1, order_BV, sorted_BV.masked_fill(dropped_BV, 0.0))
 
 
-def open_model(path: str, *, device: str, is_local: bool) -> Any:
-    """Load a causal language model in float32: updates of 1e-6 are lost in the rounding of anything narrower.
+def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32") -> Any:
+    """Load a causal language model.
 
     Args:
         path: Folder, or name on the hub.
         device: ``"cpu"`` or ``"cuda"``.
         is_local: Whether to look only on this machine, cached models of the hub included.
+        dtype: Of the weights; float32 for what is trained, since updates of 1e-6 are lost in the rounding of less.
     """
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=is_local)
+    found = getattr(torch, dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=found, local_files_only=is_local)
     return model.to(device).eval()
 
 

@@ -94,6 +94,7 @@ class TorchTrainer:
         self._samples: list[Sample] = []
         self.version = 0
         self._scorer = self._score_with(model)
+        self._reference_scorer = None if reference is None else self._score_with(reference)
         self._optimizer = adamw(
             model, settings.learning_rate, weight_decay=settings.weight_decay, is_fused=settings.is_large
         )
@@ -353,10 +354,11 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _reference_logps(self, samples: Sequence[Sample]) -> list[list[float]]:
+        assert self._reference_scorer is not None
         found: list[list[float]] = [[] for _ in samples]
-        scorer = self._score_with(self._reference)
         for part in self._passes(samples, range(len(samples))):
-            logps = iter(scorer.score([[samples[number] for number in row] for row in part]).logp_N.tolist())
+            scored = self._reference_scorer.score([[samples[number] for number in row] for row in part])
+            logps = iter(scored.logp_N.tolist())
             for number in (number for row in part for number in row):
                 found[number] = [next(logps) for _ in range(sum(samples[number].mask))]
         return found

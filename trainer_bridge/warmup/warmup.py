@@ -24,6 +24,7 @@ from ..stopping import Stop
 from ..threads import torch_threads
 from ..trainers.batching import flat, passes, said
 from ..trainers.checkpoint import UNREADABLE
+from ..trainers.optimizer import adamw
 from ..trainers.token_logps import TokenScorer, token_logps
 from .demonstrations import Lesson, unscored_sample
 
@@ -181,7 +182,7 @@ def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimize
     From nothing, Muon learns the lake's holes in far fewer updates than AdamW alone (`docs/train.md`).
     """
     if is_pretrained:
-        return [torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)]
+        return [adamw(model, 0.0, is_fused=True)]
     embeddings = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     inner = [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in embeddings]
     outer = [weight for weight in model.parameters() if weight.ndim != 2 or id(weight) in embeddings]

@@ -123,6 +123,7 @@ class LocalModel:
             threads=playing_threads(self.run),
             renderer=self.run.renderer,
             is_large=not is_tiny(self.run),
+            is_trained=False,
         )
         yield LocalPlayer(await clock.to_thread(load), self.run, self.greedy)
 

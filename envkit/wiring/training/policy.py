@@ -179,8 +179,9 @@ def load_policy(
     threads: int = 0,
     renderer: RendererSection = _DEFAULT_RENDERER,
     is_large: bool = False,
+    is_trained: bool = True,
 ) -> Policy:
-    """Load a model folder, or a name of the hub, twice: in float32 to train, and in `dtype` to play.
+    """Load a model folder, or a name of the hub: once in `dtype` to play, and once more in float32 if it is trained.
 
     `threads` of torch play; 0 leaves their number as it is. `is_large` saves time at play, see `TransformersEngine`.
 
@@ -192,16 +193,16 @@ def load_policy(
     is_local = is_folder or not _hub_has(path)
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local)
-        model = open_model(path, device=device, is_local=is_local)
+        model = open_model(path, device=device, is_local=is_local, dtype="float32" if is_trained else dtype)
     except (OSError, ValueError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if is_local and not is_folder:
             reason = "no such folder or cached model, and the hub cannot be reached or has none; name a model folder"
         raise UsageError(f"cannot load {path}: {reason}") from error
-    playing = copy_to_play(model, dtype)
+    playing, source = (copy_to_play(model, dtype), model) if is_trained else (model, None)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     engine = TransformersEngine(
-        playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads, is_large=is_large, source=model
+        playing, pad_id=pad_id, batch_tokens=batch_tokens, threads=threads, is_large=is_large, source=source
     )
     count = sum(weight.numel() for weight in model.parameters())
     kind = type(model).__name__
