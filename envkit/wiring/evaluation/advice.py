@@ -32,8 +32,6 @@ def advice(tasks: Sequence[Sequence[Outcome]], limits: Limits) -> list[str]:
     """Return what about a language model's play says more of its form than of its skill, each with what to try."""
     valid = [one for task in tasks for one in task if one.error is None]
     usage = total_usage(tasks)
-    if not usage.completions:
-        return []
     stops = {
         StopReason.MAX_TURNS: f"--max-turns ({limits.max_turns})",
         StopReason.MAX_TOKENS: "the end of the model's context"
@@ -46,6 +44,8 @@ def advice(tasks: Sequence[Sequence[Outcome]], limits: Limits) -> list[str]:
         share_cut = usage.cut / usage.completions
         parts.append(f"{share_cut:.1%} of the answers reached --turn-tokens ({limits.turn_tokens})")
     lines = [f"cut off: {', '.join(parts)}"] if parts else []
+    if not usage.completions:
+        return [*lines, "no prompt left room for an answer: raise --max-tokens, or shorten the prompt"] if lines else []
     if usage.cut >= usage.completions * _MANY_CUT:
         lines.append("most answers were cut off: raise --turn-tokens, or ask for shorter answers with --system")
     forms = [one.metrics[VALID] for one in valid if VALID in one.metrics]
