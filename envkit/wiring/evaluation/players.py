@@ -130,7 +130,7 @@ class RandomPlayer:
         if not observation.legal_moves:
             raise UsageError(
                 f"{self.env_id} lists no legal moves that a random policy could choose from; take --policy expert, "
-                "if it has one, or --policy checkpoint:DIR after training, or put legal_moves into its info"
+                "if it has one, or a language model (--policy model:NAME-OR-PATH), or put legal_moves into its info"
             )
         move = observation.legal_moves[int(rng.random() * len(observation.legal_moves))]
         return move if self.expert is None else self.expert.answer(move)
