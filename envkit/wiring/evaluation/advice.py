@@ -45,7 +45,8 @@ def advice(tasks: Sequence[Sequence[Outcome]], limits: Limits) -> list[str]:
         parts.append(f"{share_cut:.1%} of the answers reached --turn-tokens ({limits.turn_tokens})")
     lines = [f"cut off: {', '.join(parts)}"] if parts else []
     if not usage.completions:
-        return [*lines, "no prompt left room for an answer: raise --max-tokens, or shorten the prompt"] if lines else []
+        remedy = "shorten the prompt" if limits.max_tokens is None else "raise --max-tokens, or shorten the prompt"
+        return [*lines, f"no prompt left room for an answer: {remedy}"] if lines else []
     if usage.cut and usage.cut >= usage.completions * _MANY_CUT:
         lines.append("most answers were cut off: raise --turn-tokens, or ask for shorter answers with --system")
     forms = [one.metrics[VALID] for one in valid if VALID in one.metrics]

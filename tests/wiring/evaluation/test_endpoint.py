@@ -263,7 +263,10 @@ def test_an_episode_whose_first_prompt_is_too_long_counts_as_a_failure() -> None
     outcomes = [[outcome_of(one)] for one in played(Served(lambda body: too_long), episodes=2)]
     assert measure(outcomes, 1)["success"].mean == 0.0
     limits = Limits(turn_tokens=7, max_turns=6, max_tokens=None)
-    assert advice(outcomes, limits) == ["cut off: 2 of 2 episodes reached the end of the model's context"]
+    assert advice(outcomes, limits) == [
+        "cut off: 2 of 2 episodes reached the end of the model's context",
+        "no prompt left room for an answer: shorten the prompt",
+    ]
 
 
 @pytest.mark.parametrize(

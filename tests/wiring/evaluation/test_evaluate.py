@@ -208,7 +208,7 @@ def test_a_server_that_goes_away_is_named(tmp_path: Path) -> None:
 
 
 def test_a_random_player_needs_legal_moves() -> None:
-    said = r"^Odd-v0 lists no legal moves .*; take --policy expert, if it has one, or --policy checkpoint:DIR"
+    said = r"^Odd-v0 lists no legal moves .*; take --policy expert, if it has one, or a language model"
     with pytest.raises(UsageError, match=said):
         RandomPlayer("Odd-v0", None).choose(Observation("?"), random.Random(0))
 
