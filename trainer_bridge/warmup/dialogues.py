@@ -73,18 +73,9 @@ def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -
     """
     samples: list[Sample] = []
     skipped = 0
-    try:
-        lines = path.expanduser().read_bytes().splitlines()
-    except OSError as error:
-        raise UsageError(f"warmup.file: {path}: {error.strerror or error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, messages in parse_dialogues(path):
         try:
-            messages = msgspec.json.decode(line, type=_Line).messages
-            ids, mask = renderer.dialogue([{"role": one.role, "content": one.content} for one in messages])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"warmup.file: {path}, line {number} is not a dialogue: {error}") from None
+            ids, mask = renderer.dialogue(messages)
         except UsageError as error:
             raise UsageError(f"warmup.file: {path}, line {number}: {error.detail}") from None
         if len(ids) > max_tokens:
@@ -95,3 +86,25 @@ def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -
         why = f"all {skipped} are longer than rollout.max_tokens ({max_tokens})" if skipped else "it is empty"
         raise UsageError(f"warmup.file: {path} holds no dialogue to learn from: {why}")
     return Dialogues(samples, skipped)
+
+
+def parse_dialogues(path: Path) -> list[tuple[int, list[dict[str, str]]]]:
+    """Return the messages of each dialogue in a file, with the number of its line.
+
+    Raises:
+        UsageError: The file cannot be read, or a line is not a dialogue.
+    """
+    try:
+        lines = path.expanduser().read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"warmup.file: {path}: {error.strerror or error}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            messages = msgspec.json.decode(line, type=_Line).messages
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"warmup.file: {path}, line {number} is not a dialogue: {error}") from None
+        found.append((number, [{"role": one.role, "content": one.content} for one in messages]))
+    return found

@@ -10,6 +10,7 @@ from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
 from envkit.installation import EXTRAS, why_missing
 from envkit.sandbox.bubblewrap.backend import why_unavailable
 from envkit.sandbox.docker import backend as docker
+from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
 from envkit.wiring import environments
 from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
 from envkit.wiring.training.resolve import algorithm_of, is_tiny
@@ -154,6 +155,10 @@ def _check_warmup(run: RunConfig) -> None:
             raise ConfigError(["warmup.kind: dialogues need a model with a chat template; name one in engine.model"])
         if section.file is None or not Path(section.file).expanduser().is_file():
             raise ConfigError([f"warmup.file: dialogues need a file of JSON lines, got {section.file}"])
+        try:
+            parse_dialogues(Path(section.file))
+        except UsageError as error:
+            raise ConfigError([error.detail]) from None
     elif section.strung_updates and run.renderer.history != "all":
         reason = "strung lessons are turns of one history, and renderer.history keeps only some; take 0"
         raise ConfigError([f"warmup.strung_updates: {reason}"])

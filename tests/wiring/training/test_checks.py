@@ -106,6 +106,10 @@ def test_the_shortest_file_has_no_problem() -> None:
             {"warmup": {"kind": "dialogues", "file": "no.jsonl"}, "engine": {"model": "a/b"}},
             "warmup.file: dialogues need a file of JSON lines, got no.jsonl",
         ),
+        (
+            {"warmup": {"kind": "dialogues", "file": "pyproject.toml"}, "engine": {"model": "a/b"}},
+            "warmup.file: pyproject.toml, line 1 is not a dialogue: ",
+        ),
         ({"warmup": {"file": "no.jsonl"}}, "warmup.file: goes with kind dialogues, not with auto"),
         (
             {"warmup": {"strung_updates": 5}, "renderer": {"history": 2}, "engine": {"model": "a/b"}},
