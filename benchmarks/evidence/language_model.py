@@ -8,7 +8,7 @@ memory  Peak of one update with 4,096 tokens a pass: of the model, with and with
       layers of its width beyond weights, gradients and optimiser state, with vocabularies of 1,000 and 152,000.
 sums  ``examples/llm-arithmetic.yaml`` (GRPO) with three seeds, REINFORCE and PPO with one each: reward alone. Beside
       them the untrained model with 64 tokens an answer and three prompts, and how many of its answers hold a number
-      at all, so that the form of an answer and arithmetic are told apart.
+      at all, which separates the form of an answer from arithmetic.
 lake  ``examples/llm-lake.yaml``: imitation, then reward, one board at a time; beside it imitation alone for as many
       seconds, and whole histories.
 trl   Seconds until the sums reach the same held-out success, beside TRL's GRPOTrainer, unmodified, in a virtual

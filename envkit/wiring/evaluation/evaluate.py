@@ -170,8 +170,8 @@ async def evaluate(
         playing: How a language model plays.
         kept: Called with what was asked for, before anything is played; returns the episodes that an earlier part of
             this evaluation finished.
-        on_episode: Called with every episode as it ends, void ones included, in no particular order. One that was void
-            may come again.
+        on_episode: Called with every episode as it ends, void ones included, in no particular order. A void
+            episode is played again and then reported again.
 
     Raises:
         UnknownEnvError: No such environment.

@@ -143,7 +143,7 @@ class Tally:
         return self._count - before
 
     def add(self, episode: EpisodeRecord) -> None:
-        """Take in an episode that has ended; one that was void may come again."""
+        """Count a finished episode; a void one is replaced when it was played again."""
         before = self._count
         self._put(episode)
         if self._on_episode is not None:
