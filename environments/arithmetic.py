@@ -82,7 +82,7 @@ def _check_operations(value: object) -> None:
         raise OptionError("operations", f"must be some of {_OPERATORS}, each once, got {value!r}")
 
 
-class Problem(NamedTuple):
+class ArithmeticProblem(NamedTuple):
     """A problem.
 
     Attributes:
@@ -99,7 +99,7 @@ class Problem(NamedTuple):
 @lru_cache(maxsize=4096)
 def draw_problem(
     seed: int, operations: str, terms: int, operands: tuple[int, int], split: Split | None, held_out: float
-) -> Problem:
+) -> ArithmeticProblem:
     """Return the problem of `seed`: the same in every process. See `ArithmeticOptions` for the arguments.
 
     Raises:
@@ -116,7 +116,7 @@ def draw_problem(
         products = _products(text)
         answer = _value(products)
         if answer is not None and (split is None or split_by_share(_canonical(products), held_out) == split):
-            return Problem(text, answer, len(str(max(numbers))))
+            return ArithmeticProblem(text, answer, len(str(max(numbers))))
     kind = f"operations={operators!r}, terms={terms}, operands={list(operands)}"
     if split is None:
         raise OptionError("operations", f"found no problem with exact divisions for {kind}; widen operands")
@@ -145,7 +145,7 @@ class Arithmetic(gymnasium.Env[str, str]):
         self.action_space = Utf8Text(_MAX_ANSWER)
         self._usual = override(ArithmeticOptions(), options)
         self._first, self._episode = -1, -1
-        self._problem: Problem | None = None
+        self._problem: ArithmeticProblem | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Ask the question of `seed`, or without one the question that follows the last."""

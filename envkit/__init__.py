@@ -15,20 +15,20 @@ from envkit.types import Observation, Reset, Step, Task
 
 if TYPE_CHECKING:
     from envkit.http.client.env_client import EnvClient
-    from envkit.wiring.env_check import Verdict, check_env
+    from envkit.wiring.env_check import CheckResult, check_env
     from envkit.wiring.environments import make, make_vec, registered
     from envkit.wiring.sandboxes.blocking import open_sandbox, open_sandbox_async
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckResult",
     "EnvClient",
     "EnvSpec",
     "Observation",
     "Reset",
     "Step",
     "Task",
-    "Verdict",
     "check_env",
     "make",
     "make_vec",
@@ -40,7 +40,7 @@ __all__ = [
 
 _LATE = {
     "EnvClient": "envkit.http.client.env_client",
-    "Verdict": "envkit.wiring.env_check",
+    "CheckResult": "envkit.wiring.env_check",
     "check_env": "envkit.wiring.env_check",
     "make": "envkit.wiring.environments",
     "make_vec": "envkit.wiring.environments",

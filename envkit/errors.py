@@ -186,7 +186,7 @@ class CapacityError(EnvkitError):
     retry = True
 
 
-class UnrecordedError(EnvkitError):
+class LeaseNotPersistedError(EnvkitError):
     """The server cannot write down what it would give, and so does not give it; its disk may be full.
 
     The same call may succeed later, once who runs the server has seen to that.
@@ -278,7 +278,7 @@ class UnsupportedError(EnvkitError):
     status = 501
 
 
-class OutOfReachError(EnvkitError):
+class SearchLimitError(EnvkitError):
     """A search came to its bound before it knew the answer; a larger bound may find it."""
 
     code = "out_of_reach"

@@ -10,7 +10,7 @@ import anyio
 
 from envkit.errors import UnreachableError
 from envkit.fleet import FleetHost
-from envkit.protocols import LastingEpisode
+from envkit.protocols import ResumableEpisode
 from envkit.restarts import RestartBudget
 from envkit.types import Cause, Observation, Reset, Step, Task
 from tests.causes import cause
@@ -50,11 +50,11 @@ class Box:
     async def health(self) -> None:
         self._check()
 
-    async def pulse(self) -> None:
+    async def heartbeat(self) -> None:
         self._check()
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         if self.is_dying:
             self.die("killed by signal 9")
         self._check()
@@ -90,7 +90,7 @@ class Echo:
         reward = float("nan") if action == "nothing" else float(len(self.said))
         return Step(Observation(" ".join(self.said)), reward, len(self.said) > 8, False, {"box": self.box.id})
 
-    async def again(self, action: str) -> Step:
+    async def repeat_step(self, action: str) -> Step:
         raise NotImplementedError
 
 
@@ -100,7 +100,7 @@ async def connect(box: object) -> AsyncIterator[Box]:
     yield box
 
 
-def fleet_of(*boxes: Box, at_once: int = 1, slots_per_box: int = 1, is_replayable: bool = True) -> FleetHost:
+def fleet_of(*boxes: Box, at_once: int = 1, slots_per_sandbox: int = 1, is_replayable: bool = True) -> FleetHost:
     queue = list(boxes)
 
     async def start() -> Box:
@@ -110,7 +110,7 @@ def fleet_of(*boxes: Box, at_once: int = 1, slots_per_box: int = 1, is_replayabl
         start,
         connect,
         boxes=at_once,
-        slots_per_box=slots_per_box,
+        slots_per_sandbox=slots_per_sandbox,
         restarts=PLENTY,
         replayable=lambda env_id: is_replayable and env_id == TASK.env_id,
     )

@@ -9,7 +9,7 @@ from envkit import clock
 from envkit.http.sessions.table import SessionTable
 from envkit.types import Observation, Options, Reset, Step, Task
 from envkit.vector import SlotHost
-from tests.http.worlds import Sleeper
+from tests.http.envs import Sleeper
 
 SPIN_S = 2e-4
 

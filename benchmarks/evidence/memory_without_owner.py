@@ -21,7 +21,7 @@ from record import Evidence, parser
 
 from envkit import clock
 from envkit.errors import SandboxLostError
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.docker.images import OFFLINE_BASE
@@ -92,7 +92,7 @@ async def attacked(backend: LocalBackend | DockerBackend, hog: str, memory_mib: 
     """Return what became of a sandbox and of its grader once the agent has run `hog`."""
     image = OFFLINE_BASE if isinstance(backend, DockerBackend) else None
     box = await backend.start(SandboxSpec(image=image, untrusted=True, memory_mib=memory_mib))
-    assert isinstance(box, Box)
+    assert isinstance(box, AgentSandbox)
     found: Figures = {"cause": None, "grader_exit_code": None, "grader_s": None, "agent_after": None}
     began = clock.stopwatch()
     try:
@@ -112,7 +112,7 @@ async def attacked(backend: LocalBackend | DockerBackend, hog: str, memory_mib: 
     return found
 
 
-async def _most_mib(box: Box) -> int:
+async def _most_mib(box: AgentSandbox) -> int:
     """Return how many MiB the sandbox has in use once that grows no more."""
     most, quiet = 0, 0
     with anyio.move_on_after(FILL_S):

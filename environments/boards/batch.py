@@ -18,7 +18,7 @@ _CODES_1 = np.array([CODES], np.uint8)
 _WAYS_1 = np.array([3])
 
 
-class Played(NamedTuple):
+class PlayedMoves(NamedTuple):
     """What one move each did.
 
     Attributes:
@@ -34,7 +34,7 @@ class Played(NamedTuple):
     over_N: NDArray[np.bool_]
 
 
-class Batch(ABC):
+class BoardBatch(ABC):
     """N boards that move together.
 
     Attributes:
@@ -53,7 +53,7 @@ class Batch(ABC):
         self._writing = _Writing(physics.symbols, num_boards, side)
 
     @abstractmethod
-    def play(self, action_N: NDArray[np.int64]) -> Played:
+    def play(self, action_N: NDArray[np.int64]) -> PlayedMoves:
         """Play one action on every board; `STAY` does nothing."""
 
     def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
@@ -75,7 +75,7 @@ class Batch(ABC):
         return self._writing.write(self.codes(rows_R), symbols)
 
 
-class Pushing(Batch):
+class Pushing(BoardBatch):
     """Boards of which a move changes what is ahead and what is beyond."""
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
@@ -83,7 +83,7 @@ class Pushing(Batch):
         self._ahead, self._beyond = _neighbours(side)
         self._is_deadly = bool(physics.fatal)
 
-    def play(self, action_N: NDArray[np.int64]) -> Played:
+    def play(self, action_N: NDArray[np.int64]) -> PlayedMoves:
         tables, cells = self._tables, self._cells_NS.reshape(-1)
         way_N = self.here_N << _WAYS_1
         way_N += action_N
@@ -109,10 +109,10 @@ class Pushing(Batch):
         self.left_N -= gain_N
         won_N = self.left_N == 0
         over_N = won_N | tables.is_fatal_S.take(arrived_N) if self._is_deadly else won_N.copy()
-        return Played(moved_N, gain_N, won_N, over_N)
+        return PlayedMoves(moved_N, gain_N, won_N, over_N)
 
 
-class Walking(Batch):
+class Walking(BoardBatch):
     """Boards that a move changes only by where the player is: nothing but the edge stops it, and one wanted cell wins.
 
     The cells are kept as they are without a player.
@@ -144,7 +144,7 @@ class Walking(Batch):
         if len(levels.cells_RS) == 1 and len(rows_R) == len(self.here_N):
             self._map = self._map_of(levels)
 
-    def play(self, action_N: NDArray[np.int64]) -> Played:
+    def play(self, action_N: NDArray[np.int64]) -> PlayedMoves:
         way_N = self.here_N << _WAYS_1
         way_N += action_N
         ahead_N = self._ahead.take(way_N)
@@ -157,7 +157,7 @@ class Walking(Batch):
             self._shown_N = self._arrived_S.take(found_N)
             won_N, over_N = self._wins_S.take(found_N), self._ends_S.take(found_N)
         self.left_N = (~won_N).astype(np.int16)
-        return Played(moved_N, won_N.astype(np.int16), won_N, over_N)
+        return PlayedMoves(moved_N, won_N.astype(np.int16), won_N, over_N)
 
     def codes(self, rows_R: NDArray[np.int64] | None = None) -> NDArray[np.uint8]:
         if self._map is not None:
@@ -190,7 +190,7 @@ class _Map(NamedTuple):
     codes_SS: NDArray[np.uint8]
 
 
-def batch_of(physics: Physics, num_boards: int, side: int) -> Batch:
+def batch_of(physics: Physics, num_boards: int, side: int) -> BoardBatch:
     """Return boards that play by `physics`."""
     return (Pushing if physics.reach == 2 else Walking)(physics, num_boards, side)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class EpisodeTerms(NamedTuple):
+class BatchParams(NamedTuple):
     """The numbers that an episode is played by.
 
     Attributes:
@@ -34,8 +34,8 @@ class EpisodeTerms(NamedTuple):
     notices: bool
 
 
-class Terms(NamedTuple):
-    """The same for many boards, see `EpisodeTerms`: of shape [1], or [N] for boards that differ."""
+class EpisodeParams(NamedTuple):
+    """The same for many boards, see `BatchParams`: of shape [1], or [N] for boards that differ."""
 
     limit: NDArray[Any]
     slip: NDArray[Any]
@@ -49,7 +49,7 @@ class Terms(NamedTuple):
 
 
 class Rewards(NamedTuple):
-    """See `EpisodeTerms`."""
+    """See `BatchParams`."""
 
     move: float = 0.0
     progress: float = 0.0
@@ -66,15 +66,15 @@ class Matters(NamedTuple):
     unfinished: bool
 
 
-def matters_of(terms: Terms) -> Matters:
+def matters_of(terms: EpisodeParams) -> Matters:
     slip, penalty, unfinished = (bool(np.any(term)) for term in (terms.slip, terms.penalty, terms.unfinished))
     rewards = bool(np.any(terms.move) or np.any(terms.progress) or np.any(terms.won != 1))
     return Matters(rewards, slip, penalty, unfinished)
 
 
-def as_arrays(terms: EpisodeTerms) -> Terms:
+def as_arrays(terms: BatchParams) -> EpisodeParams:
     """Return the terms as arrays of one each: NumPy is quicker with them than with numbers."""
-    return Terms(*(np.array([term]) for term in terms))
+    return EpisodeParams(*(np.array([term]) for term in terms))
 
 
 SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..options import check_boolean, check_choice, check_integer, check_number, check_symbols
 from ..split import SPLITS, Split
-from .episode_params import EpisodeTerms, Rewards
+from .episode_params import BatchParams, Rewards
 from .physics import Physics
 
 MANY_MOVES = "{count} moves at most, joined by ||, like this: <answer>up || left</answer>"
@@ -144,9 +144,9 @@ class BoardGame(ABC, Generic[OptionsT]):
         """Return how many levels there are; None when every seed has its own. `draw` then takes their numbers."""
         return options.num_levels
 
-    def terms(self, options: OptionsT) -> EpisodeTerms:
+    def terms(self, options: OptionsT) -> BatchParams:
         """Return the numbers that an episode with these options is played by."""
-        return EpisodeTerms(
+        return BatchParams(
             options.move_limit,
             float(self.slip(options)),
             float(options.format_penalty),

@@ -29,7 +29,7 @@ class Drawn(NamedTuple):
     facts: dict[str, NDArray[np.int64]]
 
 
-class Shelf:
+class LevelCache:
     """Where levels come from, for one choice of options. Where their number is bounded, each is drawn only once."""
 
     def __init__(self, game: BoardGame[Any], options: Any) -> None:

@@ -24,7 +24,7 @@ CODES = 8
 Rule = Callable[[str, str], "tuple[str, str] | None"]
 
 
-class _Outcome(NamedTuple):
+class _MoveOutcome(NamedTuple):
     ahead: str
     beyond: str | None  # None when it stays as it is
     gain: int
@@ -82,13 +82,15 @@ class Physics:
         self.fatal = fatal
         self.reach = reach
         self._left = dict(players)
-        self._outcomes: dict[str, _Outcome] = {}
+        self._outcomes: dict[str, _MoveOutcome] = {}
         for ahead in symbols:
             for beyond in symbols + EDGE:
                 after = None if ahead in players else rule(ahead, beyond)
                 if after is not None:
                     gain = (ahead + beyond).count(wanted) - "".join(after).count(wanted)
-                    self._outcomes[ahead + beyond] = _Outcome(after[0], after[1] if after[1] != beyond else None, gain)
+                    self._outcomes[ahead + beyond] = _MoveOutcome(
+                        after[0], after[1] if after[1] != beyond else None, gain
+                    )
 
     def find_player(self, board: str) -> int:
         """Return the player's cell; -1 when there is none."""

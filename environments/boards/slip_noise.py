@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from ..board import MOVES
 from ..counter_rng import chance_B, chances_of_B
-from .episode_params import SIDES, Terms
+from .episode_params import SIDES, EpisodeParams
 
 _AHEAD = 32
 """Moves whose chances are made at once: one move at a time they would cost as much as the rest of a step."""
 
 
-class Slips:
+class SlipNoise:
     """Turns the moves of N boards as `terms.slipped` turns one, by the chances of each board's seed.
 
     Args:
@@ -37,7 +37,7 @@ class Slips:
         """Make chances anew before they are used: seeds, moves or terms are others than they were."""
         self._turns_left = 0
 
-    def turn(self, action_N: NDArray[np.int64], moves_N: NDArray[np.int64], terms: Terms) -> NDArray[np.int64]:
+    def turn(self, action_N: NDArray[np.int64], moves_N: NDArray[np.int64], terms: EpisodeParams) -> NDArray[np.int64]:
         """Return where the moves go.
 
         Args:
@@ -53,7 +53,7 @@ class Slips:
         turned_N: NDArray[np.int64] = _TURNS.take(turn_N)
         return turned_N
 
-    def _look_ahead(self, moves_N: NDArray[np.int64], terms: Terms) -> None:
+    def _look_ahead(self, moves_N: NDArray[np.int64], terms: EpisodeParams) -> None:
         count_NK = np.add.outer(moves_N.astype(np.uint32), np.arange(_AHEAD).astype(np.uint32))
         chance_NK = chance_B(self._first_N[:, None], self._stride_N[:, None], count_NK)
         low_N1, high_N1 = (_bound(share)[:, None] for share in (terms.slip / 2, 1 - terms.slip / 2))

@@ -23,12 +23,12 @@ from ..options import check_choice
 from .actions import read_answers, read_indices
 from .batch import batch_of
 from .env import RENDER_MODES, BoardEnv, change, choose, show, spaces_of, unreadable
-from .episode_params import Terms, as_arrays, matters_of
+from .episode_params import EpisodeParams, as_arrays, matters_of
 from .game import BoardGame, BoardOptions
-from .level_cache import Drawn, Shelf
+from .level_cache import Drawn, LevelCache
 from .physics import STAY
 from .pictures import paint
-from .slip_noise import Slips
+from .slip_noise import SlipNoise
 
 _BITS = (1 << 64) - 1
 
@@ -74,10 +74,10 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._is_grid = observation == "grid"
         self._is_text = action == "text"
         self._batch = batch_of(self.game.physics, num_envs, self._usual.side)
-        self._shelf = Shelf(self.game, self._usual)
+        self._shelf = LevelCache(self.game, self._usual)
         self._usual_terms = self._terms = as_arrays(self.game.terms(self._usual))
         self._matters = matters_of(self._terms)
-        self._slips = Slips(num_envs)
+        self._slips = SlipNoise(num_envs)
         self._firsts: list[Any] = [None] * num_envs  # the seed of each row's last reset with one; None before
         self._first_N = np.zeros(num_envs, np.uint64)  # the same, spread
         self._episode_N = np.full(num_envs, -1)
@@ -111,7 +111,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
                 raise OptionError(name, "is the same for all copies; choose it in make_vec, or take mode='sync'")
         seeds = _seeds(seed, self.num_envs)
         rows_R = np.flatnonzero(mask_N)
-        shelf = self._shelf if chosen is self._usual else Shelf(self.game, chosen)
+        shelf = self._shelf if chosen is self._usual else LevelCache(self.game, chosen)
         begun = [self._next(row, seeds[row]) for row in rows_R.tolist()]
         level_seeds = [episode_seed(first, episode) for first, episode in begun]
         drawn = shelf.draw(level_seeds, spread_B(np.array([seed & _BITS for seed in level_seeds], np.uint64)))
@@ -171,7 +171,9 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         boards = self._batch.texts(self.game.physics.symbols)
         return tuple(show(board, self.game, self._usual, self.render_mode) for board in boards)
 
-    def _play(self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_], played_N: NDArray[np.bool_]) -> _Turn:
+    def _play(
+        self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_], played_N: NDArray[np.bool_]
+    ) -> _StepArrays:
         """Play a turn of one move or several, in the rows that play."""
         terms = self._terms
         turn = self._move(action_NT[:, 0], played_N)
@@ -191,7 +193,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             turn.reward_N[unread_N] -= np.broadcast_to(terms.penalty, self.num_envs)[unread_N]
         return turn
 
-    def _move(self, action_N: NDArray[np.int64], playing_N: NDArray[np.bool_]) -> _Turn:
+    def _move(self, action_N: NDArray[np.int64], playing_N: NDArray[np.bool_]) -> _StepArrays:
         """Play one move; rows that do not play stay, and nothing is rewarded there."""
         terms = self._terms
         if self._matters.slip:
@@ -207,7 +209,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             if playing_N is not self._all_N:
                 reward_N *= playing_N
         truncated_N = np.greater(self._ticks_N >= self._deadline_N, over_N)
-        return _Turn(reward_N, over_N, truncated_N, moved_N, won_N)
+        return _StepArrays(reward_N, over_N, truncated_N, moved_N, won_N)
 
     def _read(self, actions: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the numbers of the moves of every turn [N, T], -1 where there are no more, and which could be read."""
@@ -307,12 +309,12 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         legal_N[~mask_N] = None
         return legal_N
 
-    def _set_terms(self, rows_R: NDArray[np.int64], terms: Terms) -> None:
+    def _set_terms(self, rows_R: NDArray[np.int64], terms: EpisodeParams) -> None:
         """Play the rows by `terms`. They become arrays when they first differ from the usual ones."""
         if self._terms is self._usual_terms:
             if terms is self._usual_terms:
                 return
-            self._terms = Terms(*(np.repeat(term, self.num_envs) for term in self._usual_terms))
+            self._terms = EpisodeParams(*(np.repeat(term, self.num_envs) for term in self._usual_terms))
         for term_N, term in zip(self._terms, terms, strict=True):
             term_N[rows_R] = term
         self._matters = matters_of(self._terms)
@@ -341,7 +343,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return self._batch.grids() if self._is_grid else tuple(self._texts)
 
 
-class _Turn(NamedTuple):
+class _StepArrays(NamedTuple):
     """What a turn brought."""
 
     reward_N: NDArray[np.float64]

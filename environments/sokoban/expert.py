@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from envkit.errors import OutOfReachError
+from envkit.errors import SearchLimitError
 from envkit.types import JSON, Observation
 
 from ..board import find_board
 from .rules import SYMBOLS
-from .search import Position, Room, read_position, search_back
+from .search import Position, PushGraph, read_position, search_back
 from .solver import MAX_STATES, first_steps
 
 
@@ -51,7 +51,7 @@ class SokobanExpert:
         if depths is None:
             try:
                 steps = first_steps(position, self._max_states)
-            except OutOfReachError:
+            except SearchLimitError:
                 return ()
         else:
             depth = depths.get(state, 0)
@@ -84,7 +84,7 @@ class SokobanExpert:
 
 
 @lru_cache(maxsize=256)
-def _depths(room: Room, max_states: int) -> Mapping[int, int] | None:
+def _depths(room: PushGraph, max_states: int) -> Mapping[int, int] | None:
     """Return the moves of a shortest solution by state, for all that can be solved; None when they are too many."""
     depths: dict[int, int] = {}
     for depth, layer in enumerate(search_back(room)):

@@ -16,7 +16,7 @@ from envkit.errors import OptionError
 from envkit.types import stable_hash
 
 from ..split import Split, split_of
-from .search import PLAYER, SHIFT, Room, search_back
+from .search import PLAYER, SHIFT, PushGraph, search_back
 
 _ROOMS = 4_000
 _STATES = 600_000
@@ -79,7 +79,7 @@ def draw_level(
     searched = 0
     for room_number in range(_ROOMS):
         floor = _carve(chance, size, _floor_cells(chance, size, boxes, hoped, room_number))
-        room = Room(floor, _take(chance, list(floor), boxes), size + 1)
+        room = PushGraph(floor, _take(chance, list(floor), boxes), size + 1)
         most_home = min(room_number // _ROOMS_A_CONCESSION, boxes - 1)
         for states, starts in _starts(room, (wanted, high), pushes or (0, high), most_home, together=boxes == 1):
             searched += states
@@ -141,7 +141,7 @@ def _take(chance: Callable[[], float], pool: list[_MemberT], count: int) -> list
 
 
 def _starts(
-    room: Room, moves: tuple[int, int], pushes: tuple[int, int], most_home: int, *, together: bool
+    room: PushGraph, moves: tuple[int, int], pushes: tuple[int, int], most_home: int, *, together: bool
 ) -> Iterator[tuple[int, list[_Start]]]:
     """Search `room`; yield how many states that took, and the starts among them.
 
@@ -173,7 +173,7 @@ def _starts(
     yield known - reported, starts
 
 
-def _draw(room: Room, size: int, state: int) -> str:
+def _draw(room: PushGraph, size: int, state: int) -> str:
     cells = list("\n".join(["#" * size] * size))
     for place, cell in enumerate(room.cells):
         box = 1 << SHIFT + place

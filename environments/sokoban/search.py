@@ -30,7 +30,7 @@ _KNOWN = frozenset(SYMBOLS + "\n")
 _Table: TypeAlias = list[list[tuple[int, int, int, int]]]
 
 
-class Room:
+class PushGraph:
     """The walls and targets of a room, and what can be done on each of its places.
 
     Args:
@@ -142,7 +142,7 @@ class Position(NamedTuple):
         state: Where player and boxes are.
     """
 
-    room: Room
+    room: PushGraph
     state: int
 
 
@@ -163,19 +163,19 @@ def read_position(board: str) -> Position | None:
     boxes = [cell for cell, symbol in enumerate(board) if symbol in "X√"]
     if not boxes or len(boxes) != empty.count("O") or empty.count("_") + len(boxes) > PLAYER:
         return None
-    room = room_of(empty)
+    room = graph_of(empty)
     player = max(board.find("P"), board.find("S"))
     return Position(room, sum([1 << SHIFT + room.places[box] for box in boxes]) | room.places[player])
 
 
 @lru_cache(maxsize=512)
-def room_of(text: str) -> Room:
+def graph_of(text: str) -> PushGraph:
     """Return the room that `text` shows: one without player and boxes."""
     cells = [cell for cell, symbol in enumerate(text) if symbol in "_O"]
-    return Room(cells, [cell for cell in cells if text[cell] == "O"], text.find("\n") + 1)
+    return PushGraph(cells, [cell for cell in cells if text[cell] == "O"], text.find("\n") + 1)
 
 
-def search_back(room: Room) -> Iterator[Layer]:
+def search_back(room: PushGraph) -> Iterator[Layer]:
     """Yield the states that need 0, 1, 2... moves to a solution, with their fewest pushes, until there are no more."""
     table, solved = room.back, room.solved
     layer = {solved | place: 0 for place in range(len(table)) if not solved >> SHIFT + place & 1}
@@ -186,7 +186,7 @@ def search_back(room: Room) -> Iterator[Layer]:
         seen.update(layer)
 
 
-def search_ahead(room: Room, state: int) -> Iterator[Layer]:
+def search_ahead(room: PushGraph, state: int) -> Iterator[Layer]:
     """Yield the states that are 0, 1, 2... moves away from `state`, with their fewest pushes, until there are no more.
 
     States with a box on a dead place that was not there before are left out: none of them can be solved.

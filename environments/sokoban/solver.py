@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from envkit.errors import OutOfReachError, UsageError
+from envkit.errors import SearchLimitError, UsageError
 
 from .search import Layer, Position, read_position, search_ahead, search_back
 
@@ -88,7 +88,7 @@ def _meet(position: Position, max_states: int) -> _Meeting | None:
     known = len(meeting.back[0])
     while meeting.ahead[-1].keys().isdisjoint(meeting.back[-1].keys()):
         if known > max_states:
-            raise OutOfReachError(f"no solution is known after searching {known} states")
+            raise SearchLimitError(f"no solution is known after searching {known} states")
         side = len(meeting.ahead[-1]) > len(meeting.back[-1])
         layer = next(searches[side], None)
         if layer is None:

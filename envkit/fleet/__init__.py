@@ -5,9 +5,9 @@ not get through, and then end all calls that are under way in the box: none of t
 `SandboxLostError`. What a box is and how one talks to its server is handed in.
 """
 
-from envkit.fleet.env_worker import BoxClient, Home
+from envkit.fleet.env_worker import EnvSandbox, WorkerClient
 from envkit.fleet.host import FleetHost
-from envkit.fleet.routing import Homes
-from envkit.fleet.worker_health import Probing
+from envkit.fleet.routing import RoutedHosts
+from envkit.fleet.worker_health import HeartbeatTimes
 
-__all__ = ["BoxClient", "FleetHost", "Home", "Homes", "Probing"]
+__all__ = ["EnvSandbox", "FleetHost", "HeartbeatTimes", "RoutedHosts", "WorkerClient"]

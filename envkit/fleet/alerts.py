@@ -11,7 +11,7 @@ import httpx
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from envkit import clock
-from envkit.types import FleetEvent
+from envkit.types import PoolEvent
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ async def warn_if_unreachable(address: str, warn: Callable[[str], None]) -> None
         warn(f"alerts: the webhook at {where.scheme}://{where.hostname} does not answer: {said}")
 
 
-async def send_alerts(events: AsyncIterator[FleetEvent], address: str) -> None:
+async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
     """Send each alert as a POST of JSON, in order, until the events end.
 
     One that cannot be delivered is tried `TRIES` times and then logged; the fleet goes on in any case.
@@ -48,7 +48,7 @@ async def send_alerts(events: AsyncIterator[FleetEvent], address: str) -> None:
         events: What happens; other states of sandboxes are no alerts.
         address: Where to, such as ``"https://example.org/hooks/1"``.
     """
-    sending, waiting = anyio.create_memory_object_stream[FleetEvent](_WAITING)
+    sending, waiting = anyio.create_memory_object_stream[PoolEvent](_WAITING)
     async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(_deliver_all, client, address, waiting)
         with sending:
@@ -61,13 +61,13 @@ async def send_alerts(events: AsyncIterator[FleetEvent], address: str) -> None:
                     _log.warning("an alert was dropped, since %s is too slow: %s", address, event.text)
 
 
-async def _deliver_all(client: httpx.AsyncClient, address: str, alerts: MemoryObjectReceiveStream[FleetEvent]) -> None:
+async def _deliver_all(client: httpx.AsyncClient, address: str, alerts: MemoryObjectReceiveStream[PoolEvent]) -> None:
     with alerts:
         async for alert in alerts:
             await _deliver(client, address, alert)
 
 
-async def _deliver(client: httpx.AsyncClient, address: str, alert: FleetEvent) -> None:
+async def _deliver(client: httpx.AsyncClient, address: str, alert: PoolEvent) -> None:
     problem = ""
     for attempt in range(TRIES):
         if attempt:
@@ -106,7 +106,7 @@ async def watch_disks(
         await anyio.sleep(interval_s)
 
 
-def described(event: FleetEvent) -> dict[str, object]:
+def described(event: PoolEvent) -> dict[str, object]:
     """Return an event as JSON."""
     return {
         "number": event.number,

@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError, UnreachableError
-from envkit.protocols import AskingEpisode, LastingEpisode
+from envkit.protocols import ResumableEpisode, SplitStepEpisode
 from envkit.types import Cause, CauseKind, Reset, SandboxState, Step, Task
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _STOP_S = 15.0
 _log = logging.getLogger(__name__)
 
 
-class Home(Protocol):
+class EnvSandbox(Protocol):
     """What a fleet needs of a sandbox with an env server in it; see `envkit.protocols.Sandbox`."""
 
     @property
@@ -43,10 +43,10 @@ class Home(Protocol):
     async def stop(self) -> None: ...
 
 
-class BoxClient(Protocol):
+class WorkerClient(Protocol):
     """Plays episodes on the server in one box."""
 
-    def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[LastingEpisode]:
+    def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[ResumableEpisode]:
         """Give an episode; that of this name goes on, if there is one of the same task. See `EnvHost.lease`."""
         ...
 
@@ -58,7 +58,7 @@ class BoxClient(Protocol):
         """
         ...
 
-    async def pulse(self) -> None:
+    async def heartbeat(self) -> None:
         """Return once the server's process has shown that it runs, be it that its event loop is busy.
 
         Raises:
@@ -71,11 +71,11 @@ class LostDuringCallError(SandboxLostError):
     """The box was lost while the call was under way, and perhaps by it. Who plays is told the plain loss."""
 
 
-class FellSilentError(LostDuringCallError):
+class WorkerUnresponsiveError(LostDuringCallError):
     """It was lost since it fell silent."""
 
 
-class BoxEvent(StrEnum):
+class WorkerEvent(StrEnum):
     """What happens to a box."""
 
     ANSWERED = "answered"
@@ -88,24 +88,24 @@ class BoxEvent(StrEnum):
     """The fleet needs it no longer."""
 
 
-_NEXT: Mapping[tuple[SandboxState, BoxEvent], SandboxState] = {
-    (SandboxState.STARTING, BoxEvent.ANSWERED): SandboxState.READY,
-    (SandboxState.STARTING, BoxEvent.GONE): SandboxState.STOPPED,
-    (SandboxState.STARTING, BoxEvent.CLOSED): SandboxState.STOPPED,
-    (SandboxState.READY, BoxEvent.GONE): SandboxState.LOST,
-    (SandboxState.READY, BoxEvent.SILENT): SandboxState.LOST,
-    (SandboxState.READY, BoxEvent.CLOSED): SandboxState.STOPPED,
+_NEXT: Mapping[tuple[SandboxState, WorkerEvent], SandboxState] = {
+    (SandboxState.STARTING, WorkerEvent.ANSWERED): SandboxState.READY,
+    (SandboxState.STARTING, WorkerEvent.GONE): SandboxState.STOPPED,
+    (SandboxState.STARTING, WorkerEvent.CLOSED): SandboxState.STOPPED,
+    (SandboxState.READY, WorkerEvent.GONE): SandboxState.LOST,
+    (SandboxState.READY, WorkerEvent.SILENT): SandboxState.LOST,
+    (SandboxState.READY, WorkerEvent.CLOSED): SandboxState.STOPPED,
     # Several watchers may see the same end.
-    (SandboxState.LOST, BoxEvent.GONE): SandboxState.LOST,
-    (SandboxState.LOST, BoxEvent.SILENT): SandboxState.LOST,
-    (SandboxState.LOST, BoxEvent.CLOSED): SandboxState.LOST,
-    (SandboxState.STOPPED, BoxEvent.GONE): SandboxState.STOPPED,
-    (SandboxState.STOPPED, BoxEvent.SILENT): SandboxState.STOPPED,
-    (SandboxState.STOPPED, BoxEvent.CLOSED): SandboxState.STOPPED,
+    (SandboxState.LOST, WorkerEvent.GONE): SandboxState.LOST,
+    (SandboxState.LOST, WorkerEvent.SILENT): SandboxState.LOST,
+    (SandboxState.LOST, WorkerEvent.CLOSED): SandboxState.LOST,
+    (SandboxState.STOPPED, WorkerEvent.GONE): SandboxState.STOPPED,
+    (SandboxState.STOPPED, WorkerEvent.SILENT): SandboxState.STOPPED,
+    (SandboxState.STOPPED, WorkerEvent.CLOSED): SandboxState.STOPPED,
 }
 
 
-def after(state: SandboxState, event: BoxEvent) -> SandboxState:
+def after(state: SandboxState, event: WorkerEvent) -> SandboxState:
     """Return the state that `event` leads to; only a box that was ready can be lost.
 
     Raises:
@@ -117,7 +117,7 @@ def after(state: SandboxState, event: BoxEvent) -> SandboxState:
         raise ValueError(f"a box that is {state} cannot have {event}") from None
 
 
-class Box:
+class EnvWorker:
     """One box of a fleet, from its start to its end.
 
     Attributes:
@@ -128,41 +128,41 @@ class Box:
         load: Number of episodes that have a place in it.
         served: Number of episodes that were ever given one.
         answered_at: When its server's event loop was last heard, on the clock of the loop.
-        felt_at: When its server's process was last felt otherwise.
+        process_seen_at: When its server's process was last felt otherwise.
     """
 
-    def __init__(self, sandbox: Home) -> None:
+    def __init__(self, sandbox: EnvSandbox) -> None:
         self.sandbox = sandbox
         self.state = SandboxState.STARTING
         self.cause = Cause(CauseKind.UNKNOWN, "it was not connected to")
         self.gone = anyio.Event()
         self.load = 0
         self.served = 0
-        self.answered_at = self.felt_at = 0.0
-        self._client: BoxClient | None = None
+        self.answered_at = self.process_seen_at = 0.0
+        self._client: WorkerClient | None = None
         self._calls: set[anyio.CancelScope] = set()
         self._asked: set[Future[Raw]] = set()
         self._fell_silent = False
         self._silence = anyio.Event()
         self._silence_cause = self.cause
 
-    def open(self, client: BoxClient) -> None:
+    def open(self, client: WorkerClient) -> None:
         """Take episodes from now on."""
-        self.state = after(self.state, BoxEvent.ANSWERED)
+        self.state = after(self.state, WorkerEvent.ANSWERED)
         self._client = client
-        self.answered_at = self.felt_at = clock.now()
+        self.answered_at = self.process_seen_at = clock.now()
 
-    def lease(self, task: Task, id: str) -> AbstractAsyncContextManager[LastingEpisode]:
+    def lease(self, task: Task, id: str) -> AbstractAsyncContextManager[ResumableEpisode]:
         if self._client is None:
             raise SandboxLostError(self.sandbox.id, self.cause)
         return self._client.lease(task, id=id)
 
-    def end(self, event: BoxEvent, cause: Cause) -> None:
+    def end(self, event: WorkerEvent, cause: Cause) -> None:
         """End all calls that are under way in it; only the first cause counts."""
         self.state = after(self.state, event)
         if not self.gone.is_set():
             self.cause = cause
-            self._fell_silent = event is BoxEvent.SILENT
+            self._fell_silent = event is WorkerEvent.SILENT
             self.gone.set()
             for call in self._calls:
                 call.cancel()
@@ -170,7 +170,7 @@ class Box:
                 if not answer.done():
                     answer.set_exception(self.loss_during_call())
 
-    def ask(self, episode: AskingEpisode, action: str) -> Future[Raw] | None:
+    def start_step(self, episode: SplitStepEpisode, action: str) -> Future[Raw] | None:
         """Ask an episode in the box for a step; `LostDuringCallError` is the answer if the box ends before.
 
         Returns:
@@ -178,7 +178,7 @@ class Box:
         """
         if self.gone.is_set():
             return None
-        answer = episode.ask(action)
+        answer = episode.start_step(action)
         if answer is not None:
             self._asked.add(answer)
             answer.add_done_callback(self._asked.discard)
@@ -188,7 +188,7 @@ class Box:
         """Call something that talks to the box.
 
         Raises:
-            LostDuringCallError: The box goes while the call is under way; `FellSilentError` if it falls silent.
+            LostDuringCallError: The box goes while the call is under way; `WorkerUnresponsiveError` if it falls silent.
             SandboxLostError: It is gone already.
         """
         if self.gone.is_set():
@@ -204,7 +204,7 @@ class Box:
 
     def loss_during_call(self) -> LostDuringCallError:
         """Return what a call is told that was under way when the box ended."""
-        kind = FellSilentError if self._fell_silent else LostDuringCallError
+        kind = WorkerUnresponsiveError if self._fell_silent else LostDuringCallError
         return kind(self.sandbox.id, self.cause)
 
     @contextmanager
@@ -221,19 +221,19 @@ class Box:
 
     async def watch_sandbox(self) -> None:
         """Return when the sandbox has said that it is gone."""
-        self.end(BoxEvent.GONE, await self.sandbox.wait())
+        self.end(WorkerEvent.GONE, await self.sandbox.wait())
 
     async def watch_calls(self) -> None:
         """Return when a call did not get through; the sandbox has a moment to say the true cause first."""
         await self._silence.wait()
         await anyio.sleep(_CAUSE_S)
-        self.end(BoxEvent.GONE, self._silence_cause)
+        self.end(WorkerEvent.GONE, self._silence_cause)
 
 
-class Held:
+class WorkerLease:
     """A lease of the box's own server, taken and given back within reach of the box's watchers."""
 
-    def __init__(self, box: Box, task: Task, id: str) -> None:
+    def __init__(self, box: EnvWorker, task: Task, id: str) -> None:
         self._box = box
         self._lease = box.lease(task, id)
 
@@ -251,10 +251,10 @@ class Held:
 class WatchedEpisode:
     """An episode in a box."""
 
-    def __init__(self, box: Box, episode: LastingEpisode) -> None:
+    def __init__(self, box: EnvWorker, episode: ResumableEpisode) -> None:
         self._box = box
         self._episode = episode
-        self._asking = episode if isinstance(episode, AskingEpisode) else None
+        self._asking = episode if isinstance(episode, SplitStepEpisode) else None
         self._was_cut_off = False
         """Whether the step that was asked for last got no answer."""
 
@@ -271,22 +271,22 @@ class WatchedEpisode:
             raise self._box.loss_during_call()
         return await self._box.call(self._episode.step, action)
 
-    async def again(self, action: str) -> Step:
-        return await self._box.call(self._episode.again, action)
+    async def repeat_step(self, action: str) -> Step:
+        return await self._box.call(self._episode.repeat_step, action)
 
-    def ask(self, action: str) -> Future[Raw] | None:
-        return None if self._asking is None else self._box.ask(self._asking, action)
+    def start_step(self, action: str) -> Future[Raw] | None:
+        return None if self._asking is None else self._box.start_step(self._asking, action)
 
-    def told(self, answer: Future[Raw]) -> Step:
+    def finish_step(self, answer: Future[Raw]) -> Step:
         assert self._asking is not None
         try:
-            return self._asking.told(answer)
+            return self._asking.finish_step(answer)
         except UnreachableError:
             self._was_cut_off = True
             raise
 
 
-async def stop(sandbox: Home) -> None:
+async def stop(sandbox: EnvSandbox) -> None:
     """Stop a sandbox; one that cannot be stopped is logged, and is the business of who started it."""
     why = f"it did not stop within {_STOP_S:g} s"
     with anyio.move_on_after(_STOP_S, shield=True):

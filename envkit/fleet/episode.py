@@ -15,14 +15,14 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from envkit.errors import EnvkitError, SandboxLostError
-from envkit.fleet.env_worker import FellSilentError, LostDuringCallError
-from envkit.fleet.suspect_queue import Turns
-from envkit.protocols import AskingEpisode, LastingEpisode
+from envkit.fleet.env_worker import LostDuringCallError, WorkerUnresponsiveError
+from envkit.fleet.suspect_queue import SuspectQueue
+from envkit.protocols import ResumableEpisode, SplitStepEpisode
 from envkit.types import JSON, Observation, Reset, Step
 
 T = TypeVar("T")
 
-Lease: TypeAlias = AbstractAsyncContextManager[LastingEpisode]
+Lease: TypeAlias = AbstractAsyncContextManager[ResumableEpisode]
 Seat: TypeAlias = Callable[[], AbstractAsyncContextManager[Lease]]
 """Gives a place in a healthy box, and the lease of an episode there; entering that may reset its world."""
 
@@ -79,7 +79,13 @@ class FleetEpisode:
     """
 
     def __init__(
-        self, seat: Seat, *, rebuilds: int, tally: EpisodeTally, turns: Turns | None = None, goes_on: bool = False
+        self,
+        seat: Seat,
+        *,
+        rebuilds: int,
+        tally: EpisodeTally,
+        turns: SuspectQueue | None = None,
+        goes_on: bool = False,
     ) -> None:
         self.state = EpisodeState.PLAYING
         self._seat = seat
@@ -92,8 +98,8 @@ class FleetEpisode:
         """Whether a box was lost during the call that is made now, or again."""
         self._goes_on = goes_on
         self._seated = AsyncExitStack()
-        self._episode: LastingEpisode
-        self._asking: AskingEpisode | None = None
+        self._episode: ResumableEpisode
+        self._asking: SplitStepEpisode | None = None
         self._asked = ""
         """The action that was asked for last."""
         self._lost_asking: SandboxLostError | None = None
@@ -139,28 +145,28 @@ class FleetEpisode:
                 self._keep(action, step)
                 return step if not self._news else replace(step, info=self._told(step.info))
 
-    def ask(self, action: str) -> Future[Raw] | None:
+    def start_step(self, action: str) -> Future[Raw] | None:
         """Begin a step; see `envkit.protocols.AskingEpisode`."""
         if self._asking is None or self._news or self.state is not EpisodeState.PLAYING:
             return None
         self._asked = action
-        return self._asking.ask(action)
+        return self._asking.start_step(action)
 
-    def told(self, answer: Future[Raw]) -> Step:
+    def finish_step(self, answer: Future[Raw]) -> Step:
         """Return the step that was asked for; see `envkit.protocols.AskingEpisode`."""
         assert self._asking is not None
         try:
-            step = self._asking.told(answer)
+            step = self._asking.finish_step(answer)
         except SandboxLostError as loss:
             self._lost_asking = loss
             raise
         self._keep(self._asked, step)
         return step
 
-    async def again(self, action: str) -> Step:
-        """Ask for the answer to the last step once more; see `envkit.protocols.LastingEpisode.again`."""
+    async def repeat_step(self, action: str) -> Step:
+        """Ask for the answer to the last step once more; see `envkit.protocols.LastingEpisode.repeat_step`."""
         try:
-            return await self._played().again(action)
+            return await self._played().repeat_step(action)
         except LostDuringCallError as loss:
             raise SandboxLostError(loss.sandbox_id, loss.cause) from None
 
@@ -178,7 +184,7 @@ class FleetEpisode:
     ) -> None:
         await self._seated.__aexit__(kind, error, trace)
 
-    def _played(self) -> LastingEpisode:
+    def _played(self) -> ResumableEpisode:
         if self.state is EpisodeState.VOID:
             assert self._loss is not None
             raise self._loss.with_traceback(None)
@@ -256,7 +262,7 @@ class FleetEpisode:
         raise SandboxLostError(loss.sandbox_id, loss.cause)
 
     def _may_try(self, loss: SandboxLostError) -> bool:
-        if isinstance(loss, FellSilentError):
+        if isinstance(loss, WorkerUnresponsiveError):
             if not self._silences_left:
                 return False
             self._silences_left -= 1
@@ -282,7 +288,7 @@ class FleetEpisode:
                 self._episode = await lease.__aenter__()
             seated.push_async_exit(lease)
             self._seated = seated.pop_all()
-        self._asking = self._episode if isinstance(self._episode, AskingEpisode) else None
+        self._asking = self._episode if isinstance(self._episode, SplitStepEpisode) else None
 
     async def _replay(self) -> int | None:
         """Play again what was played; return the first turn that was answered otherwise, 0 for the reset."""

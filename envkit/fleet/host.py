@@ -16,16 +16,16 @@ import anyio
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxLostError, SandboxStartError
-from envkit.fleet.env_worker import Box, BoxClient, BoxEvent, Held, Home, stop
+from envkit.fleet.env_worker import EnvSandbox, EnvWorker, WorkerClient, WorkerEvent, WorkerLease, stop
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
-from envkit.fleet.session_store import SeatRecord, Seats
-from envkit.fleet.suspect_queue import Turns
-from envkit.fleet.worker_health import Probing, watch_server
+from envkit.fleet.session_store import SessionRecord, SessionStore
+from envkit.fleet.suspect_queue import SuspectQueue
+from envkit.fleet.worker_health import HeartbeatTimes, watch_server
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import Cause, CauseKind, SandboxState, Task
 
-StartBox: TypeAlias = Callable[[], Awaitable[Home]]
-ConnectBox: TypeAlias = Callable[[Home], AbstractAsyncContextManager[BoxClient]]
+StartBox: TypeAlias = Callable[[], Awaitable[EnvSandbox]]
+ConnectBox: TypeAlias = Callable[[EnvSandbox], AbstractAsyncContextManager[WorkerClient]]
 
 _RETRY_S = 0.02
 """Seconds between two attempts to reach a server that does not listen yet."""
@@ -42,10 +42,10 @@ class FleetHost:
         start_box: Starts a sandbox with an env server in it.
         connect: Opens a client of the server in a sandbox; may raise `UnreachableError` while that does not listen yet.
         boxes: Number of boxes.
-        slots_per_box: Episodes that one box plays at once.
-        restarts: How often a box may be replaced: each of them, or with `gives_up` all of them together. A box that
+        slots_per_sandbox: Episodes that one box plays at once.
+        restarts: How often a box may be replaced: each of them, or with `unenforced` all of them together. A box that
             did not start for want of room waits until there is some, which does not count.
-        gives_up: Whether a box that is lost stays lost when the budget is spent, so that a run ends; otherwise it is
+        unenforced: Whether a box that is lost stays lost when the budget is spent, so that a run ends; otherwise it is
             replaced when the budget allows it again.
         alert: Told, in one line, of each box that has to wait for that.
         probing: When a box that does not answer counts as lost.
@@ -54,7 +54,7 @@ class FleetHost:
         replayable: Says of an environment's id whether its episodes may be rebuilt after a loss; None says no.
         rebuilds: How often one episode may be.
         seats: Where it is written down which episode is in which box, so that the next server finds them.
-        episodes_per_box: Episodes after which a box makes room for a new one; None keeps it.
+        episodes_per_sandbox: Episodes after which a box makes room for a new one; None keeps it.
 
     Attributes:
         lost: Number of boxes that were healthy and are gone.
@@ -70,39 +70,39 @@ class FleetHost:
         connect: ConnectBox,
         *,
         boxes: int,
-        slots_per_box: int,
+        slots_per_sandbox: int,
         restarts: RestartBudget | None = None,
-        gives_up: bool = False,
+        unenforced: bool = False,
         alert: Callable[[str], None] | None = None,
-        probing: Probing | None = None,
+        probing: HeartbeatTimes | None = None,
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
         replayable: Callable[[str], bool] | None = None,
         rebuilds: int = REBUILDS,
-        episodes_per_box: int | None = None,
-        seats: Seats | None = None,
+        episodes_per_sandbox: int | None = None,
+        seats: SessionStore | None = None,
     ) -> None:
-        if boxes < 1 or slots_per_box < 1:
-            raise ValueError(f"boxes and slots_per_box must be at least 1, got {boxes} and {slots_per_box}")
+        if boxes < 1 or slots_per_sandbox < 1:
+            raise ValueError(f"boxes and slots_per_sandbox must be at least 1, got {boxes} and {slots_per_sandbox}")
         self._start_box = start_box
         self._connect = connect
-        self._slots_per_box = slots_per_box
+        self._slots_per_box = slots_per_sandbox
         self._budget = restarts or RestartBudget()
-        self._gives_up = gives_up
+        self._gives_up = unenforced
         self._alert = alert or (lambda text: None)
-        self._probing = probing or Probing()
+        self._probing = probing or HeartbeatTimes()
         self._start_timeout_s = start_timeout_s
         self._wait_timeout_s = wait_timeout_s
         self._replayable = replayable or (lambda env_id: False)
         self._rebuilds = rebuilds
-        self._episodes_per_box = episodes_per_box
+        self._episodes_per_box = episodes_per_sandbox
         self._seats = seats
         self._boxes = boxes
         self._places = 0
         self._untried: set[int] = set()
         self._all_tried = anyio.Event()
         self._failures = Failures()
-        self._ready: list[Box] = []
+        self._ready: list[EnvWorker] = []
         self._waiting: deque[_Waiter] = deque()
         self._dark_since = 0.0
         self._failure: SandboxError = SandboxStartError("fleet", "it is not open")
@@ -111,7 +111,7 @@ class FleetHost:
         self.failed_starts = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
-        self._turns = Turns() if slots_per_box > 1 else None
+        self._turns = SuspectQueue() if slots_per_sandbox > 1 else None
 
     @property
     def capacity(self) -> int:
@@ -141,18 +141,20 @@ class FleetHost:
         """As `lease`; the episode of this key goes on if it is in one of the boxes and of the same task."""
         return self._episode(task, key)
 
-    def recall(self, key: str) -> Task | None:
+    def resumable_task(self, key: str) -> Task | None:
         """Return what the episode of this key plays in one of the boxes, since an earlier server; else None."""
         found = None if self._seats is None else self._seats.seat(key)
         return None if found is None or self._box_of(found) is None else found.task
 
-    def recallable(self) -> Sequence[str]:
+    def resumable_keys(self) -> Sequence[str]:
         """Return the keys of the episodes that an earlier server began in the boxes that are there now."""
-        return () if self._seats is None else [key for key in self._seats.seated() if self.recall(key) is not None]
+        return (
+            () if self._seats is None else [key for key in self._seats.seated() if self.resumable_task(key) is not None]
+        )
 
     def _episode(self, task: Task, key: str) -> FleetEpisode:
         rebuilds = self._rebuilds if self._replayable(task.env_id) else 0
-        goes_on = bool(key) and self.recall(key) == task
+        goes_on = bool(key) and self.resumable_task(key) == task
         return FleetEpisode(
             partial(self._seat, task, key),
             rebuilds=rebuilds,
@@ -161,11 +163,11 @@ class FleetHost:
             goes_on=goes_on,
         )
 
-    def _box_of(self, seat: SeatRecord) -> Box | None:
+    def _box_of(self, seat: SessionRecord) -> EnvWorker | None:
         return next((box for box in self._ready if box.sandbox.id == seat.box and not box.gone.is_set()), None)
 
     @asynccontextmanager
-    async def _seat(self, task: Task, key: str) -> AsyncIterator[Held]:
+    async def _seat(self, task: Task, key: str) -> AsyncIterator[WorkerLease]:
         """Give a place in a box for the length of the block, and in it the lease to be entered."""
         found = self._seats.seat(key) if self._seats is not None and key else None
         box = self._box_of(found) if found is not None and found.task == task else None
@@ -177,8 +179,8 @@ class FleetHost:
             box.served += 1
         try:
             if self._seats is not None and key:
-                await self._seats.sit(key, SeatRecord(box.sandbox.id, id, task))
-            yield Held(box, task, id)
+                await self._seats.sit(key, SessionRecord(box.sandbox.id, id, task))
+            yield WorkerLease(box, task, id)
         finally:
             try:
                 if self._seats is not None and key:
@@ -186,7 +188,7 @@ class FleetHost:
             finally:
                 box.load -= 1
                 if box.load == 0 and self._has_served(box):
-                    box.end(BoxEvent.CLOSED, Cause(CauseKind.STOPPED, "it has served its episodes"))
+                    box.end(WorkerEvent.CLOSED, Cause(CauseKind.STOPPED, "it has served its episodes"))
                 self._assign()
 
     async def __aenter__(self) -> Self:
@@ -261,7 +263,7 @@ class FleetHost:
         except EnvkitError as error:
             self.failed_starts += not isinstance(error, CapacityError)
             return error
-        box = Box(sandbox)
+        box = EnvWorker(sandbox)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(box.watch_sandbox)
@@ -274,7 +276,7 @@ class FleetHost:
                     await stop(sandbox)  # first, so that clients do not wait for a farewell of a box that is silent
                 tasks.cancel_scope.cancel()
         finally:
-            box.end(BoxEvent.CLOSED, Cause(CauseKind.STOPPED, "the fleet was closed"))
+            box.end(WorkerEvent.CLOSED, Cause(CauseKind.STOPPED, "the fleet was closed"))
             self._leave(box)
             await stop(sandbox)
         if box.state is SandboxState.STOPPED and box.served:
@@ -284,7 +286,7 @@ class FleetHost:
         self.failed_starts += 1
         return SandboxStartError(sandbox.id, box.cause)
 
-    async def _serve(self, box: Box, place: int) -> None:
+    async def _serve(self, box: EnvWorker, place: int) -> None:
         """Connect to a box, open it for episodes, and probe it until it is gone."""
         said = ""
         with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
@@ -297,16 +299,16 @@ class FleetHost:
                         self._ready.append(box)
                         self._tried(place)
                         self._wake()
-                        box.end(BoxEvent.SILENT, await watch_server(box, client, self._probing))
+                        box.end(WorkerEvent.SILENT, await watch_server(box, client, self._probing))
                 except EnvkitError as error:
                     if not error.retry:
-                        return box.end(BoxEvent.GONE, Cause(CauseKind.START_FAILED, f"its env server says: {error}"))
+                        return box.end(WorkerEvent.GONE, Cause(CauseKind.START_FAILED, f"its env server says: {error}"))
                     said = f" ({error})"
                     await anyio.sleep(_RETRY_S)
         said = f"its env server did not answer within {self._start_timeout_s:g} s{said}"
-        return box.end(BoxEvent.GONE, Cause(CauseKind.START_FAILED, said))
+        return box.end(WorkerEvent.GONE, Cause(CauseKind.START_FAILED, said))
 
-    async def _place(self) -> Box:
+    async def _place(self) -> EnvWorker:
         """Take a place in a healthy box."""
         waiter = _Waiter()
         self._waiting.append(waiter)
@@ -350,18 +352,18 @@ class FleetHost:
             waiter.box = box
             waiter.woken.set()
 
-    def _is_free(self, box: Box) -> bool:
+    def _is_free(self, box: EnvWorker) -> bool:
         return not box.gone.is_set() and box.load < self._slots_per_box and not self._has_served(box)
 
-    def _has_served(self, box: Box) -> bool:
+    def _has_served(self, box: EnvWorker) -> bool:
         # More than its number, where others were given it before an episode of an earlier server was recalled.
         return self._episodes_per_box is not None and box.served >= self._episodes_per_box
 
-    def _rank(self, box: Box) -> tuple[bool, int]:
+    def _rank(self, box: EnvWorker) -> tuple[bool, int]:
         """Those that answer first, and of these those that play the fewest."""
         return clock.now() - box.answered_at >= self._probing.quiet_s, box.load
 
-    def _leave(self, box: Box) -> None:
+    def _leave(self, box: EnvWorker) -> None:
         if box in self._ready:
             self._ready.remove(box)
             if not self._ready:
@@ -385,4 +387,4 @@ class _Waiter:
     """Somebody who waits for a place, and the box in which it was given one."""
 
     woken: anyio.Event = field(default_factory=anyio.Event)
-    box: Box | None = None
+    box: EnvWorker | None = None

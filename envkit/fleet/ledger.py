@@ -20,8 +20,8 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import UnrecordedError, UsageError
-from envkit.fleet.session_store import SeatRecord
+from envkit.errors import LeaseNotPersistedError, UsageError
+from envkit.fleet.session_store import SessionRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
 _FORMAT = 2
@@ -46,11 +46,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
+class _WriteBatch:
     """What is written at once, and what becomes of it."""
 
     views: dict[str, SandboxView] = field(default_factory=dict)
-    seats: dict[str, SeatRecord | None] = field(default_factory=dict)
+    seats: dict[str, SessionRecord | None] = field(default_factory=dict)
     is_begun: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
     is_written: bool = False
@@ -70,9 +70,9 @@ class Ledger:
         self._path = path
         self._id: str
         self._connection: sqlite3.Connection
-        self._seats: dict[str, SeatRecord] = {}
-        self._next = _Batch()
-        self._last = _Batch()
+        self._seats: dict[str, SessionRecord] = {}
+        self._next = _WriteBatch()
+        self._last = _WriteBatch()
         """The one that is being written, or was."""
         self._last.done.set()
 
@@ -94,11 +94,11 @@ class Ledger:
         """Return the keys of all episodes that are somewhere."""
         return list(self._seats)
 
-    def seat(self, key: str) -> SeatRecord | None:
+    def seat(self, key: str) -> SessionRecord | None:
         """Return where the episode of this key is; see `envkit.fleet.session_store.Seats`."""
         return self._seats.get(key)
 
-    async def sit(self, key: str, seat: SeatRecord) -> None:
+    async def sit(self, key: str, seat: SessionRecord) -> None:
         """Record where an episode is."""
         self._seats[key] = self._next.seats[key] = seat
         await self._flush()
@@ -124,7 +124,7 @@ class Ledger:
             batch.is_begun = True
             with anyio.CancelScope(shield=True):
                 await self._last.done.wait()
-                self._last, self._next = batch, _Batch()
+                self._last, self._next = batch, _WriteBatch()
                 try:
                     await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.seats)
                     batch.is_written = True
@@ -133,7 +133,7 @@ class Ledger:
                 finally:
                     batch.done.set()
         if not batch.is_written:
-            raise UnrecordedError
+            raise LeaseNotPersistedError
 
     def load(self) -> Sequence[SandboxView]:
         """Return the sandboxes that were not over when they were last recorded, oldest first.
@@ -167,7 +167,9 @@ class Ledger:
                 (self._id,) = self._connection.execute("select id from identity").fetchone()
                 rows = self._connection.execute("select key, box, session, env_id, seed, options from seats").fetchall()
                 for key, box, session, env_id, seed, options in rows:
-                    self._seats[key] = SeatRecord(box, session, Task(env_id, int(seed), msgspec.json.decode(options)))
+                    self._seats[key] = SessionRecord(
+                        box, session, Task(env_id, int(seed), msgspec.json.decode(options))
+                    )
         except BaseException:
             self._connection.close()
             raise
@@ -233,7 +235,9 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _put(connection: sqlite3.Connection, views: Sequence[SandboxView], seats: Mapping[str, SeatRecord | None]) -> None:
+def _put(
+    connection: sqlite3.Connection, views: Sequence[SandboxView], seats: Mapping[str, SessionRecord | None]
+) -> None:
     over = [(view.id,) for view in views if view.state in _OVER]
     rows = [_row(view) for view in views if view.state not in _OVER]
     with closing(connection.cursor()) as cursor:
@@ -260,7 +264,7 @@ def _row(view: SandboxView) -> tuple[Any, ...]:
     return view.id, view.box_id, view.node, view.tenant, spec, phases, view.expires_at_s
 
 
-def _columns(seat: SeatRecord) -> tuple[str, ...]:
+def _columns(seat: SessionRecord) -> tuple[str, ...]:
     # A seed may have more bits than a number of SQLite's.
     task = seat.task
     return seat.box, seat.session, task.env_id, str(task.seed), msgspec.json.encode(dict(task.options)).decode()

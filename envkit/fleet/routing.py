@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from envkit.protocols import Episode, LastingHost, WatchedHost
+from envkit.protocols import Episode, ReadinessHost, ResumableHost
 from envkit.types import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Homes:
+class RoutedHosts:
     """Plays each task where its world belongs; satisfies `envkit.protocols.LastingHost`.
 
     Attributes:
@@ -20,8 +20,8 @@ class Homes:
         shares: Says of an environment's id which of the two.
     """
 
-    shared: LastingHost
-    own: LastingHost
+    shared: ResumableHost
+    own: ResumableHost
     shares: Callable[[str], bool]
 
     @property
@@ -31,7 +31,7 @@ class Homes:
     @property
     def why_unready(self) -> str:
         """See `envkit.protocols.WatchedHost`; sandboxes of one episode each come and go, and do not count."""
-        return self.shared.why_unready if isinstance(self.shared, WatchedHost) else ""
+        return self.shared.why_unready if isinstance(self.shared, ReadinessHost) else ""
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
         return self._home(task).lease(task)
@@ -39,11 +39,11 @@ class Homes:
     def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
         return self._home(task).lease_as(key, task)
 
-    def recall(self, key: str) -> Task | None:
-        return self.shared.recall(key) or self.own.recall(key)
+    def resumable_task(self, key: str) -> Task | None:
+        return self.shared.resumable_task(key) or self.own.resumable_task(key)
 
-    def recallable(self) -> Sequence[str]:
-        return [*self.shared.recallable(), *self.own.recallable()]
+    def resumable_keys(self) -> Sequence[str]:
+        return [*self.shared.resumable_keys(), *self.own.resumable_keys()]
 
-    def _home(self, task: Task) -> LastingHost:
+    def _home(self, task: Task) -> ResumableHost:
         return self.shared if self.shares(task.env_id) else self.own

@@ -10,7 +10,7 @@ from envkit.types import Task
 
 
 @dataclass(frozen=True, slots=True)
-class SeatRecord:
+class SessionRecord:
     """Where an episode is.
 
     Attributes:
@@ -24,16 +24,16 @@ class SeatRecord:
     task: Task
 
 
-class Seats(Protocol):
+class SessionStore(Protocol):
     """Knows, beyond the life of a server, which episode is in which box."""
 
     def seated(self) -> Sequence[str]:
         """Return the keys of all episodes that are somewhere."""
         ...
 
-    def seat(self, key: str) -> SeatRecord | None: ...
+    def seat(self, key: str) -> SessionRecord | None: ...
 
-    async def sit(self, key: str, seat: SeatRecord) -> None:
+    async def sit(self, key: str, seat: SessionRecord) -> None:
         """Return once it is written down."""
         ...
 

@@ -11,7 +11,7 @@ TURN_S = 20.0
 """Seconds that a call waits for those before it; longer than it takes until a silent box counts as lost."""
 
 
-class Turns:
+class SuspectQueue:
     """Gives such calls their turn; one that has waited for long goes on without, beside whoever has it."""
 
     def __init__(self) -> None:

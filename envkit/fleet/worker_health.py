@@ -15,12 +15,12 @@ import anyio
 from envkit import clock
 from envkit.clock import forgiven
 from envkit.errors import EnvkitError
-from envkit.fleet.env_worker import Box, BoxClient
+from envkit.fleet.env_worker import EnvWorker, WorkerClient
 from envkit.types import Cause, CauseKind
 
 
 @dataclass(frozen=True, slots=True)
-class Probing:
+class HeartbeatTimes:
     """When a box whose env server does not answer counts as lost.
 
     Attributes:
@@ -46,7 +46,7 @@ class Probing:
         return self.lost_s / 2
 
 
-async def watch_server(box: Box, client: BoxClient, probing: Probing) -> Cause:
+async def watch_server(box: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> Cause:
     """Listen to the server in a box, and return how long it was silent once that was too long."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_ask, box, client, probing)
@@ -56,11 +56,11 @@ async def watch_server(box: Box, client: BoxClient, probing: Probing) -> Cause:
     return cause
 
 
-async def _judge(box: Box, probing: Probing) -> Cause:
+async def _judge(box: EnvWorker, probing: HeartbeatTimes) -> Cause:
     """What our own event loop slept too long is not the server's silence."""
     now = clock.now()
     while True:
-        lost_at = max(box.answered_at, box.felt_at) + probing.lost_s
+        lost_at = max(box.answered_at, box.process_seen_at) + probing.lost_s
         hung_at = box.answered_at + max(probing.longest_step_s, probing.lost_s)
         if now >= lost_at:
             return Cause(CauseKind.UNRESPONSIVE, f"its env server was silent for {probing.lost_s:g} s")
@@ -71,10 +71,10 @@ async def _judge(box: Box, probing: Probing) -> Cause:
         await anyio.sleep(max(0.0, due - now))
         now = clock.now()
         box.answered_at = forgiven(box.answered_at, now - due, now=now)
-        box.felt_at = forgiven(box.felt_at, now - due, now=now)
+        box.process_seen_at = forgiven(box.process_seen_at, now - due, now=now)
 
 
-async def _ask(box: Box, client: BoxClient, probing: Probing) -> None:
+async def _ask(box: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> None:
     """Ask the server's event loop at intervals; an answer may take as long as it likes."""
     while True:
         await anyio.sleep(probing.interval_s)
@@ -83,13 +83,13 @@ async def _ask(box: Box, client: BoxClient, probing: Probing) -> None:
             box.answered_at = clock.now()
 
 
-async def _feel(box: Box, client: BoxClient, probing: Probing) -> None:
+async def _feel(box: EnvWorker, client: WorkerClient, probing: HeartbeatTimes) -> None:
     """Feel for the server's process while its event loop is silent."""
     while True:
         if (rest_s := box.answered_at + probing.quiet_s - clock.now()) > 0:
             await anyio.sleep(rest_s)
             continue
         with suppress(EnvkitError, OSError):
-            await client.pulse()
-            box.felt_at = clock.now()
+            await client.heartbeat()
+            box.process_seen_at = clock.now()
         await anyio.sleep(probing.interval_s)

@@ -1,35 +1,35 @@
 """What the parts of envkit ask of each other. Matching a protocol is enough; nothing needs to be inherited."""
 
-from envkit.protocols.sandboxes import Sandbox, SandboxBackend, SandboxPool, Shell
-from envkit.protocols.training import Engine, Renderer, Trainer, WeightSink
-from envkit.protocols.worlds import (
-    AskingEpisode,
+from envkit.protocols.environments import (
     EnvHost,
     Episode,
     EpisodePlayer,
     Expert,
-    LastingEpisode,
-    LastingHost,
     Player,
-    WatchedHost,
+    ReadinessHost,
+    ResumableEpisode,
+    ResumableHost,
+    SplitStepEpisode,
 )
+from envkit.protocols.sandboxes import Sandbox, SandboxBackend, SandboxPool, Shell
+from envkit.protocols.training import Engine, Renderer, Trainer, WeightSink
 
 __all__ = [
-    "AskingEpisode",
     "Engine",
     "EnvHost",
     "Episode",
     "EpisodePlayer",
     "Expert",
-    "LastingEpisode",
-    "LastingHost",
     "Player",
+    "ReadinessHost",
     "Renderer",
+    "ResumableEpisode",
+    "ResumableHost",
     "Sandbox",
     "SandboxBackend",
     "SandboxPool",
     "Shell",
+    "SplitStepEpisode",
     "Trainer",
-    "WatchedHost",
     "WeightSink",
 ]

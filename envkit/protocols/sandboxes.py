@@ -13,7 +13,7 @@ from envkit.types import (
     Cause,
     ExecResult,
     FileUser,
-    FleetEvent,
+    PoolEvent,
     SandboxSpec,
     SandboxUser,
     SandboxView,
@@ -309,6 +309,6 @@ class SandboxPool(Protocol):
         """End a sandbox and wait until nothing is left of it; safe to repeat, also for one that does not exist."""
         ...
 
-    def events(self, *, after: int = 0) -> AsyncIterator[FleetEvent]:
+    def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
         """Give what happened since event number `after`, as far as it is remembered, and go on with what happens."""
         ...

@@ -1,5 +1,6 @@
 """The data that flows through envkit: frozen, slotted, plain, JSON-able and picklable."""
 
+from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord
 from envkit.types.plain import JSON, Info, Options, stable_hash
 from envkit.types.sandboxes import (
@@ -9,8 +10,8 @@ from envkit.types.sandboxes import (
     CauseKind,
     ExecResult,
     FileUser,
-    FleetEvent,
     Phase,
+    PoolEvent,
     SandboxSpec,
     SandboxState,
     SandboxUser,
@@ -31,7 +32,6 @@ from envkit.types.training import (
     Turn,
     Weights,
 )
-from envkit.types.worlds import Observation, Reset, Step, Task
 
 __all__ = [
     "EXEC_TIMEOUT_S",
@@ -45,13 +45,13 @@ __all__ = [
     "ExecResult",
     "FileUser",
     "FinishReason",
-    "FleetEvent",
     "GenerationRecord",
     "Group",
     "Info",
     "Observation",
     "Options",
     "Phase",
+    "PoolEvent",
     "Prompt",
     "Reset",
     "Sample",

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 import msgspec
 
+from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.sandboxes import Cause
 from envkit.types.training import FinishReason, StopReason
-from envkit.types.worlds import Observation, Reset, Step, Task
 
 FORMAT = 1
 """Number of the format; grows when older readers would misread a line."""

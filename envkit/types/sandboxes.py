@@ -215,7 +215,7 @@ class SandboxView:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetEvent:
+class PoolEvent:
     """Something that happened in a fleet.
 
     Attributes:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.sandboxes import Cause
-from envkit.types.worlds import Observation, Reset, Step, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 There it is ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``: the same application on a Unix socket.
 It ends on SIGTERM, and when its standard input does, which is a pipe or a socket that its parent holds. On a second
-socket beside the first one (``env.pulse`` beside ``env.sock``) a thread answers whoever connects with one byte, also
+socket beside the first one (``env.heartbeat`` beside ``env.sock``) a thread answers each connection with one byte, also
 while a world computes in the event loop: by that its process is known to run. The caller outside
 bounds how long a step may take.
 """
@@ -25,7 +25,7 @@ import anyio
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.http.api.app import create_app
-from envkit.http.server.middleware import Guard
+from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.http.sessions.table import STEP_TIMEOUT_S, TTL_S
 from envkit.wiring.environments import registered, slots
@@ -68,7 +68,7 @@ async def serve_envs(
             lazy=lazy,
             sends_traces=sends_traces,
         )
-        await serve(Guard(app) if uds is None else app, host=host, port=port, uds=uds, on_ready=on_ready)
+        await serve(AuthMiddleware(app) if uds is None else app, host=host, port=port, uds=uds, on_ready=on_ready)
 
 
 async def serve_inside(path: str, capacity: int) -> None:
@@ -85,7 +85,7 @@ async def serve_inside(path: str, capacity: int) -> None:
                 uds=path,
                 capacity=capacity,
                 step_timeout_s=math.inf,
-                on_ready=lambda address: _beat(Path(path).with_suffix(".pulse")),
+                on_ready=lambda address: _beat(Path(path).with_suffix(".heartbeat")),
                 lazy=True,
                 sends_traces=True,  # to the process that started us, which decides what its own callers get
             )
@@ -121,7 +121,7 @@ def _beat(path: Path) -> None:
             with caller, suppress(OSError):  # who asked may be gone
                 caller.send(b"1")
 
-    threading.Thread(target=answer, name="pulse", daemon=True).start()  # noqa: TID251 - no loop waits for it
+    threading.Thread(target=answer, name="heartbeat", daemon=True).start()  # noqa: TID251 - no loop waits for it
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -67,7 +67,7 @@ def make(
 
 def make_here(env_id: str, options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """Make an environment in this process, with options of whatever names; otherwise as `make`."""
-    world = open_world(env_id, **options)
+    world = open_env(env_id, **options)
     if isinstance(world, AsyncEnv):
         return BlockingEnv(env_id, partial(_one_slot, world), options)
     return world
@@ -217,7 +217,7 @@ def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
         raise ConfigError([f"autoreset: must be one of {known}, got {autoreset!r}"]) from None
 
 
-def open_world(env_id: str, /, **options: JSON) -> World:
+def open_env(env_id: str, /, **options: JSON) -> World:
     """Make the world itself, without any face.
 
     Raises:
@@ -267,7 +267,7 @@ def slots(capacity: int, options: Options | None = None) -> SlotHost:
 
     def open_attributed(env_id: str) -> World:
         with attributed(env_id, "__init__"):
-            return open_world(env_id, **(options or {}))
+            return open_env(env_id, **(options or {}))
 
     return SlotHost(open_attributed, capacity)
 

@@ -5,7 +5,7 @@ is not here once more.
 """
 
 from envkit.wrappers.answers import FormatPenalty, StrictAnswer
-from envkit.wrappers.history import History, Past, chat, observations, transcript
+from envkit.wrappers.history import History, PastTurn, chat, observations, transcript
 from envkit.wrappers.statistics import EpisodeStatistics
 from envkit.wrappers.tools import Tool, ToolResult, ToolUse
 
@@ -13,7 +13,7 @@ __all__ = [
     "EpisodeStatistics",
     "FormatPenalty",
     "History",
-    "Past",
+    "PastTurn",
     "StrictAnswer",
     "Tool",
     "ToolResult",

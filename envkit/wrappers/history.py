@@ -17,7 +17,7 @@ PARSED_ACTION = "parsed_action"
 _LONGEST = 1 << 20
 
 
-class Past(NamedTuple):
+class PastTurn(NamedTuple):
     """An episode so far.
 
     Attributes:
@@ -31,16 +31,16 @@ class Past(NamedTuple):
     turns: Sequence[tuple[str, str]]
 
 
-Style = Callable[[Past], str]
+Style = Callable[[PastTurn], str]
 Message = dict[str, str]
 
 
-def observations(past: Past) -> str:
+def observations(past: PastTurn) -> str:
     """Write what was observed, with an empty line between two observations."""
     return "\n\n".join([_opening(past), *(observation for _, observation in past.turns)])
 
 
-def transcript(past: Past) -> str:
+def transcript(past: PastTurn) -> str:
     """Write what was observed and what was replied, with an empty line between any two."""
     return "\n\n".join([_opening(past), *(text for turn in past.turns for text in turn)])
 
@@ -56,7 +56,7 @@ class chat:  # noqa: N801 - a style like the others, which are functions
     def __init__(self, render: Callable[[list[Message]], str]) -> None:
         self._render = render
 
-    def __call__(self, past: Past) -> str:
+    def __call__(self, past: PastTurn) -> str:
         messages = [{"role": "user", "content": _opening(past)}]
         for reply, observation in past.turns:
             messages.append({"role": "assistant", "content": reply})
@@ -74,7 +74,7 @@ class History(TextWrapper):
 
     Args:
         env: A world of text.
-        style: `observations`, `transcript`, `chat`, or any function of a `Past`.
+        style: `observations`, `transcript`, `chat`, or any function of a `PastTurn`.
         limit: Turns that are shown, at least 1; None shows all.
 
     Raises:
@@ -115,7 +115,7 @@ class History(TextWrapper):
 
     def _write(self) -> str:
         while True:
-            text: object = self._style(Past(self._first, self._count - len(self._turns), tuple(self._turns)))
+            text: object = self._style(PastTurn(self._first, self._count - len(self._turns), tuple(self._turns)))
             if not isinstance(text, str):
                 raise UsageError(f"style: must write text, got {reprlib.repr(text)}")
             if len(text) <= self._longest:
@@ -125,7 +125,7 @@ class History(TextWrapper):
             self._turns.popleft()
 
 
-def _opening(past: Past) -> str:
+def _opening(past: PastTurn) -> str:
     if not past.omitted:
         return past.first
     turns = "1 earlier turn is" if past.omitted == 1 else f"{past.omitted} earlier turns are"

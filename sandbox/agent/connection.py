@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .event_loop import Loop
-    from .exec.outputs import Tail
+    from .exec.outputs import OutputTail
     from .json_fallback import Json
 
     Header = dict[str, Json]
@@ -33,14 +33,14 @@ class CallError(Exception):
         self.code = code
 
 
-class Call:
+class IncomingCall:
     """One call under way. What the host sends to it arrives at `more`, `eof`, `ack` and `cancel`.
 
     Attributes:
         is_over: Whether it was answered.
     """
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: HostConnection, number: int) -> None:
         self.connection = connection
         self.is_over = False
         self._number = number
@@ -84,7 +84,7 @@ class Call:
         self.connection.feed(frames)
         self._over()
 
-    def finish_with_outputs(self, tails: dict[str, Tail], **result: Json) -> None:
+    def finish_with_outputs(self, tails: dict[str, OutputTail], **result: Json) -> None:
         """Send what was kept of each output, and the result with ``cut``, the number of bytes that were dropped."""
         kept = {of: tail.take() for of, tail in tails.items()}
         cut = sum([dropped for _, dropped in kept.values()])
@@ -110,7 +110,7 @@ class Call:
         self.connection.forget(self._number)
 
 
-class Connection:
+class HostConnection:
     """One channel.
 
     Args:
@@ -125,7 +125,7 @@ class Connection:
         reader: int,
         writer: int,
         *,
-        start: Callable[[Connection, int, Header], Call | None],
+        start: Callable[[HostConnection, int, Header], IncomingCall | None],
         on_config: Callable[[Header], None],
         on_over: Callable[[str, str], None],
     ) -> None:
@@ -137,7 +137,7 @@ class Connection:
         self._on_config = on_config
         self._on_over = on_over
         self._decoder = framing.Decoder()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, IncomingCall] = {}
         self._out: list[bytes] = []
         self._queued = 0
         self._flushes = False
@@ -189,7 +189,7 @@ class Connection:
         if call is not None and self._holders:
             self.hold(call, False)
 
-    def call(self, number: int) -> Call | None:
+    def call(self, number: int) -> IncomingCall | None:
         """Return the call `number` if it is under way."""
         return self._calls.get(number)
 
@@ -233,7 +233,7 @@ class Connection:
                 self._take(header, body)
                 if not self.is_open:
                     return
-        except framing.BrokenFrameError as error:
+        except framing.MalformedFrameError as error:
             self.close("broken frame: " + str(error), "protocol_error")
 
     def _take(self, header: Header, body: bytes) -> None:
@@ -242,7 +242,7 @@ class Connection:
             return
         number = header.get("id")
         if not isinstance(number, int):
-            raise framing.BrokenFrameError("a frame of no call")
+            raise framing.MalformedFrameError("a frame of no call")
         if "do" in header:
             self._begin(number, header)
             return
@@ -263,7 +263,7 @@ class Connection:
 
     def _begin(self, number: int, header: Header) -> None:
         if number in self._calls:
-            raise framing.BrokenFrameError("two calls of one number")
+            raise framing.MalformedFrameError("two calls of one number")
         try:
             call = self._start(self, number, header)
         except CallError as error:

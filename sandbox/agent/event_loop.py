@@ -22,7 +22,7 @@ _WRITE = 4
 _OVER = 8 | 16
 
 
-class Watch:
+class FdWatch:
     """One file that is waited for. Closing a watch does not close the file.
 
     Args:
@@ -111,7 +111,7 @@ class Loop:
 
     def __init__(self, on_crash: Callable[[object, Exception], None], on_signal: Callable[[int], None]) -> None:
         self.turn = 0
-        self.watches: dict[int, Watch] = {}
+        self.watches: dict[int, FdWatch] = {}
         self.poller = select.epoll() if hasattr(select, "epoll") else select.poll()
         self._unit = 1 if hasattr(select, "epoll") else 1000
         self._on_crash = on_crash
@@ -133,9 +133,9 @@ class Loop:
         on_read: Callable[[], object] | None = None,
         on_write: Callable[[], object] | None = None,
         owner: object = None,
-    ) -> Watch:
+    ) -> FdWatch:
         """Return a watch on `fd` that waits for nothing yet."""
-        watch = self.watches[fd] = Watch(self, fd, on_read, on_write, owner)
+        watch = self.watches[fd] = FdWatch(self, fd, on_read, on_write, owner)
         return watch
 
     def soon(self, callback: Callable[[], None], owner: object = None) -> None:
@@ -194,7 +194,9 @@ class Loop:
             else:
                 self._guard(callback, timer.owner)
 
-    def _guard(self, callback: Callable[..., None], owner: object, watch: Watch | None = None, *arguments: int) -> None:
+    def _guard(
+        self, callback: Callable[..., None], owner: object, watch: FdWatch | None = None, *arguments: int
+    ) -> None:
         try:
             callback(*arguments)
         except Exception as error:

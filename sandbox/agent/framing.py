@@ -18,7 +18,7 @@ MAX_BODY_BYTES = 1 << 16
 _LENGTHS = struct.Struct(">II")
 
 
-class BrokenFrameError(Exception):
+class MalformedFrameError(Exception):
     """What came is no frame."""
 
 
@@ -47,7 +47,7 @@ class Decoder:
             while len(waiting) - at >= _LENGTHS.size:
                 header_bytes, body_bytes = _LENGTHS.unpack_from(waiting, at)
                 if header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-                    raise BrokenFrameError("a frame of %d and %d bytes" % (header_bytes, body_bytes))
+                    raise MalformedFrameError("a frame of %d and %d bytes" % (header_bytes, body_bytes))
                 middle = at + _LENGTHS.size + header_bytes
                 if len(waiting) < middle + body_bytes:
                     break
@@ -63,7 +63,7 @@ def _object(text: bytes) -> dict[str, Json]:
     try:
         header = loads(text.decode())
     except (ValueError, RecursionError):
-        raise BrokenFrameError("a header that is not JSON") from None
+        raise MalformedFrameError("a header that is not JSON") from None
     if not isinstance(header, dict):
-        raise BrokenFrameError("a header that is no object")
+        raise MalformedFrameError("a header that is no object")
     return header

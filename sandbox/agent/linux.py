@@ -129,7 +129,7 @@ def lent_files() -> dict[str, int]:
     return dict(zip(names.decode(), struct.unpack("%di" % (len(content) // 4), content)))
 
 
-class AgentGroup:
+class JoinedCgroup:
     """The memory cgroup of the agent's programs, whose limit leaves a reserve to us and to graders.
 
     Args:

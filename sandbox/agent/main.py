@@ -10,11 +10,11 @@ import time
 from _socket import AF_UNIX, SOCK_STREAM, socket
 
 from . import gauges
-from .connection import Call, CallError, Connection
+from .connection import CallError, HostConnection, IncomingCall
 from .event_loop import Loop
 from .exec import commands, process_tree, worker
-from .exec.outputs import Output, Tail
-from .exec.shell import Shell, ShellCall
+from .exec.outputs import Output, OutputTail
+from .exec.shell import PersistentShell, ShellCall
 from .files import files
 from .json_fallback import encoded
 from .users import Context
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .connection import Header
     from .event_loop import Timer
-    from .exec.workers import Report
+    from .exec.workers import WorkerReport
     from .json_fallback import Json
 else:
     import _signal as signal
@@ -48,24 +48,24 @@ class Agent:
         self._stays = False
         self._lonely_s: float | None = None
         self._channels = 0
-        self._connections: list[Connection] = []
+        self._connections: list[HostConnection] = []
         self._loneliness: Timer | None = None
         self._left_at = 0.0
-        self._shells: dict[tuple[str, str], Shell] = {}
-        self._log = Tail(_LOG_BYTES)
+        self._shells: dict[tuple[str, str], PersistentShell] = {}
+        self._log = OutputTail(_LOG_BYTES)
         self._stderr: Output | None = None
-        self._calls: dict[str, Callable[..., Call]] = {
+        self._calls: dict[str, Callable[..., IncomingCall]] = {
             "exec": commands.Exec,
             "read": files.Read,
             "write": files.Write,
         }
-        self._questions: dict[str, Callable[[Connection, Header], dict[str, Json]]] = {
+        self._questions: dict[str, Callable[[HostConnection, Header], dict[str, Json]]] = {
             "ping": self._ping,
             "stats": self._stats,
             "resize": self._resize,
         }
 
-    def open(self, reader: int, writer: int, *, on_over: Callable[[str, str], None]) -> Connection:
+    def open(self, reader: int, writer: int, *, on_over: Callable[[str, str], None]) -> HostConnection:
         """Take calls from a channel; one whose configuration says that it ``observes`` is no visitor."""
         is_visitor = True
         self._channels += 1
@@ -87,7 +87,7 @@ class Agent:
                 self._left_at = time.monotonic()
                 self._leave_alone()
 
-        connection = Connection(self.loop, reader, writer, start=self._start, on_config=configured, on_over=over)
+        connection = HostConnection(self.loop, reader, writer, start=self._start, on_config=configured, on_over=over)
         self._connections.append(connection)
         return connection
 
@@ -148,7 +148,7 @@ class Agent:
         context.lanes.spare(lane)  # the box ends with it
         lane.run(order, [*nothing, theirs], self._on_command_ended)
 
-    def _on_command_ended(self, report: Report) -> None:
+    def _on_command_ended(self, report: WorkerReport) -> None:
         if self._stderr is not None:
             self._stderr.take_waiting()
         self._say_last(self._log.peek()[-_LAST_WORDS_BYTES:])
@@ -161,7 +161,7 @@ class Agent:
         self._say_last(why.encode() + b"\n")
         self.leave(_BROKEN, kind)
 
-    def _start(self, connection: Connection, number: int, header: Header) -> Call | None:
+    def _start(self, connection: HostConnection, number: int, header: Header) -> IncomingCall | None:
         name = header["do"]
         if not self._context.users:
             raise CallError("bad", "a call before the configuration")
@@ -188,17 +188,17 @@ class Agent:
             raise CallError("unsupported", "no call is named %s" % name)
         return self._calls[name](self._context, connection, number, header)
 
-    def _run_in_shell(self, connection: Connection, number: int, header: Header) -> Call:
+    def _run_in_shell(self, connection: HostConnection, number: int, header: Header) -> IncomingCall:
         key = header["name"], header.get("user", "agent")
         shell = self._shells.get(key)
         if shell is None:
-            shell = self._shells[key] = Shell(self._context, self._context.user(key[1]))
+            shell = self._shells[key] = PersistentShell(self._context, self._context.user(key[1]))
         call = ShellCall(shell, connection, number, header)
         shell.run(call)
         return call
 
-    def _close_shell(self, connection: Connection, number: int, header: Header) -> Call:
-        call = Call(connection, number)
+    def _close_shell(self, connection: HostConnection, number: int, header: Header) -> IncomingCall:
+        call = IncomingCall(connection, number)
         closing = [key for key in self._shells if key[0] == header["name"]]
         left = [len(closing)]
 
@@ -213,14 +213,14 @@ class Agent:
             call.finish()
         return call
 
-    def _resize(self, connection: Connection, header: Header) -> dict[str, Json]:
+    def _resize(self, connection: HostConnection, header: Header) -> dict[str, Json]:
         call = connection.call(header["of"])
         if not isinstance(call, commands.Exec):
             raise CallError("missing", "no such program")
         call.resize(int(header["rows"]), int(header["cols"]))
         return {}
 
-    def _ping(self, connection: Connection, header: Header) -> dict[str, Json]:
+    def _ping(self, connection: HostConnection, header: Header) -> dict[str, Json]:
         self._context.report_oom_kills()
         return {}
 
@@ -228,7 +228,7 @@ class Agent:
         for connection in self._connections:
             connection.send({"oom_kills": count})
 
-    def _stats(self, connection: Connection, header: Header) -> dict[str, Json]:
+    def _stats(self, connection: HostConnection, header: Header) -> dict[str, Json]:
         alive = process_tree.alive_below([os.getpid()], process_tree.table())
         found: dict[str, Json] = {"processes": len(alive), "uptime_s": round(time.monotonic() - self._began, 3)}
         memory = gauges.memory_in_use()
@@ -292,8 +292,8 @@ class Agent:
             pass
 
 
-class _Log(Call):
-    def __init__(self, connection: Connection, number: int, content: bytes) -> None:
+class _Log(IncomingCall):
+    def __init__(self, connection: HostConnection, number: int, content: bytes) -> None:
         super().__init__(connection, number)
         self.finish_with(iter([*self.pieces("data", content), self.last()]))
 

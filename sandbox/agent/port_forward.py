@@ -9,23 +9,23 @@ import errno
 import os
 from _socket import AF_INET, AF_UNIX, SHUT_WR, SO_ERROR, SOCK_STREAM, SOL_SOCKET, socket
 
-from .connection import Call, CallError
+from .connection import CallError, IncomingCall
 from .exec.inputs import Input
 from .framing import MAX_BODY_BYTES
 from .json_fallback import encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .connection import Connection, Header
+    from .connection import Header, HostConnection
     from .users import Context
 
 _WINDOW_BYTES = 256 << 10
 
 
-class Forward(Call):
+class Forward(IncomingCall):
     """One connection."""
 
-    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         path = header.get("socket")
         self._loop = context.loop

@@ -8,7 +8,7 @@ import time
 from . import gauges, linux
 from .connection import CallError
 from .exec import worker
-from .exec.workers import Lanes
+from .exec.workers import Workers
 from .json_fallback import encoded
 
 TYPE_CHECKING = False
@@ -41,7 +41,7 @@ class Context:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.lanes = Lanes(loop)
+        self.lanes = Workers(loop)
         self.users: dict[str, linux.User] = {}
         self.work = "/"
         self._grader_home = ""

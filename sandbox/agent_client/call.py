@@ -55,7 +55,7 @@ class RefusedCallError(Exception):
         self.text = text
 
 
-class BrokenFrameError(Exception):
+class MalformedReplyError(Exception):
     """What came from the box breaks a rule; the message says which."""
 
 
@@ -267,13 +267,13 @@ class Call:
         if "of" in header:
             self._take_piece(header["of"], body)
         elif body:
-            raise BrokenFrameError("a body that is of nothing")
+            raise MalformedReplyError("a body that is of nothing")
         elif header.get("end") is True:
             self._finish(end=header)
         elif "error" in header:
             code, text = header["error"], header.get("text")
             if not isinstance(code, str) or not isinstance(text, str):
-                raise BrokenFrameError("an error that is no text")
+                raise MalformedReplyError("an error that is no text")
             self._finish(error=RefusedCallError(code, one_line(text)))
         elif "ack" in header:
             self._take_ack(header["ack"])
@@ -281,7 +281,7 @@ class Call:
             self._is_at_eof = True
             self._wake()
         else:
-            raise BrokenFrameError("a header that says nothing")
+            raise MalformedReplyError("a header that says nothing")
 
     def lose(self, error: ChannelEndedError) -> None:
         """No answer will come any more."""
@@ -289,13 +289,13 @@ class Call:
 
     def _take_piece(self, kind: JSON, body: bytes) -> None:
         if not isinstance(kind, str) or kind not in self._bounds or self._is_at_eof:
-            raise BrokenFrameError(f"a piece of {kind!r:.40}, which nobody asked for")
+            raise MalformedReplyError(f"a piece of {kind!r:.40}, which nobody asked for")
         if not body and kind != "open":
-            raise BrokenFrameError("an empty piece")
+            raise MalformedReplyError("an empty piece")
         bound = self._bounds[kind]
         if bound is not None:
             if len(body) > bound:
-                raise BrokenFrameError(f"more of {kind!r} than was asked for")
+                raise MalformedReplyError(f"more of {kind!r} than was asked for")
             self._bounds[kind] = -1 if kind == "open" else bound - len(body)
         if self._is_abandoned:
             return
@@ -308,7 +308,7 @@ class Call:
 
     def _take_ack(self, count: JSON) -> None:
         if type(count) is not int or not 0 < count <= self._unacknowledged:
-            raise BrokenFrameError("an acknowledgement of what was not sent")
+            raise MalformedReplyError("an acknowledgement of what was not sent")
         self._unacknowledged -= count
         self._let_send()
 

@@ -21,12 +21,21 @@ import orjson
 from envkit import clock
 from envkit.types import JSON, Cause, CauseKind
 
-from .call import MAX_BODY_BYTES, BrokenFrameError, Call, ChannelEndedError, Fields, RefusedCallError, Reply, one_line
+from .call import (
+    MAX_BODY_BYTES,
+    Call,
+    ChannelEndedError,
+    Fields,
+    MalformedReplyError,
+    RefusedCallError,
+    Reply,
+    one_line,
+)
 from .socket_stream import SocketStream
 
 __all__ = [
+    "AgentChannel",
     "Call",
-    "Channel",
     "ChannelEndedError",
     "Hello",
     "RefusedCallError",
@@ -93,7 +102,7 @@ class Survived:
     at_s: float = 0.0
 
 
-class Channel:
+class AgentChannel:
     """Calls to one agent. Made in a running event loop.
 
     Args:
@@ -271,7 +280,7 @@ class Channel:
                     self._room = self.loop.create_future()
                     await self._room
             reason = None
-        except BrokenFrameError as error:
+        except MalformedReplyError as error:
             reason = _broken(str(error))
         except ConnectionError:
             reason = None
@@ -284,7 +293,7 @@ class Channel:
         while len(buffer) >= self._needed:
             head_bytes, body_bytes = _HEAD.unpack_from(buffer)
             if head_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-                raise BrokenFrameError(f"lengths of {head_bytes} and {body_bytes}")
+                raise MalformedReplyError(f"lengths of {head_bytes} and {body_bytes}")
             body_at = _HEAD.size + head_bytes
             length = body_at + body_bytes
             if len(buffer) < length:
@@ -300,9 +309,9 @@ class Channel:
         try:
             header = orjson.loads(head)
         except ValueError:
-            raise BrokenFrameError("a header that is not JSON") from None
+            raise MalformedReplyError("a header that is not JSON") from None
         if type(header) is not dict:
-            raise BrokenFrameError("a header that is no object")
+            raise MalformedReplyError("a header that is no object")
         if not self._hello.done():
             self._hello.set_result(_hello(header))
             return
@@ -312,7 +321,7 @@ class Channel:
         number = header.get("id")
         call = self._calls.get(number) if type(number) is int else None
         if call is None:
-            raise BrokenFrameError("an answer to a call that nobody made")
+            raise MalformedReplyError("an answer to a call that nobody made")
         call.take(header, body)
 
     def _take_news(self, header: Mapping[str, JSON], body: bytes) -> None:
@@ -325,7 +334,7 @@ class Channel:
             if self.on_survived is not None:
                 self.on_survived()
         else:
-            raise BrokenFrameError("an unknown notice about the sandbox")
+            raise MalformedReplyError("an unknown notice about the sandbox")
 
 
 def _broken(what: str) -> Cause:
@@ -335,14 +344,14 @@ def _broken(what: str) -> Cause:
 def _hello(header: Mapping[str, JSON]) -> Hello:
     version, pid, python, uid = (header.get(name) for name in ("hello", "pid", "python", "uid"))
     if type(version) is not int:
-        raise BrokenFrameError(f"a first word that is not hello {_VERSION}")
+        raise MalformedReplyError(f"a first word that is not hello {_VERSION}")
     if version != _VERSION:
-        raise BrokenFrameError(
+        raise MalformedReplyError(
             f"hello {version} instead of hello {_VERSION}: another version of envkit started this sandbox; "
             "use that version, or start a new sandbox"
         )
     if type(pid) is not int or type(uid) is not int or not isinstance(python, str):
-        raise BrokenFrameError("a hello without pid, python and uid")
+        raise MalformedReplyError("a hello without pid, python and uid")
     return Hello(pid, one_line(python), uid)
 
 

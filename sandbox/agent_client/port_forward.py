@@ -13,11 +13,11 @@ import anyio
 from envkit.types import JSON
 
 from .call import WINDOW_BYTES
-from .channel import Call, Channel, ChannelEndedError, RefusedCallError, SocketStream
+from .channel import AgentChannel, Call, ChannelEndedError, RefusedCallError, SocketStream
 
 
 async def connected(
-    channel: Channel, beside: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], **place: JSON
+    channel: AgentChannel, beside: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]], **place: JSON
 ) -> socket.socket:
     """Connect to a ``port`` or a ``socket``, named by its path, inside, and return one end of a pair of sockets.
 

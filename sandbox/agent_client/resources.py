@@ -12,7 +12,7 @@ from .channel import Survived
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HostResources:
     """How the parts of a box that lie outside it are reached, and ended.
 
     Attributes:
@@ -21,7 +21,7 @@ class Hold:
         let_go: Gives back what we hold of it while it runs on; None for nothing.
         sockets: The folder of its sockets on the host; None: they are reached through the agent.
         snapshot: Keeps its files and returns the name; None where that cannot be done.
-        gives_up: What is not held of what others of its kind hold, such as ``"uid"``.
+        unenforced: What is not held of what others of its kind hold, such as ``"uid"``.
         look: Says what holds it up, as far as that is seen from outside; None where nothing is.
         disk_percent: Says how much of what it may write to its root is used; None where that is not bounded.
         grader_home: The folder, named as inside, for what only a grader may touch.
@@ -33,7 +33,7 @@ class Hold:
     let_go: Callable[[], None] | None = None
     sockets: Path | None = None
     snapshot: Callable[[], Awaitable[str]] | None = None
-    gives_up: tuple[str, ...] = ()
+    unenforced: tuple[str, ...] = ()
     look: Callable[[], Awaitable[str]] | None = None
     disk_percent: Callable[[], int] | None = None
     grader_home: str = GRADER_HOME

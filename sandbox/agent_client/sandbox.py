@@ -34,12 +34,12 @@ from ..host.instances import not_ready
 from ..host.layout import SOCKETS
 from ..transfer import tar_stream
 from . import port_forward
-from .channel import Channel, ChannelEndedError, RefusedCallError, Reply
+from .channel import AgentChannel, ChannelEndedError, RefusedCallError, Reply
 from .exec_result import fields_of, result_of
 from .process import Program
-from .resources import Hold
-from .shell import BoxShell
-from .teardown import Ending
+from .resources import HostResources
+from .shell import AgentShell
+from .teardown import Teardown
 
 _LOG_BYTES = 64 << 10
 _LONGEST = 300
@@ -52,7 +52,7 @@ _ERRORS: Mapping[str, type[EnvkitError]] = {
 }
 
 
-class Box:
+class AgentSandbox:
     """One sandbox; satisfies `envkit.protocols.Sandbox`. Made in a running event loop.
 
     When its agent is gone, or breaks the rules of the channel, it is ended as a whole, and what it consists of is given
@@ -68,18 +68,26 @@ class Box:
     Attributes:
         work: The same folder.
         grader_home: The folder that only a grader can enter, where that is a user of its own.
-        gives_up: What is not held of what others of its kind hold.
+        unenforced: What is not held of what others of its kind hold.
     """
 
-    def __init__(self, box_id: str, channel: Channel, hold: Hold, *, work: str, forget: Callable[[Box], None]) -> None:
+    def __init__(
+        self,
+        box_id: str,
+        channel: AgentChannel,
+        hold: HostResources,
+        *,
+        work: str,
+        forget: Callable[[AgentSandbox], None],
+    ) -> None:
         self.work = work
         self.grader_home = hold.grader_home
-        self.gives_up = hold.gives_up
+        self.unenforced = hold.unenforced
         self._id = box_id
         self._channel = channel
         self._hold = hold
-        self._shells: dict[tuple[str, SandboxUser], BoxShell] = {}
-        self._ending = Ending(box_id, channel, hold, partial(forget, self))
+        self._shells: dict[tuple[str, SandboxUser], AgentShell] = {}
+        self._ending = Teardown(box_id, channel, hold, partial(forget, self))
 
     @property
     def id(self) -> str:
@@ -190,11 +198,11 @@ class Box:
         except (ChannelEndedError, RefusedCallError) as error:
             raise await self._error(error) from None
 
-    def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> BoxShell:
+    def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> AgentShell:
         """Return the shell `name`, which starts with its first command."""
         key = name, user
         if key not in self._shells:
-            self._shells[key] = BoxShell(self, name, user)
+            self._shells[key] = AgentShell(self, name, user)
         return self._shells[key]
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:

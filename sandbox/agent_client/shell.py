@@ -12,7 +12,7 @@ _CHANGE_S = 5.0
 """Seconds that a shell may take to end one command that is out of time and to begin the next."""
 
 
-class BoxShell:
+class AgentShell:
     """A shell that stays; satisfies `envkit.protocols.Shell`. Made by `Box.shell`.
 
     Args:

@@ -11,8 +11,8 @@ import anyio
 from envkit.errors import EnvkitError, SandboxError
 from envkit.types import Cause, CauseKind
 
-from .channel import Channel
-from .resources import Hold
+from .channel import AgentChannel
+from .resources import HostResources
 
 _CAUSE_S = 3.0
 _KILL_S = 15.0
@@ -26,7 +26,7 @@ _FAREWELLS = {
 """Details for the farewells of an agent; of other kinds, the exit code and the last line of standard error say more."""
 
 
-class Ending:
+class Teardown:
     """The end of one box, which begins by itself when its channel ends.
 
     Args:
@@ -39,7 +39,7 @@ class Ending:
         lets_go: Whether what it consists of is let go then and runs on, instead of being ended.
     """
 
-    def __init__(self, box_id: str, channel: Channel, hold: Hold, forget: Callable[[], None]) -> None:
+    def __init__(self, box_id: str, channel: AgentChannel, hold: HostResources, forget: Callable[[], None]) -> None:
         self.lets_go = False
         self._id = box_id
         self._channel = channel

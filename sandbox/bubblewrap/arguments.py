@@ -42,7 +42,7 @@ _OWN = ("dev", "proc", "run", "sys", "tmp", "workspace")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BwrapOptions:
     """One box, as bubblewrap is to make it.
 
     Attributes:
@@ -75,7 +75,7 @@ def why_unavailable(user_namespace: int | None = None) -> str | None:
     program = shutil.which("bwrap")
     if program is None:
         return "bubblewrap is not installed (apt install bubblewrap)"
-    look = [*_namespaces(Look(Path("/"), 1)), *_host_system(), *_kernel(), "--size", "4096", "--tmpfs", "/tmp"]
+    look = [*_namespaces(BwrapOptions(Path("/"), 1)), *_host_system(), *_kernel(), "--size", "4096", "--tmpfs", "/tmp"]
     if user_namespace is not None:
         look += ["--userns", str(user_namespace)]
     try:
@@ -114,7 +114,7 @@ def why_refused(spec: SandboxSpec) -> str | None:
     return None
 
 
-def python_in(look: Look) -> str | None:
+def python_in(look: BwrapOptions) -> str | None:
     """Return a Python that a box sees; None if it sees none."""
     if look.image is not None:
         return next((f"/{name}" for name in _PYTHONS if os.path.lexists(look.image / name)), None)
@@ -152,7 +152,7 @@ def places_mib(disk_mib: int) -> dict[str, int]:
     }
 
 
-def options(look: Look) -> list[str]:
+def options(look: BwrapOptions) -> list[str]:
     """Return bubblewrap's options for a box; the program follows them."""
     parts = [*_namespaces(look)]
     if look.image is None:
@@ -182,7 +182,7 @@ def options(look: Look) -> list[str]:
     return [*parts, "--remount-ro", "/", "--chdir", "/"]
 
 
-def _namespaces(look: Look) -> list[str]:
+def _namespaces(look: BwrapOptions) -> list[str]:
     parts = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
     if not look.is_online:
         parts.append("--unshare-net")

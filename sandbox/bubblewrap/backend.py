@@ -9,7 +9,7 @@ uid 1000 and graders as uid 1001, which have none. It dies with us, by the kerne
 As root, each box has host uids of its own (`envkit.sandbox.bubblewrap.uid_ranges`), so it shares nothing that the
 kernel counts by user. Where the machine allows no user namespaces, the uids are the host's, and what the kernel counts
 for its user 1000 (inotify instances, queued signals, pipe memory) is shared with that user and between boxes;
-`gives_up` then names ``"uid_range"``.
+`unenforced` then names ``"uid_range"``.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, S
 from envkit.types import GRADER_HOME, Cause, CauseKind, SandboxSpec
 
 from .. import agent
-from ..agent_client.channel import Channel, ChannelEndedError, SocketStream, Survived
-from ..agent_client.resources import Hold
-from ..agent_client.sandbox import Box
+from ..agent_client.channel import AgentChannel, ChannelEndedError, SocketStream, Survived
+from ..agent_client.resources import HostResources
+from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import cgroups, layout, run_dirs, seccomp
-from ..host.instances import Boxes, machine_memory_mib, refuse
+from ..host.instances import LiveSandboxes, machine_memory_mib, refuse
 from ..host.layout import AGENT_UID, DOOR, DOOR_SOCKET, GRADER_UID, PATH, SOCKETS, WORK
 from ..host.pid1 import FirstProcess
 from ..snapshots import store
 from . import arguments, detached, host_python, orphans, supervisor, uid_ranges
 from .arguments import why_unavailable
-from .supervisor import Life
+from .supervisor import Supervisor
 
 __all__ = ["LocalBackend", "why_unavailable"]
 
@@ -69,9 +69,11 @@ class LocalBackend:
     """
 
     def __init__(self, readable: Sequence[str] | None = None) -> None:
-        self._boxes = Boxes("bwrap")
+        self._boxes = LiveSandboxes("bwrap")
         self._readable = None if readable is None else list(readable)
-        self._places = cgroups.find() if sys.platform == "linux" else cgroups.Places(is_unified=False, parents={})
+        self._places = (
+            cgroups.find() if sys.platform == "linux" else cgroups.CgroupFolders(is_unified=False, parents={})
+        )
         self._modules: Sequence[str] = ()
         self._importable: Sequence[str] = ()
         self._filter = seccomp.program()
@@ -100,11 +102,11 @@ class LocalBackend:
         """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
         return self._boxes.disks()
 
-    async def start(self, spec: SandboxSpec) -> Box:
+    async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Its image is a folder with a root file system."""
         return await self._start(self._boxes.new_id(), spec, spec.command)
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> Box:
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec` with the files of `snapshot`, which this backend took; its command waits for them."""
         box_id = self._boxes.new_id()
         file = store.find(self._boxes.folder / "snapshots", snapshot)
@@ -126,7 +128,7 @@ class LocalBackend:
         """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted; "" is none."""
         return await clock.to_thread(detached.ids, ledger)
 
-    async def attach(self, box_id: str, *, observes: bool = False) -> Box:
+    async def attach(self, box_id: str, *, observes: bool = False) -> AgentSandbox:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
 
         With `observes` it is only looked at: the time after which it ends when it is left alone is not restarted.
@@ -151,7 +153,7 @@ class LocalBackend:
         return box
 
     async def dial(self, box_id: str) -> socket.socket:
-        """Return a connected, non-blocking stream to a box that stays, which speaks what a `Channel` does.
+        """Return a connected, non-blocking stream to a box that stays, which speaks what a `AgentChannel` does.
 
         The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
         """
@@ -168,7 +170,7 @@ class LocalBackend:
         held, _ = _staying(box_id, self._places)
         await held.kill()
 
-    async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> Box:
+    async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> AgentSandbox:
         look = self._look(spec)
         refuse(box_id, spec, self.capabilities(), memory_mib=machine_memory_mib(), shown=look.readable)
         if (why := arguments.why_refused(spec)) is not None:
@@ -193,7 +195,7 @@ class LocalBackend:
                     agent.command(python),
                     stream=theirs,
                     filter_program=self._filter,
-                    group=cgroups.Group(self._places, f"{self._boxes.folder.name}-{box_id}"),
+                    group=cgroups.Cgroup(self._places, f"{self._boxes.folder.name}-{box_id}"),
                     bounds=self._bounds(spec),
                     uids=own,
                 )
@@ -213,7 +215,7 @@ class LocalBackend:
             if spec.untrusted and not holds_inodes:
                 raise SandboxRefusedError(box_id, "untrusted programs are refused: not enforced here: inodes")
             box = self._box(box_id, ours, held, sockets, spec, look.disk_mib)
-            box.gives_up = (*box.gives_up, *(() if holds_inodes else ("inodes",)))
+            box.unenforced = (*box.unenforced, *(() if holds_inodes else ("inodes",)))
         except OSError as error:
             ours.close()
             cause = await held.cause(Survived())
@@ -238,7 +240,7 @@ class LocalBackend:
             await asyncio.get_running_loop().sock_sendall(stream, self._opening)
         await anyio.wait_readable(stream)
 
-    def _furnished(self, held: Life, spec: SandboxSpec) -> Path:
+    def _furnished(self, held: Supervisor, spec: SandboxSpec) -> Path:
         """Give the box's users their folders, before any program of the box runs; return that of its sockets.
 
         Raises:
@@ -259,35 +261,35 @@ class LocalBackend:
         return sockets
 
     def _box(
-        self, box_id: str, stream: socket.socket, held: Life, sockets: Path, spec: SandboxSpec, disk_mib: int
-    ) -> Box:
-        channel = Channel(SocketStream(stream))
+        self, box_id: str, stream: socket.socket, held: Supervisor, sockets: Path, spec: SandboxSpec, disk_mib: int
+    ) -> AgentSandbox:
+        channel = AgentChannel(SocketStream(stream))
         lost = {
             "network": spec.network == "open",
             "uid_range": os.geteuid() == 0 and self._ranges.why_none is not None,
             "memory_reserve": not held.holds_reserve,
         }
-        hold = Hold(
+        hold = HostResources(
             cause=held.cause,
             kill=partial(self._end, held, spec.stay),
             let_go=held.let_go,
             sockets=sockets,
             snapshot=partial(self._keep, box_id, channel, store.Extent(disk_mib, _files_uid())),
-            gives_up=tuple(name for name, is_lost in lost.items() if is_lost),
+            unenforced=tuple(name for name, is_lost in lost.items() if is_lost),
             look=held.look,
             on_survived=held.group.survived,
         )
-        box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
+        box = AgentSandbox(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)
         return box
 
-    async def _end(self, held: Life, stays_on: bool) -> None:
-        if stays_on and self._is_leaving:
+    async def _end(self, held: Supervisor, detached: bool) -> None:
+        if detached and self._is_leaving:
             held.let_go()
         else:
             await held.kill()
 
-    async def _keep(self, box_id: str, channel: Channel, extent: store.Extent) -> str:
+    async def _keep(self, box_id: str, channel: AgentChannel, extent: store.Extent) -> str:
         self._snapshots_taken += 1
         name = f"snapshot-{self._snapshots_taken}"
         try:
@@ -296,14 +298,14 @@ class LocalBackend:
             raise SandboxLostError(box_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")) from None
         return name
 
-    def _look(self, spec: SandboxSpec) -> arguments.Look:
+    def _look(self, spec: SandboxSpec) -> arguments.BwrapOptions:
         image = None if spec.image is None else Path(spec.image)
         shown: Sequence[str] | None = self._readable
         if shown is None and image is not None:
             shown = []
         elif shown is None:
             shown = self._modules if spec.untrusted else self._importable
-        return arguments.Look(
+        return arguments.BwrapOptions(
             etc=self._boxes.folder / "etc",
             disk_mib=self._disk_mib(spec),
             image=image,
@@ -313,9 +315,9 @@ class LocalBackend:
             stays=spec.stay,
         )
 
-    def _bounds(self, spec: SandboxSpec) -> cgroups.Bounds:
+    def _bounds(self, spec: SandboxSpec) -> cgroups.CgroupLimits:
         holds = self._places.parents
-        return cgroups.Bounds(
+        return cgroups.CgroupLimits(
             memory_mib=(spec.memory_mib or _MEMORY_MIB) if "memory" in holds else None,
             pids=(spec.pids or _PIDS) if "pids" in holds else None,
             cpus=spec.cpus,
@@ -357,7 +359,7 @@ class LocalBackend:
         await self._boxes.close()
 
 
-def _staying(box_id: str, places: cgroups.Places) -> tuple[Life, FirstProcess]:
+def _staying(box_id: str, places: cgroups.CgroupFolders) -> tuple[Supervisor, FirstProcess]:
     """Return what a box that stays hangs on, and its first process.
 
     Raises:
@@ -370,10 +372,10 @@ def _staying(box_id: str, places: cgroups.Places) -> tuple[Life, FirstProcess]:
         first = FirstProcess(stay.first_pid)
     except OSError:
         raise SandboxError(f"box {box_id!r} has just ended") from None
-    return Life(None, cgroups.Group(places, stay.group), first=first, folder=stay.folder), first
+    return Supervisor(None, cgroups.Cgroup(places, stay.group), first=first, folder=stay.folder), first
 
 
-def _bounds_inodes(held: Life, disk_mib: int) -> bool:
+def _bounds_inodes(held: Supervisor, disk_mib: int) -> bool:
     """Bound how many files programs can make, and say whether that worked; bubblewrap has no option for it."""
     first = held.first()
     if first is None:

@@ -18,7 +18,7 @@ _FILE = "first"
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class DetachedNote:
     """A box that stays.
 
     Attributes:
@@ -45,7 +45,7 @@ def remember(folder: Path, first_pid: int, group: str, ledger: str) -> None:
     (folder / _FILE).write_text(f"{run_dirs.owner_name(first_pid)} {group} {ledger}")
 
 
-def find(box_id: str) -> Stay | None:
+def find(box_id: str) -> DetachedNote | None:
     """Return the box of this id; None when none of our user's on this machine has it any more."""
     match = _ID.fullmatch(box_id)
     if match is None:
@@ -56,7 +56,7 @@ def find(box_id: str) -> Stay | None:
         except (OSError, ValueError):  # gone, or just being written
             continue
         if not run_dirs.is_owner_gone(first) and not run_dirs.is_owner_gone(folder.name):
-            return Stay(folder, group, int(first.split("-")[2]), "".join(ledger))
+            return DetachedNote(folder, group, int(first.split("-")[2]), "".join(ledger))
     return None
 
 

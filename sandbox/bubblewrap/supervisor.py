@@ -20,7 +20,7 @@ from ..agent_client.channel import Survived
 from ..host import cgroups, run_dirs
 from ..host.child_process import Child, cause_of, signal_in
 from ..host.pid1 import FirstProcess
-from .arguments import Look, options
+from .arguments import BwrapOptions, options
 from .uid_ranges import UidRange
 
 _CAUSE_S = 2.0
@@ -32,7 +32,7 @@ _VICTIM = 500
 """How much sooner than others a box's programs die when the whole machine is out of memory, of 1,000."""
 
 
-class Life:
+class Supervisor:
     """The processes of one box on the host.
 
     Args:
@@ -52,7 +52,7 @@ class Life:
     def __init__(
         self,
         child: Child | None,
-        group: cgroups.Group,
+        group: cgroups.Cgroup,
         *,
         told: int | None = None,
         first: FirstProcess | None = None,
@@ -192,7 +192,7 @@ class Life:
                 socket.send_fds(line, [b"".join(lent) or b"-"], list(lent.values()))
 
 
-async def empty(group: cgroups.Group) -> bool:
+async def empty(group: cgroups.Cgroup) -> bool:
     """Kill who is in a group, and remove it when they are gone; return False if that takes more than 2 s."""
     with anyio.move_on_after(_EMPTY_S):
         while not group.remove():
@@ -203,15 +203,15 @@ async def empty(group: cgroups.Group) -> bool:
 
 
 def launch(
-    look: Look,
+    look: BwrapOptions,
     command: Sequence[str],
     *,
     stream: socket.socket,
     filter_program: bytes | None,
-    group: cgroups.Group,
-    bounds: cgroups.Bounds,
+    group: cgroups.Cgroup,
+    bounds: cgroups.CgroupLimits,
     uids: UidRange | None = None,
-) -> Life:
+) -> Supervisor:
     """Make a control group and start bubblewrap, which reads its options where no other user can.
 
     Args:
@@ -251,7 +251,7 @@ def launch(
         # Bubblewrap's environment would be readable inside.
         child = Child(argv, env={}, stream=stream, name=group.name, pass_fds=handles)
         undo.pop_all()
-    return Life(child, group, told=told, score_line=score_line, uids=uids)
+    return Supervisor(child, group, told=told, score_line=score_line, uids=uids)
 
 
 def _file_of(content: bytes) -> int:

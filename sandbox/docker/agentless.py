@@ -75,7 +75,7 @@ def why_refused(spec: SandboxSpec, *, has_snapshot: bool) -> str | None:
     return f"its image has no Python, which is needed for {', '.join(needs)}" if needs else None
 
 
-class FallbackBox:
+class AgentlessSandbox:
     """One box without an agent; satisfies `envkit.protocols.Sandbox`.
 
     Args:
@@ -93,9 +93,9 @@ class FallbackBox:
         held: AttachedContainer,
         *,
         env: Mapping[str, str],
-        forget: Callable[[FallbackBox], None],
+        forget: Callable[[AgentlessSandbox], None],
     ) -> None:
-        self.gives_up: tuple[str, ...] = ("memory_reserve",)
+        self.unenforced: tuple[str, ...] = ("memory_reserve",)
         self.grader_home = GRADER_HOME
         self._id = box_id
         self._daemon = daemon
@@ -226,7 +226,7 @@ class FallbackBox:
         if self._cause is not None or self._life_line.is_over:
             raise SandboxLostError(self._id, await self._why_gone())
         began = clock.precise()
-        output = _Tail(keep_bytes)
+        output = _LogTail(keep_bytes)
         stream: AttachStream | None = None
         code: int | None = None
         own = _ENV_OF_GRADER if uid == GRADER_UID else {}
@@ -271,7 +271,7 @@ class FallbackBox:
         return SandboxLostError(self._id, await self._why_gone() if self._life_line.is_over else otherwise)
 
 
-class _Tail:
+class _LogTail:
     """The end of an output.
 
     Attributes:
@@ -291,7 +291,7 @@ class _Tail:
             self.cut += excess
 
 
-async def _converse(stream: AttachStream, stdin: bytes, output: _Tail) -> None:
+async def _converse(stream: AttachStream, stdin: bytes, output: _LogTail) -> None:
     """Give a command its input while taking its output, until that ends."""
 
     async def feed() -> None:

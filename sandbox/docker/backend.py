@@ -28,19 +28,19 @@ from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError, S
 from envkit.types import Cause, CauseKind, SandboxSpec
 
 from .. import agent
-from ..agent_client.channel import Channel, ChannelEndedError, SocketStream, Stream
-from ..agent_client.resources import Hold
-from ..agent_client.sandbox import Box
+from ..agent_client.channel import AgentChannel, ChannelEndedError, SocketStream, Stream
+from ..agent_client.resources import HostResources
+from ..agent_client.sandbox import AgentSandbox
 from ..egress import proxy
 from ..host import layout
-from ..host.instances import Boxes, refuse
+from ..host.instances import LiveSandboxes, refuse
 from ..host.layout import AGENT_UID, DOOR, SOCKETS, WORK
 from ..snapshots import store
 from . import agentless, container, container_config, orphans, seccomp_profile
-from .agentless import LIFE_LINE, FallbackBox
+from .agentless import LIFE_LINE, AgentlessSandbox
 from .api import Daemon, DaemonError
 from .container import AttachedContainer, MissingProgramError, Written
-from .container_config import DISK_LABEL, PROFILE_LABEL, Bounds, Image
+from .container_config import DISK_LABEL, PROFILE_LABEL, ContainerLimits, Image
 from .disk_quota import LEAST_FREE_MIB, DaemonDisk, DiskUse
 from .images import DEFAULT_IMAGE, find_image, why_unusable
 from .orphans import BOX_LABEL, LEDGER_LABEL, STAY_LABEL
@@ -82,7 +82,7 @@ class DockerBackend:
 
     def __init__(self, *, pull: bool = False) -> None:
         self._pull = pull
-        self._boxes = Boxes("docker")
+        self._boxes = LiveSandboxes("docker")
         self._opened: Daemon | None = None
         self._opening = b""
         self._filter: str | None = None
@@ -128,7 +128,7 @@ class DockerBackend:
         """Return what is known of an image; None when there is no such."""
         return await self._daemon.image(name)
 
-    async def start(self, spec: SandboxSpec) -> Box | FallbackBox:
+    async def start(self, spec: SandboxSpec) -> AgentSandbox | AgentlessSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`.
 
         Raises:
@@ -137,7 +137,7 @@ class DockerBackend:
         """
         return await self._start(spec, None)
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> Box | FallbackBox:
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox | AgentlessSandbox:
         """Start a box with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         return await self._start(spec, snapshot)
 
@@ -161,7 +161,7 @@ class DockerBackend:
         label = STAY_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(one["Labels"][BOX_LABEL] for one in await self._daemon.containers(label))
 
-    async def attach(self, box_id: str, *, observes: bool = False) -> Box:
+    async def attach(self, box_id: str, *, observes: bool = False) -> AgentSandbox:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
 
         With `observes` it is only looked at: the time after which it ends when it is left alone is not restarted.
@@ -187,7 +187,7 @@ class DockerBackend:
         return box
 
     async def dial(self, box_id: str) -> socket.socket:
-        """Return a connected, non-blocking stream to a box that stays, which speaks what a `Channel` does.
+        """Return a connected, non-blocking stream to a box that stays, which speaks what a `AgentChannel` does.
 
         The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
         """
@@ -236,7 +236,7 @@ class DockerBackend:
                 await self._daemon.close()
                 self._opened = None
 
-    async def _start(self, spec: SandboxSpec, snapshot: str | None) -> Box | FallbackBox:
+    async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox | AgentlessSandbox:
         box_id = f"docker-{secrets.token_hex(4)}" if spec.stay else self._boxes.new_id()
         self._refuse(box_id, spec)
         async with self._starting:  # whose turn has not come has not begun
@@ -271,7 +271,7 @@ class DockerBackend:
                 return image, None
         return await find_image(self._daemon, box_id, spec, pull=self._pull), files
 
-    async def _launch(self, plan: _Plan) -> Box | FallbackBox:
+    async def _launch(self, plan: _Plan) -> AgentSandbox | AgentlessSandbox:
         """Start with the image's Python, which is looked for once for each image, or without."""
         pythons = self._pythons
         for python in (pythons[plan.image.id],) if plan.image.id in pythons else _PYTHONS:
@@ -287,7 +287,7 @@ class DockerBackend:
         pythons[plan.image.id] = None
         return fallback_box
 
-    async def _launch_agent(self, plan: _Plan, python: str) -> Box:
+    async def _launch_agent(self, plan: _Plan, python: str) -> AgentSandbox:
         spec = plan.spec
         held = await self._run(plan, agent.command(python), self._opening)
         try:
@@ -312,7 +312,7 @@ class DockerBackend:
             await store.put_back(box, plan.files, spec, AGENT_UID if has_users else None)
         return box
 
-    async def _launch_fallback(self, plan: _Plan) -> FallbackBox:
+    async def _launch_fallback(self, plan: _Plan) -> AgentlessSandbox:
         spec = plan.spec
         if (why := agentless.why_refused(spec, has_snapshot=plan.files is not None)) is not None:
             raise SandboxRefusedError(plan.box_id, Cause(CauseKind.IMAGE_UNUSABLE, why))
@@ -322,7 +322,7 @@ class DockerBackend:
             cause = Cause(CauseKind.IMAGE_UNUSABLE, "its image has neither Python nor a shell")
             raise SandboxRefusedError(plan.box_id, cause) from None
         env = container_config.environment(spec, plan.image)
-        box = FallbackBox(plan.box_id, self._daemon, held, env=env, forget=self._boxes.forget)
+        box = AgentlessSandbox(plan.box_id, self._daemon, held, env=env, forget=self._boxes.forget)
         self._boxes.add(box)
         try:
             await box.probe(spec.start_timeout_s)
@@ -358,37 +358,37 @@ class DockerBackend:
         spec: SandboxSpec,
         stream: Stream,
         written: Written | None,
-    ) -> Box:
-        channel = Channel(stream)
-        lost = container_config.gives_up(spec, bounds_disk=bool(self._bounds_disk))
-        gives_up = lost if held.agent_group is not None else (*lost, "memory_reserve")
-        use = DiskUse(Bounds.of(spec).disk_mib)
-        hold = Hold(
+    ) -> AgentSandbox:
+        channel = AgentChannel(stream)
+        lost = container_config.unenforced(spec, bounds_disk=bool(self._bounds_disk))
+        unenforced = lost if held.agent_group is not None else (*lost, "memory_reserve")
+        use = DiskUse(ContainerLimits.of(spec).disk_mib)
+        hold = HostResources(
             cause=held.cause,
-            kill=partial(self._end, held, stays_on=spec.stay),
+            kill=partial(self._end, held, detached=spec.stay),
             let_go=held.stream.close,
             sockets=sockets,
             snapshot=partial(self._snapshot, box_id, spec, held, channel),
-            gives_up=gives_up,
+            unenforced=unenforced,
             look=held.look,
             on_survived=None if held.agent_group is None else held.agent_group.forget_peaks,
             disk_percent=None if written is None else lambda: use.percent,
         )
-        box = Box(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
+        box = AgentSandbox(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)
         if spec.profile == "system":
             box.while_alive(self._disk.watch(channel, written, use))
         return box
 
-    async def _end(self, held: AttachedContainer, *, stays_on: bool) -> None:
-        if stays_on and self._is_leaving:
+    async def _end(self, held: AttachedContainer, *, detached: bool) -> None:
+        if detached and self._is_leaving:
             held.stream.close()
         else:
             await held.kill()
 
-    async def _snapshot(self, box_id: str, spec: SandboxSpec, held: AttachedContainer, channel: Channel) -> str:
+    async def _snapshot(self, box_id: str, spec: SandboxSpec, held: AttachedContainer, channel: AgentChannel) -> str:
         """Keep the files of a box: as an image where all can be written, else what lies in its places for that."""
-        disk_mib = Bounds.of(spec).disk_mib
+        disk_mib = ContainerLimits.of(spec).disk_mib
         if spec.profile == "system":
             image, self._images[image] = await self._disk.commit(held.id, disk_mib)
             return image

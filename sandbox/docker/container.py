@@ -18,7 +18,7 @@ from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs
-from ..host.agent_cgroup import AgentGroup
+from ..host.agent_cgroup import AgentCgroup
 from ..host.layout import COUNTED, DOOR, DOOR_SOCKET, SOCKETS
 from ..host.pid1 import FirstProcess
 from . import container_config, orphans
@@ -69,7 +69,7 @@ class AttachedContainer:
     ) -> None:
         self.id = container_id
         self.stream = stream
-        self.agent_group: AgentGroup | None = None
+        self.agent_group: AgentCgroup | None = None
         self._daemon = daemon
         self._removes_itself = removes_itself
         self._began_s = int(clock.wall())
@@ -95,7 +95,7 @@ class AttachedContainer:
                 with suppress(OSError):
                     first.bound_terminals({"gid": _TTY_GROUP})
                 if lends_score(self._daemon, spec):
-                    await clock.to_thread(self._lend, first, container_config.Bounds.of(spec).memory_mib)
+                    await clock.to_thread(self._lend, first, container_config.ContainerLimits.of(spec).memory_mib)
         return volumes
 
     def _lend(self, first: FirstProcess, memory_mib: int) -> None:

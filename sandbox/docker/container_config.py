@@ -5,7 +5,7 @@ a grader's, ``/dev/shm``) is in memory and of bounded size, and counts as memory
 capabilities, and nobody can gain any; no network; a filter of system calls (`envkit.sandbox.docker.seccomp_profile`).
 
 The system profile differs in that the root file system can be written, everything runs as root with the capabilities
-that package managers and servers need, and what is written lies on the daemon's disk. `gives_up` names what is not
+that package managers and servers need, and what is written lies on the daemon's disk. `unenforced` names what is not
 held.
 """
 
@@ -72,7 +72,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ContainerLimits:
     """What a container may use. Sizes in MiB; `cpus` of None is without bound."""
 
     memory_mib: int
@@ -81,7 +81,7 @@ class Bounds:
     cpus: float | None
 
     @classmethod
-    def of(cls, spec: SandboxSpec) -> Bounds:
+    def of(cls, spec: SandboxSpec) -> ContainerLimits:
         """Fill in what `spec` leaves open; places in memory are together no larger than half of it."""
         memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
         default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
@@ -112,7 +112,7 @@ def options(
         has_agent: Whether process 1 looks after the others, and needs capabilities for it.
         agent_sets_scores: Whether that process, and nobody else inside, will be able to write to /proc.
     """
-    bounds = Bounds.of(spec)
+    bounds = ContainerLimits.of(spec)
     host = {
         **_host(spec, bounds, labels),
         **(_system(bounds, bounds_disk) if spec.profile == "system" else _strict(image, bounds)),
@@ -145,7 +145,7 @@ def options(
 
 def why_refused(spec: SandboxSpec, runtimes: Iterable[str]) -> str | None:
     """Return why `spec` cannot be had of a daemon that has these runtimes, in one line; None where it can."""
-    lost = gives_up(spec)
+    lost = unenforced(spec)
     if spec.untrusted and lost:
         what = "an open network" if "network" in lost else f"profile {spec.profile!r}"
         return f"untrusted programs are refused: {what} does not hold {', '.join(lost)}"
@@ -156,7 +156,7 @@ def why_refused(spec: SandboxSpec, runtimes: Iterable[str]) -> str | None:
     return None
 
 
-def gives_up(spec: SandboxSpec, *, bounds_disk: bool = False) -> tuple[str, ...]:
+def unenforced(spec: SandboxSpec, *, bounds_disk: bool = False) -> tuple[str, ...]:
     """Name what `spec` leaves unheld, in the words of `capabilities`."""
     lost = []
     if spec.network == "open":
@@ -191,7 +191,7 @@ def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | N
     return cause_of(128 - code if 128 < code <= 192 else code, last_line)
 
 
-def _host(spec: SandboxSpec, bounds: Bounds, labels: Mapping[str, str]) -> dict[str, JSON]:
+def _host(spec: SandboxSpec, bounds: ContainerLimits, labels: Mapping[str, str]) -> dict[str, JSON]:
     host: dict[str, JSON] = {
         "NetworkMode": "bridge" if spec.network == "open" else "none",
         "CapDrop": ["ALL"],
@@ -234,7 +234,7 @@ def _view(source: str, target: str) -> dict[str, JSON]:
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True, "BindOptions": alone}
 
 
-def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:
+def _strict(image: Image, bounds: ContainerLimits) -> dict[str, JSON]:
     size = _tmpfs(bounds.disk_mib)
     # What an image declares as a volume would be a folder on the daemon's disk.
     places: dict[str, JSON] = dict.fromkeys(image.volumes, f"{size},mode=1777")
@@ -244,7 +244,7 @@ def _strict(image: Image, bounds: Bounds) -> dict[str, JSON]:
     return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": places}
 
 
-def _system(bounds: Bounds, bounds_disk: bool) -> dict[str, JSON]:
+def _system(bounds: ContainerLimits, bounds_disk: bool) -> dict[str, JSON]:
     most = bounds.disk_mib << 20
     host: dict[str, JSON] = {
         "CapAdd": list(_SYSTEM_CAPABILITIES),
@@ -257,7 +257,7 @@ def _system(bounds: Bounds, bounds_disk: bool) -> dict[str, JSON]:
     return host
 
 
-def _grader_home(bounds: Bounds, uid: int) -> str:
+def _grader_home(bounds: ContainerLimits, uid: int) -> str:
     size_mib = min(bounds.disk_mib, _LARGEST_GRADER_HOME_MIB)
     return f"{_tmpfs(size_mib)},mode=0700,uid={uid},gid={uid}"
 

@@ -24,7 +24,7 @@ from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
 from envkit.types import Cause, CauseKind, SandboxSpec
 
-from ..agent_client.channel import Channel
+from ..agent_client.channel import AgentChannel
 from .api import Daemon, DaemonError
 from .container import Written
 
@@ -105,7 +105,7 @@ class DaemonDisk:
             with anyio.CancelScope(shield=True), suppress(DaemonError):  # it may have ended
                 await self._daemon.unpause(container)
 
-    async def watch(self, channel: Channel, written: Written | None, use: DiskUse) -> None:
+    async def watch(self, channel: AgentChannel, written: Written | None, use: DiskUse) -> None:
         """End a box before it fills the disk, or once its files take more than `disk_mib`, until it has ended.
 
         Args:

@@ -61,14 +61,14 @@ def underway(made: Mapping[str, str]) -> Iterator[None]:
             note.unlink(missing_ok=True)
 
 
-class Leftover(NamedTuple):
+class Orphan(NamedTuple):
     """Something of a process that is gone: a ``"container"``, a ``"volume"`` or an ``"image"``."""
 
     kind: Literal["container", "volume", "image"]
     id: str
 
 
-async def gone(daemon: Daemon) -> list[Leftover]:
+async def gone(daemon: Daemon) -> list[Orphan]:
     """Return the containers, volumes and snapshots of processes of this machine that are gone.
 
     A box that is to stay is none of them while it runs.
@@ -79,25 +79,25 @@ async def gone(daemon: Daemon) -> list[Leftover]:
     containers = await daemon.containers(OWNER_LABEL)
     staying = {_note(one["Labels"]) for one in containers if _stays(one)}
     found = [
-        Leftover("container", str(one["Id"])) for one in containers if not _stays(one) and _is_ownerless(one["Labels"])
+        Orphan("container", str(one["Id"])) for one in containers if not _stays(one) and _is_ownerless(one["Labels"])
     ]
     found += [
-        Leftover("volume", str(one["Name"]))
+        Orphan("volume", str(one["Name"]))
         for one in await daemon.volumes(OWNER_LABEL)
         if _is_ownerless(one["Labels"]) and _note(one["Labels"]) not in staying
     ]
     images = await daemon.images(OWNER_LABEL)
-    return found + [Leftover("image", str(one["Id"])) for one in images if _is_ownerless(one["Labels"])]
+    return found + [Orphan("image", str(one["Id"])) for one in images if _is_ownerless(one["Labels"])]
 
 
-async def reap(daemon: Daemon) -> list[Leftover]:
+async def reap(daemon: Daemon) -> list[Orphan]:
     """Remove what `gone` returns, and return it. What the daemon was still asked for when its owner died is waited for.
     When this returns nothing is left, except what the daemon does not let go within 15 s.
 
     Raises:
         DaemonError: The daemon does not answer.
     """
-    removed: set[Leftover] = set()
+    removed: set[Orphan] = set()
     deadline = clock.now() + _REAP_S
     while not await _reap_once(daemon, removed):
         if clock.now() > deadline:
@@ -129,7 +129,7 @@ async def clear(daemon: Daemon, run: str) -> None:
         await daemon.remove_image(found["Id"])
 
 
-async def _reap_once(daemon: Daemon, removed: set[Leftover]) -> bool:
+async def _reap_once(daemon: Daemon, removed: set[Orphan]) -> bool:
     """Remove what is found, add it to `removed`, and say whether there was nothing and nothing is to come."""
     notes = list(_notes())  # before we look, since a note is taken away when its container is there
     made = {_note(one["Labels"]) for one in await daemon.containers(OWNER_LABEL)}

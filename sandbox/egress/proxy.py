@@ -24,7 +24,7 @@ from envkit.protocols import Sandbox
 from envkit.types import SandboxSpec
 
 from ..agent_client.channel import SocketStream
-from ..agent_client.sandbox import Box
+from ..agent_client.sandbox import AgentSandbox
 from ..host.instances import not_ready
 from ..host.layout import SOCKETS
 from .allowlist import Allowlist, RefusedError, Resolve, public_addresses
@@ -69,7 +69,7 @@ def waiting(spec: SandboxSpec, command: Sequence[str]) -> tuple[str, ...]:
     return (*_WAIT, *command) if command and not isinstance(spec.network, str) else tuple(command)
 
 
-async def open_for(box: Box, spec: SandboxSpec, python: str, *, resolve: Resolve = public_addresses) -> None:
+async def open_for(box: AgentSandbox, spec: SandboxSpec, python: str, *, resolve: Resolve = public_addresses) -> None:
     """Let `box` reach the hosts that `spec` names, for as long as it lives; nothing to do if it names none.
 
     Args:
@@ -102,7 +102,7 @@ async def open_for(box: Box, spec: SandboxSpec, python: str, *, resolve: Resolve
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProxyRequest:
     """A request to a proxy.
 
     Attributes:
@@ -116,7 +116,7 @@ class Request:
     head: bytes
 
     @classmethod
-    def parse(cls, head: bytes) -> Request:
+    def parse(cls, head: bytes) -> ProxyRequest:
         """Read what ends with an empty line.
 
         Raises:
@@ -184,7 +184,7 @@ class Proxy:
         with suppress(ConnectionError):
             try:
                 head, rest = await _head(client, first)
-                request = Request.parse(head)
+                request = ProxyRequest.parse(head)
                 upstream = SocketStream(await self._allowlist.connect(request.host, request.port))
             except RefusedError as refusal:
                 await client.send(_refusal(refusal))
@@ -201,7 +201,7 @@ class Proxy:
                     pass
 
 
-async def _keep_running(box: Box, command: Sequence[str]) -> None:
+async def _keep_running(box: AgentSandbox, command: Sequence[str]) -> None:
     with suppress(SandboxLostError):
         while True:  # a program of the box may kill what runs as the same user, to its own harm
             await box.exec(command, timeout_s=_FOR_EVER_S)

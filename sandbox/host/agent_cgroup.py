@@ -31,7 +31,7 @@ def reserve_mib(memory_mib: int) -> int:
     return min(max(memory_mib // 8, _LEAST_MIB), _MOST_MIB, memory_mib // 4)
 
 
-class AgentGroup:
+class AgentCgroup:
     """The child of one sandbox's memory cgroup.
 
     Args:
@@ -108,7 +108,7 @@ class AgentGroup:
                 _write(self._sandbox / "cgroup.subtree_control", "-memory")
 
 
-def of_container(container_id: str, first_pid: int) -> AgentGroup | None:
+def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
     """Return the group below that of a container, which need not exist; None where its cgroup cannot have one.
 
     With version 2 it cannot: the container's own processes are in its cgroup.
@@ -123,7 +123,7 @@ def of_container(container_id: str, first_pid: int) -> AgentGroup | None:
         return None
     path = next((line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory"), "")
     folder = Path("/sys/fs/cgroup/memory", path.lstrip("/"))
-    return AgentGroup(folder, is_unified=False) if container_id in path and folder.is_dir() else None
+    return AgentCgroup(folder, is_unified=False) if container_id in path and folder.is_dir() else None
 
 
 def _write(file: Path, value: str) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from envkit.types import Cause, CauseKind
 
 from . import run_dirs
-from .agent_cgroup import AgentGroup
+from .agent_cgroup import AgentCgroup
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -31,7 +31,7 @@ _LEAST_QUOTA_US = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class CgroupLimits:
     """What a box may use; None is without bound.
 
     Attributes:
@@ -46,7 +46,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CgroupFolders:
     """Where groups can be made on this machine.
 
     Attributes:
@@ -64,7 +64,7 @@ class MemoryCounters:
 
     Attributes:
         oom_kills: Processes that were killed for want of memory, be it of the group or of the whole machine.
-        limit_hit: Whether the group came to its own limit since `Group.survived`, or since it was made. With version 1
+        limit_hit: Whether the group came to its own limit since `Cgroup.survived`, or since it was made. With version 1
             cached files count too, which could then be reclaimed.
     """
 
@@ -84,7 +84,7 @@ class MemoryCounters:
         return Cause(CauseKind.OUT_OF_MEMORY, "out of memory: the host's, not the sandbox's limit")
 
 
-class Group:
+class Cgroup:
     """The group of one box: a folder, or with version 1 one for each controller.
 
     Attributes:
@@ -92,15 +92,15 @@ class Group:
         of_agent: The group below it for the agent's programs, which need not exist; None where memory is unbounded.
     """
 
-    def __init__(self, places: Places, name: str) -> None:
+    def __init__(self, places: CgroupFolders, name: str) -> None:
         self.name = name
         self._is_unified = places.is_unified
         self._folders = {controller: parent / name for controller, parent in places.parents.items()}
         memory = self._folders.get("memory")
-        self.of_agent = None if memory is None else AgentGroup(memory, is_unified=self._is_unified)
+        self.of_agent = None if memory is None else AgentCgroup(memory, is_unified=self._is_unified)
         self._hits_before = 0
 
-    def make(self, bounds: Bounds) -> None:
+    def make(self, bounds: CgroupLimits) -> None:
         """Make it with its bounds.
 
         Raises:
@@ -210,7 +210,7 @@ class Group:
             file.write(value)
 
 
-def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Places:
+def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> CgroupFolders:
     """Return where groups can be made.
 
     Args:
@@ -219,16 +219,16 @@ def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Places:
     """
     if (root / "cgroup.controllers").exists():
         parent = next((place for place in _upwards(root, own) if _holds(place)), None)
-        return Places(is_unified=True, parents={} if parent is None else dict.fromkeys(CONTROLLERS, parent))
+        return CgroupFolders(is_unified=True, parents={} if parent is None else dict.fromkeys(CONTROLLERS, parent))
     parents = {name: root / name for name in CONTROLLERS}
-    return Places(is_unified=False, parents={name: place for name, place in parents.items() if _is_open(place)})
+    return CgroupFolders(is_unified=False, parents={name: place for name, place in parents.items() if _is_open(place)})
 
 
-def gone(places: Places) -> list[Group]:
+def gone(places: CgroupFolders) -> list[Cgroup]:
     """Return the groups that nobody needs: their maker is gone, and so is who inherited them."""
     found = [folder for parent in places.parents.values() for folder in parent.glob("envkit-*")]
     needed = {folder.name for folder in found if _is_needed(folder)}
-    return [Group(places, name) for name in sorted({folder.name for folder in found} - needed)]
+    return [Cgroup(places, name) for name in sorted({folder.name for folder in found} - needed)]
 
 
 def _counts(file: Path) -> dict[str, int]:

@@ -30,7 +30,7 @@ class Stoppable(Protocol):
     async def stop(self) -> None: ...
 
 
-class Boxes:
+class LiveSandboxes:
     """The boxes that a backend has started and not yet forgotten, and the folder that holds theirs.
 
     Args:

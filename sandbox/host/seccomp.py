@@ -111,7 +111,7 @@ _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
 
 
 @dataclass(frozen=True, slots=True)
-class _Machine:
+class _Architecture:
     audit: int
     column: int
     clone: int
@@ -121,8 +121,8 @@ class _Machine:
 
 
 _MACHINES = {
-    "x86_64": _Machine(audit=0xC000003E, column=0, clone=56, socket=41, socketpair=53, ioctl=16),
-    "aarch64": _Machine(audit=0xC00000B7, column=1, clone=220, socket=198, socketpair=199, ioctl=29),
+    "x86_64": _Architecture(audit=0xC000003E, column=0, clone=56, socket=41, socketpair=53, ioctl=16),
+    "aarch64": _Architecture(audit=0xC00000B7, column=1, clone=220, socket=198, socketpair=199, ioctl=29),
 }
 
 
@@ -140,7 +140,7 @@ def denied(machine: str) -> dict[str, int]:
     return {name: number for name, both in _DENIED.items() if (number := both[column]) is not None}
 
 
-def _instructions(machine: _Machine) -> Iterator[_Instruction]:
+def _instructions(machine: _Architecture) -> Iterator[_Instruction]:
     yield _LOAD, 0, 0, _ARCHITECTURE
     yield _IF_EQUAL, 1, 0, machine.audit
     yield _RETURN, 0, 0, _KILL

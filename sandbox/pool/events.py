@@ -10,10 +10,10 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxEndedError, SandboxRefusedError
-from envkit.types import Cause, CauseKind, FleetEvent, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, PoolEvent, SandboxState, SandboxView
 
-from .instance import Member, ended, is_over
-from .metrics import Tally
+from .instance import Instance, ended, is_over
+from .metrics import PoolTally
 
 KEPT_EVENTS = 10_000
 KEPT_VIEWS = 1_000
@@ -33,7 +33,7 @@ class Events:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._ring: list[FleetEvent] = []
+        self._ring: list[PoolEvent] = []
         self._last = 0
         self._arrived = anyio.Event()
         self._readers = 0
@@ -50,7 +50,7 @@ class Events:
         cause: Cause | None = None,
     ) -> None:
         self.counts[kind] += 1
-        event = FleetEvent(self._last + 1, clock.wall(), kind, sandbox_id, tenant, text, state, cause)
+        event = PoolEvent(self._last + 1, clock.wall(), kind, sandbox_id, tenant, text, state, cause)
         if len(self._ring) < KEPT_EVENTS:
             self._ring.append(event)
         else:
@@ -58,7 +58,7 @@ class Events:
         self._last += 1
         self._wake()
 
-    async def since(self, number: int) -> AsyncIterator[FleetEvent]:
+    async def since(self, number: int) -> AsyncIterator[PoolEvent]:
         """Give what came after event `number`, as far as it is kept, and what comes, until `close`.
 
         A number that has not come yet is one of another process, and stands for none.
@@ -89,7 +89,7 @@ class Events:
             self._arrived = anyio.Event()
 
 
-class Ledger(Protocol):
+class LedgerStore(Protocol):
     """Where sandboxes are written down, so that they are found again after a restart."""
 
     @property
@@ -106,7 +106,7 @@ class Ledger(Protocol):
         ...
 
 
-class Saver:
+class LedgerWriter:
     """Writes views down one after another, in the order in which they came; of one id only the newest that waits.
 
     Args:
@@ -114,7 +114,7 @@ class Saver:
         failed: Told of each view that could not be written down, and why.
     """
 
-    def __init__(self, ledger: Ledger, failed: Callable[[SandboxView, str], None]) -> None:
+    def __init__(self, ledger: LedgerStore, failed: Callable[[SandboxView, str], None]) -> None:
         self._ledger = ledger
         self._failed = failed
         self._waiting: dict[str, SandboxView] = {}
@@ -158,7 +158,7 @@ class Saver:
             self._written = anyio.Event()
 
 
-class Past:
+class RecentlyEnded:
     """Views of those that are over: for 10 minutes, and at most 1,000."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class Past:
         self._freed.discard(id)
 
 
-class Journal:
+class EventLog:
     """Takes down what happens to the sandboxes of one pool.
 
     Args:
@@ -214,14 +214,14 @@ class Journal:
         saver: Writes to the ledger.
     """
 
-    def __init__(self, ledger: Ledger | None) -> None:
+    def __init__(self, ledger: LedgerStore | None) -> None:
         self.events = Events()
-        self.past = Past()
-        self.tally = Tally()
-        self.saver = None if ledger is None else Saver(ledger, self._unsaved)
+        self.past = RecentlyEnded()
+        self.tally = PoolTally()
+        self.saver = None if ledger is None else LedgerWriter(ledger, self._unsaved)
         self._alerted: dict[tuple[object, str], float] = {}
 
-    def entered(self, member: Member) -> None:
+    def entered(self, member: Instance) -> None:
         """A sandbox is in another state."""
         self._told(member.record())
         if member.state is SandboxState.STARTING:
@@ -232,7 +232,7 @@ class Journal:
         elif member.has_failed and not isinstance(member.failure, (SandboxRefusedError, SandboxEndedError)):
             self.tally.failed_starts += 1
 
-    def left(self, member: Member) -> None:
+    def left(self, member: Instance) -> None:
         """Nothing is left of a sandbox."""
         if not member.is_forgotten:
             self.past.add(member.record(), now=clock.now())
@@ -246,7 +246,7 @@ class Journal:
         self._told(view)
         self.past.add(view, now=clock.now())
 
-    def alert(self, kind: str, member: Member | None, text: str, *, about: object = "") -> None:
+    def alert(self, kind: str, member: Instance | None, text: str, *, about: object = "") -> None:
         """Something is to be looked at: with a sandbox, or with something else, which `about` is."""
         sandbox_id, tenant = ("", "") if member is None else (member.id, member.tenant)
         now = clock.now()

@@ -20,7 +20,7 @@ from envkit.clock import forgiven
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
 from envkit.types import JSON, Cause, CauseKind, SandboxState
 
-from .instance import Member
+from .instance import Instance
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ _STATS_S = 10.0
 _STOP_S = 15.0
 """Seconds until a sandbox that does not stop is left alone."""
 
-Alert: TypeAlias = Callable[[str, Member, str], None]
+Alert: TypeAlias = Callable[[str, Instance, str], None]
 """Told of what is to be looked at: its kind, whose it is, and one line for people."""
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class LivenessTimes:
     """When a sandbox that does not answer counts as what.
 
     Attributes:
@@ -59,7 +59,7 @@ class Watch:
         if not 0 < self.interval_s < self.suspect_s < self.lost_s:
             raise ValueError(f"0 < interval_s < suspect_s < lost_s does not hold of {self}")
 
-    def among(self, boxes: int) -> Watch:
+    def among(self, boxes: int) -> LivenessTimes:
         """Return what holds among so many sandboxes.
 
         From 500 on each is asked later, up to a quarter of an interval, since probes take the processors' time; it has
@@ -68,7 +68,7 @@ class Watch:
         later_s = self.interval_s * min(max(boxes / MANY - 1, 0.0), 0.25)
         if not later_s:
             return self
-        return Watch(self.interval_s + later_s, self.suspect_s + later_s, self.lost_s + later_s)
+        return LivenessTimes(self.interval_s + later_s, self.suspect_s + later_s, self.lost_s + later_s)
 
     @property
     def tick_s(self) -> float:
@@ -76,7 +76,7 @@ class Watch:
         return self.interval_s / 4
 
 
-class Verdict(Enum):
+class Liveness(Enum):
     """What a silence means."""
 
     WELL = "well"
@@ -84,15 +84,15 @@ class Verdict(Enum):
     LOST = "lost"
 
 
-def verdict(silent_s: float, watch: Watch) -> Verdict:
+def liveness(silent_s: float, watch: LivenessTimes) -> Liveness:
     """Say what a silence of `silent_s` seconds means."""
     if silent_s >= watch.lost_s:
-        return Verdict.LOST
-    return Verdict.SUSPECT if silent_s >= watch.suspect_s else Verdict.WELL
+        return Liveness.LOST
+    return Liveness.SUSPECT if silent_s >= watch.suspect_s else Liveness.WELL
 
 
 @runtime_checkable
-class Looks(Protocol):
+class Diagnosable(Protocol):
     """A sandbox of which can be seen from outside why it is silent."""
 
     async def look(self) -> str:
@@ -101,7 +101,7 @@ class Looks(Protocol):
 
 
 @runtime_checkable
-class Waits(Protocol):
+class Backpressured(Protocol):
     """A sandbox that may wait for us to take what it has said."""
 
     @property
@@ -111,7 +111,7 @@ class Waits(Protocol):
 
 
 @runtime_checkable
-class Counts(Protocol):
+class ReportsStats(Protocol):
     """A sandbox that knows figures about itself."""
 
     async def stats(self) -> dict[str, JSON]:
@@ -119,7 +119,7 @@ class Counts(Protocol):
         ...
 
 
-async def attend(member: Member, watch: Watch, alert: Alert) -> None:
+async def monitor(member: Instance, watch: LivenessTimes, alert: Alert) -> None:
     """Watch a sandbox that is up until it is over, and then stop it.
 
     Not cancelled before it has stopped; that is bounded (15 s).
@@ -137,29 +137,29 @@ async def attend(member: Member, watch: Watch, alert: Alert) -> None:
         tasks.cancel_scope.cancel()
 
 
-def judge(member: Member, watch: Watch, *, now: float, late_s: float) -> Verdict:
+def check(member: Instance, watch: LivenessTimes, *, now: float, late_s: float) -> Liveness:
     """Say how a sandbox that is up does, and keep in mind that we were late, and how often it is to be asked."""
     member.interval_s = watch.interval_s
     member.heard_at = forgiven(member.heard_at, late_s, now=now)
-    found = verdict(now - member.heard_at, watch)
-    if found is Verdict.WELL:
+    found = liveness(now - member.heard_at, watch)
+    if found is Liveness.WELL:
         return found
     sandbox: object = member.sandbox
-    if isinstance(sandbox, Waits) and sandbox.is_unread:
+    if isinstance(sandbox, Backpressured) and sandbox.is_unread:
         member.heard_at = now
-        return Verdict.WELL
+        return Liveness.WELL
     if member.state is not SandboxState.SUSPECT:
         member.enter(SandboxState.SUSPECT, f"silent for {watch.suspect_s:g} s")
     return found
 
 
-async def give_up(member: Member, watch: Watch) -> None:
+async def declare_lost(member: Instance, watch: LivenessTimes) -> None:
     """Find out, quickly, why a sandbox is silent, and count it as lost unless it answers meanwhile."""
     cause = f"silent for {watch.lost_s:g} s"
     heard_at = member.heard_at
     sandbox: object = member.sandbox
     try:
-        if isinstance(sandbox, Looks):
+        if isinstance(sandbox, Diagnosable):
             with anyio.move_on_after(_LOOK_S):
                 if seen := await _seen(member, sandbox):
                     cause = f"{seen}, {cause}"
@@ -169,7 +169,7 @@ async def give_up(member: Member, watch: Watch) -> None:
         member.is_judged = False
 
 
-async def _seen(member: Member, sandbox: Looks) -> str:
+async def _seen(member: Instance, sandbox: Diagnosable) -> str:
     try:
         return await sandbox.look()
     except (EnvkitError, OSError):
@@ -178,7 +178,7 @@ async def _seen(member: Member, sandbox: Looks) -> str:
         return str(_unforeseen(member, error))
 
 
-async def _await_exit(member: Member) -> None:
+async def _await_exit(member: Instance) -> None:
     assert member.sandbox is not None
     try:
         cause = await member.sandbox.wait()
@@ -189,10 +189,10 @@ async def _await_exit(member: Member) -> None:
     member.lose(cause)
 
 
-async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
+async def _probe(member: Instance, watch: LivenessTimes, alert: Alert) -> None:
     sandbox = member.sandbox
     assert sandbox is not None
-    figures = sandbox.stats if isinstance(sandbox, Counts) else None
+    figures = sandbox.stats if isinstance(sandbox, ReportsStats) else None
     stats_at = clock.now() + _STATS_S
     while True:
         if (rest_s := member.heard_at + member.interval_s - clock.now()) > 0:
@@ -220,13 +220,13 @@ async def _probe(member: Member, watch: Watch, alert: Alert) -> None:
             alert("probe", member, f"an answer took {latency_s:.1f} s")
 
 
-def _unforeseen(member: Member, error: Exception) -> Cause:
+def _unforeseen(member: Instance, error: Exception) -> Cause:
     """Log what is the end of one sandbox and not of all the others, such as an answer that no agent of ours gives."""
     _log.error("sandbox %s failed in a way that nobody foresaw", member.id, exc_info=error)
     return Cause(CauseKind.UNKNOWN, f"{type(error).__name__}: {error}")
 
 
-def _check_bounds(member: Member, stats: dict[str, JSON], alert: Alert) -> None:
+def _check_bounds(member: Instance, stats: dict[str, JSON], alert: Alert) -> None:
     used, bound = stats.get("memory_bytes"), member.demand.memory_mib << 20
     if isinstance(used, int) and used >= MEMORY_SHARE * bound:
         alert("memory", member, f"{used >> 20} of {bound >> 20} MiB of memory are in use")
@@ -235,7 +235,7 @@ def _check_bounds(member: Member, stats: dict[str, JSON], alert: Alert) -> None:
         alert("disk", member, f"{percent} % of what it may write to {stats.get('disk_place')} are used")
 
 
-async def _stop(member: Member, alert: Alert) -> None:
+async def _stop(member: Instance, alert: Alert) -> None:
     assert member.sandbox is not None
     with anyio.move_on_after(_STOP_S, shield=True) as limit:
         try:

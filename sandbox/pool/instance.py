@@ -14,7 +14,7 @@ from envkit.errors import SandboxEndedError, SandboxError, SandboxLostError, San
 from envkit.protocols import Sandbox
 from envkit.types import Cause, CauseKind, Phase, SandboxSpec, SandboxState, SandboxView
 
-from .node import Demand, Node
+from .node import Node, ResourceRequest
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -63,7 +63,7 @@ def time_to_live(view: SandboxView) -> float | None:
     return None if view.expires_at_s is None else max(view.expires_at_s - view.phases[-1].at_s, 0.0)
 
 
-class Member:
+class Instance:
     """Made by a pool.
 
     Args:
@@ -97,11 +97,11 @@ class Member:
         is_judged: Whether it is being found out why it is silent.
     """
 
-    def __init__(self, id: str, spec: SandboxSpec, node: Node, tell: Callable[[Member], None]) -> None:
+    def __init__(self, id: str, spec: SandboxSpec, node: Node, tell: Callable[[Instance], None]) -> None:
         self.id = id
         self.spec = spec
         self.node = node
-        self.demand = Demand.of(spec)
+        self.demand = ResourceRequest.of(spec)
         self.tenant = ""
         self.ttl_s: float | None = None
         self.snapshot: str | None = None

@@ -14,11 +14,11 @@ from envkit.protocols import Sandbox, Shell
 from envkit.types import EXEC_TIMEOUT_S, JSON, Cause, ExecResult, FileUser, SandboxUser
 
 from ..agent_client.process import Program
-from ..agent_client.sandbox import Box
-from .instance import STOPPED, Member
+from ..agent_client.sandbox import AgentSandbox
+from .instance import STOPPED, Instance
 
 
-class Handle:
+class Lease:
     """A sandbox of a pool; satisfies `envkit.protocols.Sandbox`. Every call raises `SandboxLostError` when it is over.
 
     Args:
@@ -26,7 +26,7 @@ class Handle:
         sandbox: What was started for it.
     """
 
-    def __init__(self, member: Member, sandbox: Sandbox) -> None:
+    def __init__(self, member: Instance, sandbox: Sandbox) -> None:
         self._member = member
         self._sandbox = sandbox
 
@@ -144,8 +144,8 @@ class Handle:
         with anyio.CancelScope(shield=True):
             await self._member.cleared.wait()
 
-    def _agent(self, wanted: str) -> Box:
-        if not isinstance(self._sandbox, Box):
+    def _agent(self, wanted: str) -> AgentSandbox:
+        if not isinstance(self._sandbox, AgentSandbox):
             raise UnsupportedError(f"{self.id} has not {wanted}")
         return self._sandbox
 
@@ -153,7 +153,7 @@ class Handle:
 class WatchedShell:
     """A shell of a lent sandbox; satisfies `envkit.protocols.Shell`."""
 
-    def __init__(self, member: Member, shell: Shell) -> None:
+    def __init__(self, member: Instance, shell: Shell) -> None:
         self._member = member
         self._shell = shell
 

@@ -39,7 +39,7 @@ class PoolCounts:
 
 
 @dataclass(slots=True)
-class Tally:
+class PoolTally:
     """What has happened since a pool was opened; the names are those of `PoolCounts`."""
 
     starts: int = 0

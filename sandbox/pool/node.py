@@ -22,7 +22,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
+class Capacity:
     """What a node can hold together; None is not counted.
 
     Attributes:
@@ -40,8 +40,8 @@ class Holds:
     pids: int | None = None
 
 
-class Demand(NamedTuple):
-    """What a sandbox takes of its node, or several take together; the names are those of `Holds`."""
+class ResourceRequest(NamedTuple):
+    """What a sandbox takes of its node, or several take together; the names are those of `Capacity`."""
 
     boxes: int = 0
     cpus: float = 0.0
@@ -50,7 +50,7 @@ class Demand(NamedTuple):
     pids: int = 0
 
     @classmethod
-    def of(cls, spec: SandboxSpec) -> Demand:
+    def of(cls, spec: SandboxSpec) -> ResourceRequest:
         """Fill in what `spec` leaves open as backends do; processors that have no bound are not counted."""
         memory_mib = _MEMORY_MIB if spec.memory_mib is None else spec.memory_mib
         default_mib = _SYSTEM_DISK_MIB if spec.profile == "system" else min(_DISK_MIB, max(memory_mib // 4, 1))
@@ -58,8 +58,8 @@ class Demand(NamedTuple):
         pids = _PIDS if spec.pids is None else spec.pids
         return cls(1, spec.cpus or 0.0, memory_mib, disk_mib, pids)
 
-    def with_other(self, other: Demand) -> Demand:
-        return Demand(
+    def with_other(self, other: ResourceRequest) -> ResourceRequest:
+        return ResourceRequest(
             self.boxes + other.boxes,
             self.cpus + other.cpus,
             self.memory_mib + other.memory_mib,
@@ -67,8 +67,8 @@ class Demand(NamedTuple):
             self.pids + other.pids,
         )
 
-    def without(self, other: Demand) -> Demand:
-        return Demand(
+    def without(self, other: ResourceRequest) -> ResourceRequest:
+        return ResourceRequest(
             self.boxes - other.boxes,
             self.cpus - other.cpus,
             self.memory_mib - other.memory_mib,
@@ -90,24 +90,24 @@ class Node:
         resumes_at: Until when, on the clock of the loop, it is given a rest because sandboxes did not start there.
     """
 
-    def __init__(self, name: str, backend: SandboxBackend, holds: Holds | None = None) -> None:
+    def __init__(self, name: str, backend: SandboxBackend, holds: Capacity | None = None) -> None:
         self.name = name
         self.backend = backend
-        self.holds = holds or Holds()
-        self.used = Demand()
+        self.holds = holds or Capacity()
+        self.used = ResourceRequest()
         self.resumes_at = 0.0
         self._failures: list[float] = []
         self._rests_until = 0.0
-        bounds = (getattr(self.holds, field) for field in Demand._fields)
+        bounds = (getattr(self.holds, field) for field in ResourceRequest._fields)
         self._bounds = tuple((place, bound) for place, bound in enumerate(bounds) if bound is not None)
 
-    def take(self, demand: Demand) -> None:
+    def take(self, demand: ResourceRequest) -> None:
         self.used = self.used.with_other(demand)
 
-    def give_back(self, demand: Demand) -> None:
+    def give_back(self, demand: ResourceRequest) -> None:
         self.used = self.used.without(demand)
 
-    def begin(self, demand: Demand, *, now: float) -> None:
+    def begin(self, demand: ResourceRequest, *, now: float) -> None:
         """A sandbox is started here; where others did not start, no further one until it is known how it goes."""
         self.take(demand)
         if self._failures:
@@ -128,28 +128,28 @@ class Node:
         self._failures.clear()
         self.resumes_at = self._rests_until = 0.0
 
-    def fits(self, demand: Demand, freed: Demand | None = None) -> bool:
+    def fits(self, demand: ResourceRequest, freed: ResourceRequest | None = None) -> bool:
         """Say whether there is room for `demand`, once `freed` is given back."""
         used = self.used if freed is None else self.used.without(freed)
         return all(used[place] + demand[place] <= bound + _ROUNDING for place, bound in self._bounds)
 
-    def could_hold(self, demand: Demand) -> bool:
+    def could_hold(self, demand: ResourceRequest) -> bool:
         """Say whether there would be room for `demand` if nothing else were here."""
         return all(demand[place] <= bound + _ROUNDING for place, bound in self._bounds)
 
-    def share(self, demand: Demand) -> float:
+    def share(self, demand: ResourceRequest) -> float:
         """Return which share of its scarcest resource would be used with `demand` added."""
         used = self.used
         return max(((used[place] + demand[place]) / bound for place, bound in self._bounds if bound), default=0.0)
 
-    def room(self, demand: Demand) -> float:
+    def room(self, demand: ResourceRequest) -> float:
         """Return how many more sandboxes of this demand it can hold; infinity where nothing bounds them."""
         used = self.used
         counts = ((bound - used[place] + _ROUNDING) // demand[place] for place, bound in self._bounds if demand[place])
         return max(min(counts, default=math.inf), 0.0)
 
 
-def usable(nodes: Collection[Node], demand: Demand, *, now: float) -> Collection[Node]:
+def usable(nodes: Collection[Node], demand: ResourceRequest, *, now: float) -> Collection[Node]:
     """Return the nodes without those that rest, unless no other could hold `demand`, were it empty.
 
     A node on which nothing starts would otherwise be the least loaded one, and get nearly all.
@@ -160,7 +160,7 @@ def usable(nodes: Collection[Node], demand: Demand, *, now: float) -> Collection
     return nodes
 
 
-def place(nodes: Iterable[Node], demand: Demand) -> Node | None:
+def place(nodes: Iterable[Node], demand: ResourceRequest) -> Node | None:
     """Return the least loaded node that has room for `demand`, the one with the fewest boxes and the first among
     equals; None when none has.
     """
@@ -168,7 +168,7 @@ def place(nodes: Iterable[Node], demand: Demand) -> Node | None:
     return min(fitting, key=lambda node: (node.share(demand), node.used.boxes), default=None)
 
 
-def why_impossible(nodes: Collection[Node], demand: Demand) -> str | None:
+def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | None:
     """Say which bound is too much for every node, were it empty, and what the largest holds; None if one could hold it.
 
     Nothing is impossible where there are no nodes yet.
@@ -176,17 +176,17 @@ def why_impossible(nodes: Collection[Node], demand: Demand) -> str | None:
     if not nodes or any(node.could_hold(demand) for node in nodes):
         return None
     excesses = []
-    for field in Demand._fields:
+    for field in ResourceRequest._fields:
         asked, bounds = getattr(demand, field), [getattr(node.holds, field) for node in nodes]
         if None not in bounds and asked > max(bounds):
             excesses.append(f"{field}={asked:.12g} is more than any node holds: the largest holds {max(bounds):.12g}")
     if excesses:
         return "; ".join(excesses)
-    asked_together = ", ".join(f"{field}={getattr(demand, field):.12g}" for field in Demand._fields[1:])
+    asked_together = ", ".join(f"{field}={getattr(demand, field):.12g}" for field in ResourceRequest._fields[1:])
     return f"no node holds {asked_together} together"
 
 
-def beyond_share(nodes: Collection[Node], demand: Demand, share: float) -> str | None:
+def beyond_share(nodes: Collection[Node], demand: ResourceRequest, share: float) -> str | None:
     """Say which bound is too much for one who may have a share of what all nodes hold together, and how much that is.
 
     Args:
@@ -197,7 +197,7 @@ def beyond_share(nodes: Collection[Node], demand: Demand, share: float) -> str |
     Returns:
         None where nothing is too much. What one of the nodes does not count has no share.
     """
-    for field in Demand._fields:
+    for field in ResourceRequest._fields:
         bounds = [getattr(node.holds, field) for node in nodes]
         if bounds and None not in bounds and getattr(demand, field) > share * sum(bounds) + _ROUNDING:
             asked, most = getattr(demand, field), f"{share * sum(bounds):.12g}"
@@ -205,7 +205,9 @@ def beyond_share(nodes: Collection[Node], demand: Demand, share: float) -> str |
     return None
 
 
-def cheapest_room(nodes: Iterable[Node], spares: Sequence[tuple[Node, Demand]], demand: Demand) -> list[int] | None:
+def cheapest_room(
+    nodes: Iterable[Node], spares: Sequence[tuple[Node, ResourceRequest]], demand: ResourceRequest
+) -> list[int] | None:
     """Return which spares, by their places in `spares`, to give up for `demand`: as few as possible, on one node.
 
     Args:
@@ -218,7 +220,7 @@ def cheapest_room(nodes: Iterable[Node], spares: Sequence[tuple[Node, Demand]], 
     """
     found: list[int] | None = None
     for node in nodes:
-        freed, given_up = Demand(), []
+        freed, given_up = ResourceRequest(), []
         for number, (home, takes) in enumerate(spares):
             if home is node and not node.fits(demand, freed):
                 freed = freed.with_other(takes)

@@ -19,25 +19,25 @@ import anyio
 from envkit import clock
 from envkit.errors import (
     CapacityError,
+    LeaseNotPersistedError,
     SandboxConflictError,
     SandboxLostError,
     SandboxNotFoundError,
-    UnrecordedError,
 )
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
-from envkit.types import Cause, CauseKind, FleetEvent, SandboxSpec, SandboxState, SandboxView
+from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState, SandboxView
 
 from . import reattach
-from .events import Journal, Ledger, Saver
-from .health import CLOSED, Verdict, Watch, give_up, judge
-from .instance import GIVEN_UP, STOPPED, Member, ended, is_over, time_to_live
-from .lease import Handle
+from .events import EventLog, LedgerStore, LedgerWriter
+from .health import CLOSED, Liveness, LivenessTimes, check, declare_lost
+from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over, time_to_live
+from .lease import Lease
 from .metrics import PoolCounts, wanted
-from .node import Demand, Node, usable, why_impossible
-from .queue import Ticket
-from .scheduler import Roster
-from .warm_stock import Stock
+from .node import Node, ResourceRequest, usable, why_impossible
+from .queue import LeaseRequest
+from .scheduler import Scheduler
+from .warm_stock import WarmSpec
 
 __all__ = ["Pool"]
 
@@ -68,17 +68,17 @@ class Pool:
         self,
         nodes: Sequence[Node] = (),
         *,
-        stocks: Sequence[Stock] = (),
+        stocks: Sequence[WarmSpec] = (),
         most: int | None = None,
         share: float = 1.0,
-        watch: Watch | None = None,
+        watch: LivenessTimes | None = None,
         restarts: RestartBudget | None = None,
-        ledger: Ledger | None = None,
+        ledger: LedgerStore | None = None,
     ) -> None:
-        self._watch = watch or Watch()
+        self._watch = watch or LivenessTimes()
         self._ledger = ledger
-        self._journal = Journal(ledger)
-        self._roster = Roster(
+        self._journal = EventLog(ledger)
+        self._roster = Scheduler(
             list(stocks),
             self._journal,
             most=most,
@@ -98,7 +98,7 @@ class Pool:
 
         Leaving the block waits until nothing is left of it.
         """
-        member = await self._roster.take(Ticket(spec, Demand.of(spec), tenant), wait_s)
+        member = await self._roster.take(LeaseRequest(spec, ResourceRequest.of(spec), tenant), wait_s)
         try:
             yield _handle(member)
         finally:
@@ -134,7 +134,9 @@ class Pool:
             return known
         made = self._making[id] = anyio.Event()
         try:
-            member = await self._roster.take(Ticket(spec, Demand.of(spec), tenant, id, ttl_s, files), wait_s)
+            member = await self._roster.take(
+                LeaseRequest(spec, ResourceRequest.of(spec), tenant, id, ttl_s, files), wait_s
+            )
             if self._journal.saver is not None:
                 await self._write_down(member, self._journal.saver)
             return member.view()
@@ -193,7 +195,7 @@ class Pool:
             await member.cleared.wait()
         self._journal.past.free(id, tenant)
 
-    def events(self, *, after: int = 0) -> AsyncIterator[FleetEvent]:
+    def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
         """Give what happened and what happens; see `envkit.protocols.SandboxPool.events`.
 
         The last 10,000 events are remembered. A reader who is slower than that misses some, as their numbers show.
@@ -254,7 +256,7 @@ class Pool:
         What further nodes could not help is not wanted: what is beyond a tenant's bound, and stocks too large for any.
         """
         missing, shelves = self._roster.missing(), self._roster.shelves
-        demand = next(iter(missing), Demand.of(shelves[0].stock.spec if shelves else SandboxSpec()))
+        demand = next(iter(missing), ResourceRequest.of(shelves[0].stock.spec if shelves else SandboxSpec()))
         free = sum(node.room(demand) for node in usable(self._roster.nodes.values(), demand, now=clock.now()))
         return wanted(missing=len(missing), free=free)
 
@@ -262,7 +264,7 @@ class Pool:
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
             for shelf in self._roster.shelves:
-                why = why_impossible(self._roster.nodes.values(), Demand.of(shelf.stock.spec))
+                why = why_impossible(self._roster.nodes.values(), ResourceRequest.of(shelf.stock.spec))
                 if why is not None:
                     self._journal.events.emit("stock", f"stock of {shelf.stock.name} cannot be kept: {why}")
             nodes = dict(self._roster.nodes)
@@ -314,9 +316,9 @@ class Pool:
             for member in list(self._roster.members.values()):
                 if member.is_over or not member.settled.is_set():
                     continue
-                if judge(member, watch, now=now, late_s=late_s) is Verdict.LOST and not member.is_judged:
+                if check(member, watch, now=now, late_s=late_s) is Liveness.LOST and not member.is_judged:
                     member.is_judged = True
-                    self._tasks.start_soon(give_up, member, watch)
+                    self._tasks.start_soon(declare_lost, member, watch)
                 if member.is_in_use:
                     member.used_at = now
                 elif member.ttl_s is not None and now - member.used_at >= member.ttl_s:
@@ -338,7 +340,7 @@ class Pool:
         ours = (one for one in self._roster.members.values() if self._roster.nodes.get(one.node.name) is one.node)
         return {member.sandbox.id for member in ours if member.sandbox is not None}
 
-    async def _take_back(self, ledger: Ledger, nodes: Mapping[str, Node]) -> None:
+    async def _take_back(self, ledger: LedgerStore, nodes: Mapping[str, Node]) -> None:
         """Come back to what another process left running on the `nodes`."""
         views = ledger.load()
         found = await reattach.attached(views, nodes)
@@ -367,7 +369,7 @@ class Pool:
             else:
                 self._journal.ended(ended(view, reattach.GONE, SandboxState.LOST))
 
-    async def _write_down(self, member: Member, saver: Saver) -> None:
+    async def _write_down(self, member: Instance, saver: LedgerWriter) -> None:
         try:
             is_saved = await saver.saved(member.id)
         except BaseException:
@@ -377,7 +379,7 @@ class Pool:
         if not is_saved:
             member.is_forgotten = True  # so that the same call makes it as soon as it can be
             member.end(Cause(CauseKind.START_FAILED, "it could not be written down"))
-            raise UnrecordedError
+            raise LeaseNotPersistedError
 
     def _coming(self, id: str) -> anyio.Event | None:
         """Return what is set once it is known what becomes of a name; None if that is known."""
@@ -391,9 +393,9 @@ class Pool:
         return self._journal.past.get(id) if member is None else member.view()
 
 
-def _handle(member: Member) -> Handle:
+def _handle(member: Instance) -> Lease:
     assert member.sandbox is not None
-    return Handle(member, member.sandbox)
+    return Lease(member, member.sandbox)
 
 
 def _unknown(id: str) -> SandboxNotFoundError:

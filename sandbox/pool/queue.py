@@ -13,7 +13,7 @@ import anyio
 from envkit.errors import SandboxError
 from envkit.types import SandboxSpec
 
-from .node import Demand
+from .node import ResourceRequest
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ MOST_PASSED = 32
 by it waits for it, so that somebody who needs much is not kept waiting by many who need little."""
 
 
-class Answer(Enum):
+class LeaseAnswer(Enum):
     """What becomes of an offer."""
 
     GRANTED = "granted"
@@ -32,7 +32,7 @@ class Answer(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Ticket(Generic[T]):
+class LeaseRequest(Generic[T]):
     """Somebody who waits.
 
     Attributes:
@@ -50,7 +50,7 @@ class Ticket(Generic[T]):
     """
 
     spec: SandboxSpec
-    demand: Demand
+    demand: ResourceRequest
     tenant: str
     name: str | None = None
     ttl_s: float | None = None
@@ -80,7 +80,7 @@ def payer(tenant: str, name: str | None) -> str | None:
     return None if not tenant and (name is None or name.startswith(":")) else tenant
 
 
-class Queue(Generic[T]):
+class LeaseQueue(Generic[T]):
     """Those who wait: of each tenant in the order of arrival, the tenants in turn.
 
     Attributes:
@@ -89,15 +89,15 @@ class Queue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.short: dict[Ticket[T], None] = {}
-        self.claims: dict[Ticket[T], None] = {}
-        self._lines: OrderedDict[str, deque[Ticket[T]]] = OrderedDict()
-        self._overdue: dict[Ticket[T], None] = {}
+        self.short: dict[LeaseRequest[T], None] = {}
+        self.claims: dict[LeaseRequest[T], None] = {}
+        self._lines: OrderedDict[str, deque[LeaseRequest[T]]] = OrderedDict()
+        self._overdue: dict[LeaseRequest[T], None] = {}
 
-    def add(self, ticket: Ticket[T]) -> None:
+    def add(self, ticket: LeaseRequest[T]) -> None:
         self._lines.setdefault(ticket.tenant, deque()).append(ticket)
 
-    def discard(self, ticket: Ticket[T]) -> None:
+    def discard(self, ticket: LeaseRequest[T]) -> None:
         """Let it wait no longer; safe to repeat."""
         line = self._lines.get(ticket.tenant)
         if line is not None and ticket in line:
@@ -111,10 +111,10 @@ class Queue(Generic[T]):
         """Return how many wait, by tenant."""
         return {tenant: len(line) for tenant, line in self._lines.items()}
 
-    def all(self) -> list[Ticket[T]]:
+    def all(self) -> list[LeaseRequest[T]]:
         return [ticket for line in self._lines.values() for ticket in line]
 
-    def serve(self, offer: Callable[[Ticket[T]], Answer]) -> None:
+    def serve(self, offer: Callable[[LeaseRequest[T]], LeaseAnswer]) -> None:
         """Offer what there is to the first of each tenant in turn, until a whole round takes nothing.
 
         Args:
@@ -123,26 +123,26 @@ class Queue(Generic[T]):
         self.short, self.claims = {}, {}
         for ticket in list(self._overdue):
             answer = offer(ticket)
-            if answer is Answer.GRANTED:
+            if answer is LeaseAnswer.GRANTED:
                 self._grant(ticket)
-            elif answer is Answer.NO_ROOM:
+            elif answer is LeaseAnswer.NO_ROOM:
                 self.short[ticket] = self.claims[ticket] = None
         turns_left = len(self._lines)
         while turns_left:
             tenant, line = next(iter(self._lines.items()))
             ticket = line[0]
             turns_left -= 1
-            answer = Answer.NO_ROOM if ticket in self.claims else offer(ticket)
-            if answer is Answer.GRANTED:
+            answer = LeaseAnswer.NO_ROOM if ticket in self.claims else offer(ticket)
+            if answer is LeaseAnswer.GRANTED:
                 self._grant(ticket)
                 turns_left = len(self._lines)
                 self._pass()
                 continue
             self._lines.move_to_end(tenant)
-            if answer is Answer.NO_ROOM:
+            if answer is LeaseAnswer.NO_ROOM:
                 self.short[ticket] = None
 
-    def _grant(self, ticket: Ticket[T]) -> None:
+    def _grant(self, ticket: LeaseRequest[T]) -> None:
         """It has what it wanted; the other tenants are next."""
         self.discard(ticket)
         if ticket.tenant in self._lines:

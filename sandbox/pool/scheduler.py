@@ -16,18 +16,18 @@ from envkit.restarts import RestartBudget
 from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, SandboxView
 
 from . import starting
-from .events import Journal
-from .health import CLOSED, Watch, attend
-from .instance import GIVEN_UP, Member
-from .node import Demand, Node, beyond_share, cheapest_room, place, usable, why_impossible
-from .queue import Answer, Queue, Ticket, payer
-from .warm_stock import Shelf, Stock
+from .events import EventLog
+from .health import CLOSED, LivenessTimes, monitor
+from .instance import GIVEN_UP, Instance
+from .node import Node, ResourceRequest, beyond_share, cheapest_room, place, usable, why_impossible
+from .queue import LeaseAnswer, LeaseQueue, LeaseRequest, payer
+from .warm_stock import WarmSpec, WarmStock
 
 _ROOM_S = 20.0
 """Seconds that who does not wait for room waits for what is being given up for it."""
 
 
-class Roster:
+class Scheduler:
     """Made by a pool, which opens it.
 
     Args:
@@ -50,20 +50,20 @@ class Roster:
 
     def __init__(
         self,
-        stocks: list[Stock],
-        journal: Journal,
+        stocks: list[WarmSpec],
+        journal: EventLog,
         *,
         most: int | None,
         share: float,
-        watch: Watch,
+        watch: LivenessTimes,
         budget: RestartBudget,
         ledger_id: str | None,
     ) -> None:
         self.nodes: dict[str, Node] = {}
         self.last_gone = ""
-        self.members: dict[str, Member] = {}
-        self.queue: Queue[Member] = Queue()
-        self.shelves = [Shelf(stock) for stock in stocks]
+        self.members: dict[str, Instance] = {}
+        self.queue: LeaseQueue[Instance] = LeaseQueue()
+        self.shelves = [WarmStock(stock) for stock in stocks]
         self.last_number = 0
         self._journal = journal
         self._most = most
@@ -71,7 +71,7 @@ class Roster:
         self._watch = watch
         self._budget = budget
         self._ledger_id = ledger_id
-        self._held: dict[str | None, Demand] = {}
+        self._held: dict[str | None, ResourceRequest] = {}
         self._tasks: TaskGroup
         self._is_open = False
 
@@ -87,7 +87,7 @@ class Roster:
         for ticket in self.queue.all():
             ticket.woken.set()
 
-    async def take(self, ticket: Ticket[Member], wait_s: float | None) -> Member:
+    async def take(self, ticket: LeaseRequest[Instance], wait_s: float | None) -> Instance:
         """Return a sandbox that is up; with a `wait_s` of None, waiting only for room that is being made.
 
         Raises: As `envkit.protocols.SandboxPool.lease`.
@@ -125,13 +125,13 @@ class Roster:
             return
         self.queue.serve(self._offer)
         for shelf in self.shelves:
-            spec, demand = shelf.stock.spec, Demand.of(shelf.stock.spec)
+            spec, demand = shelf.stock.spec, ResourceRequest.of(shelf.stock.spec)
             while shelf.missing and clock.now() >= shelf.resumes_at:
                 fitting = [node for node in self._awake(demand) if node.fits(demand)]
                 node = place([node for node in fitting if not self._is_for_others(node, self.queue.short)], demand)
                 if node is None:
                     break
-                spare = Member(self._own_name(), spec, node, self._entered)
+                spare = Instance(self._own_name(), spec, node, self._entered)
                 shelf.spares[spare] = None
                 self._begin(spare, shelf.stock.boot)
 
@@ -143,7 +143,7 @@ class Roster:
                 self.queue.discard(ticket)
                 ticket.woken.set()
 
-    def missing(self) -> list[Demand]:
+    def missing(self) -> list[ResourceRequest]:
         """Return what there is no room for and further nodes could give, first what is waited for.
 
         Of each tenant it is no more than it may have; what no node can hold is left out, as it could not be kept on
@@ -153,10 +153,10 @@ class Roster:
         found = []
         for ticket in self.queue.all():
             if ticket.snapshot is None and self._why_bound(ticket, held.get(ticket.payer)) is None:
-                held[ticket.payer] = held.get(ticket.payer, Demand()).with_other(ticket.demand)
+                held[ticket.payer] = held.get(ticket.payer, ResourceRequest()).with_other(ticket.demand)
                 found.append(ticket.demand)
         for shelf in self.shelves:
-            demand = Demand.of(shelf.stock.spec)
+            demand = ResourceRequest.of(shelf.stock.spec)
             if why_impossible(self.nodes.values(), demand) is None:
                 found += [demand] * shelf.missing
         return found
@@ -181,7 +181,7 @@ class Roster:
             is_named: Whether who has it finds it by its id.
             ttl_s: Its time to live, in seconds.
         """
-        member = Member(view.id, view.spec, self.nodes[view.node], self._entered)
+        member = Instance(view.id, view.spec, self.nodes[view.node], self._entered)
         member.tenant, member.ttl_s, member.is_lent, member.is_named = view.tenant, ttl_s, is_lent, is_named
         member.payer = payer(view.tenant, view.id if is_named else None)
         member.node.take(member.demand)
@@ -198,56 +198,56 @@ class Roster:
             member.end(Cause(CauseKind.STOPPED, "no stock wants it"))
         tasks.start_soon(self._live, member, None)
 
-    def _offer(self, ticket: Ticket[Member]) -> Answer:
+    def _offer(self, ticket: LeaseRequest[Instance]) -> LeaseAnswer:
         """Give `ticket` a spare, or room for a sandbox of its own."""
         if self._is_at_bound(ticket):
-            return Answer.AT_BOUND
+            return LeaseAnswer.AT_BOUND
         shelf = self._shelf(ticket.spec) if ticket.snapshot is None else None
         nodes = self._free_for(ticket)
         if shelf is not None and (spare := shelf.ready(nodes)) is not None:
             del shelf.spares[spare]
             ticket.given = spare
             self._lend(spare, ticket)
-            return Answer.GRANTED
+            return LeaseAnswer.GRANTED
         node = place(nodes, ticket.demand)
         if node is None:
             self._makes_room(ticket)
-            return Answer.NO_ROOM
-        ticket.given = Member(ticket.name or self._own_name(), ticket.spec, node, self._entered)
+            return LeaseAnswer.NO_ROOM
+        ticket.given = Instance(ticket.name or self._own_name(), ticket.spec, node, self._entered)
         ticket.given.snapshot = None if ticket.snapshot is None else ticket.snapshot[1]
         self._hold(ticket.given, ticket)
         self._begin(ticket.given, None)
-        return Answer.GRANTED
+        return LeaseAnswer.GRANTED
 
-    def _homes(self, ticket: Ticket[Member]) -> Collection[Node]:
+    def _homes(self, ticket: LeaseRequest[Instance]) -> Collection[Node]:
         """Return the nodes that could take what is wanted, if they had room."""
         if ticket.snapshot is None:
             return self.nodes.values()
         return [node for node in self.nodes.values() if node.name == ticket.snapshot[0]]
 
-    def _free_for(self, ticket: Ticket[Member]) -> Collection[Node]:
+    def _free_for(self, ticket: LeaseRequest[Instance]) -> Collection[Node]:
         """Return those of its homes that are not kept for who has waited for too long."""
         homes = self._awake(ticket.demand) if ticket.snapshot is None else self._homes(ticket)
         claims = list(takewhile(lambda claim: claim is not ticket, self.queue.claims))
         return [node for node in homes if not self._is_for_others(node, claims)] if claims else homes
 
-    def _awake(self, demand: Demand) -> Collection[Node]:
+    def _awake(self, demand: ResourceRequest) -> Collection[Node]:
         return usable(self.nodes.values(), demand, now=clock.now())
 
-    def _is_for_others(self, node: Node, others: Iterable[Ticket[Member]]) -> bool:
+    def _is_for_others(self, node: Node, others: Iterable[LeaseRequest[Instance]]) -> bool:
         """Say whether one of those `others`, who wait, could use this node."""
         return any(
             node.could_hold(one.demand) for one in others if one.snapshot is None or one.snapshot[0] == node.name
         )
 
-    def _why_never(self, ticket: Ticket[Member]) -> SandboxError | None:
+    def _why_never(self, ticket: LeaseRequest[Instance]) -> SandboxError | None:
         """Return what is raised to who can never be served by the nodes that there are."""
         if ticket.snapshot is not None and ticket.snapshot[0] not in self.nodes:
             return SandboxRefusedError(ticket.name or "", f"there is no snapshot {'/'.join(ticket.snapshot)!r}")
         why = why_impossible(self._homes(ticket), ticket.demand)
         return None if why is None else ImpossibleSandboxError(why)
 
-    def _lend(self, spare: Member, ticket: Ticket[Member]) -> None:
+    def _lend(self, spare: Instance, ticket: LeaseRequest[Instance]) -> None:
         before = spare.record()
         self._hold(spare, ticket)
         if ticket.name is None:
@@ -259,23 +259,23 @@ class Roster:
         # Second, so that a ledger knows it by one of its names at any moment.
         return self._journal.renamed(before, spare.id)
 
-    def _hold(self, member: Member, ticket: Ticket[Member]) -> None:
+    def _hold(self, member: Instance, ticket: LeaseRequest[Instance]) -> None:
         member.tenant, member.ttl_s = ticket.tenant, ticket.ttl_s
         member.is_lent, member.is_named, member.payer = True, ticket.name is not None, ticket.payer
         member.used_at = clock.now()
         self._count(member)
 
-    def _count(self, member: Member) -> None:
+    def _count(self, member: Instance) -> None:
         """Count a sandbox as its tenant's."""
-        self._held[member.payer] = self._held.get(member.payer, Demand()).with_other(member.demand)
+        self._held[member.payer] = self._held.get(member.payer, ResourceRequest()).with_other(member.demand)
 
-    def _begin(self, member: Member, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
+    def _begin(self, member: Instance, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
         member.node.begin(member.demand, now=clock.now())
         self.members[member.id] = member
         member.enter(SandboxState.STARTING, f"starts on {member.node.name}")
         self._tasks.start_soon(self._live, member, boot)
 
-    async def _live(self, member: Member, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
+    async def _live(self, member: Instance, boot: Callable[[Sandbox], Awaitable[None]] | None) -> None:
         """See a sandbox through its life; what is started here is stopped here."""
         try:
             try:
@@ -287,7 +287,7 @@ class Roster:
                             self.serve()
             finally:
                 if member.sandbox is not None:
-                    await attend(member, self._watch, self._journal.alert)
+                    await monitor(member, self._watch, self._journal.alert)
         except anyio.get_cancelled_exc_class():
             self.close()  # else what is ended here would be begun anew
             raise
@@ -295,7 +295,7 @@ class Roster:
             member.end(CLOSED)
             self._leave(member)
 
-    def _move(self, member: Member, others: Collection[Node]) -> bool:
+    def _move(self, member: Instance, others: Collection[Node]) -> bool:
         """A sandbox did not start: put it on one of `others`, with room that nobody waits for; say if there is one."""
         self._tasks.start_soon(self._serve_at, member.node.resumes_at)
         free = (one for one in self._awake(member.demand) if not self._is_for_others(one, self.queue.claims))
@@ -308,7 +308,7 @@ class Roster:
         self.serve()
         return True
 
-    def _entered(self, member: Member) -> None:
+    def _entered(self, member: Instance) -> None:
         """A sandbox has another state."""
         self._journal.entered(member)
         if member.state is SandboxState.READY:
@@ -316,7 +316,7 @@ class Roster:
         elif member.is_over and not member.is_lent:
             self._off_shelf(member)
 
-    def _off_shelf(self, spare: Member) -> None:
+    def _off_shelf(self, spare: Instance) -> None:
         """A spare is over: another one is started, unless too many of them were over by themselves."""
         shelf = next((shelf for shelf in self.shelves if spare in shelf.spares), None)
         if shelf is None:
@@ -340,7 +340,7 @@ class Roster:
         await anyio.sleep(max(moment - clock.now(), 0.0))
         self.serve()
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: Instance) -> None:
         """Nothing is left of a sandbox."""
         member.node.give_back(member.demand)
         del self.members[member.id]
@@ -354,10 +354,10 @@ class Roster:
         member.cleared.set()
         self.serve()
 
-    def _is_at_bound(self, ticket: Ticket[Member]) -> bool:
+    def _is_at_bound(self, ticket: LeaseRequest[Instance]) -> bool:
         return self._why_bound(ticket, self._held.get(ticket.payer)) is not None
 
-    def _why_bound(self, ticket: Ticket[Member], held: Demand | None) -> str | None:
+    def _why_bound(self, ticket: LeaseRequest[Instance], held: ResourceRequest | None) -> str | None:
         """Say why its tenant, which holds so much, may not have one more; None where it may."""
         if held is None or ticket.payer is None:
             return None
@@ -368,7 +368,7 @@ class Roster:
         why = beyond_share(self.nodes.values(), held.with_other(ticket.demand), self._share)
         return None if why is None else f"as much as one tenant may have at once: with this one, {why}"
 
-    def _makes_room(self, ticket: Ticket[Member]) -> bool:
+    def _makes_room(self, ticket: LeaseRequest[Instance]) -> bool:
         """Say whether there will be room for `ticket` without anybody giving anything back, and see to it."""
         shelf = self._shelf(ticket.spec) if ticket.snapshot is None else None
         if shelf is not None and shelf.is_one_coming():
@@ -382,7 +382,7 @@ class Roster:
                 spare.end(Cause(CauseKind.STOPPED, "its room is needed"))
         return bool(ticket.giving_up)
 
-    def _why_full(self, ticket: Ticket[Member], waited_s: float) -> str:
+    def _why_full(self, ticket: LeaseRequest[Instance], waited_s: float) -> str:
         waited = f" within {waited_s:g} s" if waited_s else " now"
         if not self._is_open:
             return str(CLOSED)
@@ -392,7 +392,7 @@ class Roster:
             return "there are no nodes now" + (f"; {self.last_gone}" if self.last_gone else "")
         return f"no node has room for a further sandbox{waited}"
 
-    def _shelf(self, spec: SandboxSpec) -> Shelf | None:
+    def _shelf(self, spec: SandboxSpec) -> WarmStock | None:
         return next((shelf for shelf in self.shelves if shelf.stock.spec == spec), None)
 
     def _own_name(self) -> str:

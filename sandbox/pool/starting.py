@@ -15,7 +15,7 @@ from envkit.errors import EnvkitError, SandboxEndedError, SandboxRefusedError, S
 from envkit.protocols import Sandbox
 from envkit.types import Cause, CauseKind, SandboxSpec
 
-from .instance import Member
+from .instance import Instance
 from .node import Node
 
 _log = logging.getLogger(__name__)
@@ -42,12 +42,12 @@ class _TellsMemoryLimit(Protocol):
 
 
 async def start(
-    member: Member,
+    member: Instance,
     boot: Callable[[Sandbox], Awaitable[None]] | None,
     *,
     ledger: str | None,
     nodes: Mapping[str, Node],
-    move: Callable[[Member, Collection[Node]], bool],
+    move: Callable[[Instance, Collection[Node]], bool],
 ) -> None:
     """Start a sandbox; it is up afterwards, or has failed.
 
@@ -80,10 +80,10 @@ async def start(
 
 
 async def _started_somewhere(
-    member: Member,
+    member: Instance,
     spec: SandboxSpec,
     nodes: Mapping[str, Node],
-    move: Callable[[Member, Collection[Node]], bool],
+    move: Callable[[Instance, Collection[Node]], bool],
 ) -> Sandbox:
     """Start it where it is, or else on another node: once where a start failed, on all where it is refused.
 
@@ -118,7 +118,7 @@ async def _started_somewhere(
                 raise
 
 
-async def _started(member: Member, spec: SandboxSpec) -> Sandbox:
+async def _started(member: Instance, spec: SandboxSpec) -> Sandbox:
     node, within_s = member.node, spec.start_timeout_s + _SLACK_S
     begin = node.backend.start if member.snapshot is None else partial(node.backend.restore, member.snapshot)
     began = clock.now()

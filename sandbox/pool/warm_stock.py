@@ -9,12 +9,12 @@ from envkit.protocols import Sandbox
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import SandboxSpec, SandboxState
 
-from .instance import Member
+from .instance import Instance
 from .node import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class WarmSpec:
     """What is to be kept ready.
 
     Attributes:
@@ -41,7 +41,7 @@ class Stock:
         return self.spec.image or " ".join(self.spec.command)[:60] or "bare sandboxes"
 
 
-class Shelf:
+class WarmStock:
     """The spares of one stock.
 
     Attributes:
@@ -50,9 +50,9 @@ class Shelf:
         resumes_at: Before when none is started, on the clock of the loop.
     """
 
-    def __init__(self, stock: Stock) -> None:
+    def __init__(self, stock: WarmSpec) -> None:
         self.stock = stock
-        self.spares: dict[Member, None] = {}
+        self.spares: dict[Instance, None] = {}
         self.resumes_at = 0.0
         self._failures = Failures()
 
@@ -61,7 +61,7 @@ class Shelf:
         """Number of spares that are not even being started."""
         return max(self.stock.spares - len(self.spares), 0)
 
-    def ready(self, nodes: Collection[Node]) -> Member | None:
+    def ready(self, nodes: Collection[Node]) -> Instance | None:
         """Return the spare that is to be lent next, one on these nodes; None when none is ready."""
         ready = (spare for spare in self.spares if spare.state is SandboxState.READY)
         return next((spare for spare in ready if spare.node in nodes), None)

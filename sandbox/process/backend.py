@@ -22,12 +22,12 @@ from envkit.errors import SandboxRefusedError
 from envkit.types import JSON, Cause, SandboxSpec
 
 from .. import agent
-from ..agent_client.channel import Channel, SocketStream, Survived
-from ..agent_client.resources import Hold
-from ..agent_client.sandbox import Box
+from ..agent_client.channel import AgentChannel, SocketStream, Survived
+from ..agent_client.resources import HostResources
+from ..agent_client.sandbox import AgentSandbox
 from ..host import run_dirs
 from ..host.child_process import Child, cause_of, signal_in
-from ..host.instances import Boxes, refuse
+from ..host.instances import LiveSandboxes, refuse
 
 _CAUSE_S = 2.0
 _GRACE_S = 2.0
@@ -43,7 +43,7 @@ class ProcessBackend:
     """
 
     def __init__(self) -> None:
-        self._boxes = Boxes("process")
+        self._boxes = LiveSandboxes("process")
         self._opening = b""
 
     def capabilities(self) -> Mapping[str, bool]:
@@ -54,7 +54,7 @@ class ProcessBackend:
         """Return the disks that boxes and snapshots need: MiB free, and those that must be."""
         return self._boxes.disks()
 
-    async def start(self, spec: SandboxSpec) -> Box:
+    async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Bounds and hostile programs are refused."""
         box_id = self._boxes.new_id()
         refuse(box_id, spec, self.capabilities())
@@ -69,21 +69,21 @@ class ProcessBackend:
         ours, theirs = socket.socketpair()
         child = Child(agent.command(sys.executable), env={}, stream=theirs, folder=home)
         stream = SocketStream(ours)
-        hold = Hold(
+        hold = HostResources(
             cause=partial(_cause, child),
             kill=partial(_kill, child, folder),
             sockets=sockets,
-            gives_up=_CAPABILITIES,
+            unenforced=_CAPABILITIES,
             grader_home=str(grader_home),
         )
-        box = Box(box_id, Channel(stream), hold, work=str(home), forget=self._boxes.forget)
+        box = AgentSandbox(box_id, AgentChannel(stream), hold, work=str(home), forget=self._boxes.forget)
         self._boxes.add(box)
         with suppress(ConnectionError):  # then it has ended, which the next line finds out
             await stream.send(self._opening)
         await box.started(_config(spec, home, sockets, grader_home), spec.start_timeout_s)
         return box
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> Box:
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Raise: plain processes have no snapshots."""
         raise SandboxRefusedError(self._boxes.new_id(), f"snapshot {snapshot!r}: plain processes have none")
 

@@ -24,10 +24,10 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxStartError
 from envkit.types import Cause, CauseKind, SandboxSpec
 
-from ..agent_client.channel import Channel, SocketStream, Survived
-from ..agent_client.resources import Hold
-from ..agent_client.sandbox import Box
-from ..host.instances import Boxes, not_ready
+from ..agent_client.channel import AgentChannel, SocketStream, Survived
+from ..agent_client.resources import HostResources
+from ..agent_client.sandbox import AgentSandbox
+from ..host.instances import LiveSandboxes, not_ready
 from .cluster import Actor, Cluster, ClusterNode, UnreachedError
 from .node_agent import Answer, NodeKind, greeting, tune
 
@@ -71,8 +71,8 @@ class RayNodeBackend:
         self._started: Actor | None = None
         self._opened: Answer = {}
         self._tickets = count(1)
-        self._channels: dict[int, Channel | None] = {}
-        self._boxes = Boxes("ray")
+        self._channels: dict[int, AgentChannel | None] = {}
+        self._boxes = LiveSandboxes("ray")
         self._lost: Cause | None = None
         self._is_leaving = False
 
@@ -87,11 +87,11 @@ class RayNodeBackend:
             raise SandboxError("the backend is not open; use 'async with'")
         return {str(name): bool(holds) for name, holds in self._opened["capabilities"].items()}
 
-    async def start(self, spec: SandboxSpec) -> Box:
+    async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`."""
         return await self._start(spec, None)
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> Box:
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec` with the files of `snapshot`, which this backend took."""
         return await self._start(spec, snapshot)
 
@@ -103,7 +103,7 @@ class RayNodeBackend:
         """Remove a snapshot from the node; safe to repeat."""
         await self._actor.ask("remove_snapshot", snapshot)
 
-    async def attach(self, box_id: str) -> Box:
+    async def attach(self, box_id: str) -> AgentSandbox:
         """Return a box that stays on this node, which an earlier backend started.
 
         Raises:
@@ -192,7 +192,7 @@ class RayNodeBackend:
             raise SandboxError(str(self._lost))
         return next(self._tickets)
 
-    async def _start(self, spec: SandboxSpec, snapshot: str | None) -> Box:
+    async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox:
         ticket = self._new_ticket()
         lonely_s = self._lonely_s if spec.lonely_s is None else spec.lonely_s
         try:
@@ -205,7 +205,7 @@ class RayNodeBackend:
             raise SandboxStartError(f"{self.node.name}/{ticket}", str(error)) from None
         raise SandboxStartError(f"{self.node.name}/{ticket}", f"not ready after {spec.start_timeout_s:g} s")
 
-    async def _admitted(self, ticket: int, asked: Awaitable[Answer], spec: SandboxSpec) -> Box:
+    async def _admitted(self, ticket: int, asked: Awaitable[Answer], spec: SandboxSpec) -> AgentSandbox:
         """Return the box that the actor was asked for; of one that is not reached nothing is left."""
         self._channels[ticket] = None
         try:
@@ -216,16 +216,16 @@ class RayNodeBackend:
                 await self._actor.ask("stop", ticket)  # else it ends because nobody is connected to it
             del self._channels[ticket]
             raise
-        channel = self._channels[ticket] = Channel(SocketStream(connected))
+        channel = self._channels[ticket] = AgentChannel(SocketStream(connected))
         exits: list[Cause] = []
-        hold = Hold(
+        hold = HostResources(
             cause=partial(self._cause, ticket, exits),
             kill=partial(self._end, ticket, spec.stay),
             snapshot=partial(self._snapshot, ticket),
-            gives_up=tuple(made["gives_up"]),
+            unenforced=tuple(made["unenforced"]),
             look=partial(self._look, ticket),
         )
-        box = Box(str(made["id"]), channel, hold, work=str(made["work"]), forget=self._boxes.forget)
+        box = AgentSandbox(str(made["id"]), channel, hold, work=str(made["work"]), forget=self._boxes.forget)
         self._boxes.add(box)
         try:
             await box.started({}, spec.start_timeout_s)

@@ -90,7 +90,7 @@ class Cluster:
         words = [sys.executable, "-P", "-m", driver_process.__name__, self._address]
         paths = os.pathsep.join(path for path in sys.path if path)
         self._transport, self._link = await loop.subprocess_exec(
-            _Link, *words, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
+            _DriverPipe, *words, env={**os.environ, "PYTHONPATH": paths}, start_new_session=True
         )
         try:
             await self._connected()
@@ -236,7 +236,7 @@ class Actor:
             await self._cluster.call("end", self._number)
 
 
-class _Link(asyncio.SubprocessProtocol):
+class _DriverPipe(asyncio.SubprocessProtocol):
     """The talk with the child. No task reads, so that who is cancelled can still say what is to be ended.
 
     Attributes:

@@ -29,7 +29,7 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxRefusedError, SandboxStartError, to_problem
 from envkit.types import SandboxSpec
 
-from ..agent_client.sandbox import Box
+from ..agent_client.sandbox import AgentSandbox
 from ..agent_client.socket_stream import SocketStream
 from ..bubblewrap.backend import LocalBackend
 from ..docker.backend import DockerBackend
@@ -68,7 +68,7 @@ def tune(connected: socket.socket) -> None:
 class _Guest:
     """A box, how many callers it has, and when (on the loop's clock) it had the last one."""
 
-    box: Box
+    box: AgentSandbox
     lonely_s: float
     stays: bool
     left_at: float
@@ -137,7 +137,7 @@ class NodeActor:
         return {}
 
     async def start(self, ticket: int, spec: SandboxSpec, lonely_s: float, snapshot: str | None) -> Answer:
-        """Start a box, with the files of `snapshot` if there is one; return its ``id``, ``work`` and ``gives_up``."""
+        """Start a box, with the files of `snapshot` if there is one; return its ``id``, ``work`` and ``unenforced``."""
         return await _answer(self._start(ticket, spec, lonely_s, snapshot))
 
     async def attach(self, ticket: int, box_id: str, lonely_s: float) -> Answer:
@@ -197,7 +197,7 @@ class NodeActor:
                     box = await self._backend.restore(name, seen)
             finally:
                 del self._starting[ticket]
-            assert isinstance(box, Box)  # those of other kinds cannot stay
+            assert isinstance(box, AgentSandbox)  # those of other kinds cannot stay
             return self._admit(ticket, _Guest(box, lonely_s, spec.stay, clock.now()))
         raise SandboxStartError(f"box {ticket}", "it was given up")
 
@@ -214,7 +214,7 @@ class NodeActor:
 
     def _admit(self, ticket: int, guest: _Guest) -> Answer:
         self._guests[ticket] = guest
-        return {"id": guest.box.id, "work": guest.box.work, "gives_up": list(guest.box.gives_up)}
+        return {"id": guest.box.id, "work": guest.box.work, "unenforced": list(guest.box.unenforced)}
 
     async def _stop(self, ticket: int) -> Answer:
         if (scope := self._starting.get(ticket)) is not None:

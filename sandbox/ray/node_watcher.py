@@ -15,7 +15,7 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxError
 from envkit.types import Cause, CauseKind
 
-from ..pool.node import Holds, Node
+from ..pool.node import Capacity, Node
 from .backend import RayNodeBackend
 from .cluster import Cluster, ClusterNode
 from .node_agent import NodeKind
@@ -263,12 +263,12 @@ def _fitting(node: ClusterNode) -> int:
     return int(min(node.resources.get(name, 0.0) // amount for name, amount in _PER_BOX.items()))
 
 
-def _has_room(holds: Holds) -> bool:
+def _has_room(holds: Capacity) -> bool:
     return bool(holds.boxes if holds.boxes is not None else holds.cpus)
 
 
-def _holds(node: ClusterNode) -> Holds:
+def _holds(node: ClusterNode) -> Capacity:
     found = node.resources
     if BOXES in found:
-        return Holds(boxes=int(found[BOXES]))
-    return Holds(cpus=found.get("CPU", 0.0), memory_mib=int(found.get("memory", 0.0)) >> 20)
+        return Capacity(boxes=int(found[BOXES]))
+    return Capacity(cpus=found.get("CPU", 0.0), memory_mib=int(found.get("memory", 0.0)) >> 20)

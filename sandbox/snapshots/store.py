@@ -22,8 +22,8 @@ from envkit.errors import EnvkitError, SandboxEndedError, SandboxError, SandboxL
 from envkit.types import JSON, SandboxSpec, SandboxUser
 
 from ..agent_client.call import one_line
-from ..agent_client.channel import Call, Channel, ChannelEndedError, RefusedCallError
-from ..agent_client.sandbox import Box
+from ..agent_client.channel import AgentChannel, Call, ChannelEndedError, RefusedCallError
+from ..agent_client.sandbox import AgentSandbox
 from ..host import run_dirs
 from ..host.instances import not_ready
 
@@ -71,7 +71,7 @@ def remove(parent: Path, name: str) -> None:
         file.unlink(missing_ok=True)
 
 
-async def keep(channel: Channel, path: Path, extent: Extent) -> None:
+async def keep(channel: AgentChannel, path: Path, extent: Extent) -> None:
     """Write what is in the places of a box into the new file `path`; its folder is made. Nothing is left on failure.
 
     Raises:
@@ -107,7 +107,7 @@ def waiting(command: Sequence[str]) -> tuple[str, ...]:
     return (*_WAIT, *command) if command else ()
 
 
-async def put_back(box: Box, path: Path, spec: SandboxSpec, uid: int | None) -> None:
+async def put_back(box: AgentSandbox, path: Path, spec: SandboxSpec, uid: int | None) -> None:
     """Write into the places of a box that was started as `spec`, its command `waiting`, what `keep` wrote.
 
     It takes nothing of the host's disk, and of the box's what its own bounds allow.

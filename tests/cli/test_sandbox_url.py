@@ -18,8 +18,8 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.transfer import tar_stream
 from tests.http.boxes import scripted
+from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
-from tests.http.worlds import serving, slots
 
 NOTICE = "running on the server without standard input; output is printed when the program ends\n"
 SCRIPT = str(Path(sys.executable).with_name("envkit"))

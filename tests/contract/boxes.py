@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
@@ -55,11 +55,11 @@ class Kind:
         return replace(SandboxSpec(command, image=image() if self.has_images else None), **fields)  # type: ignore[arg-type]
 
     @asynccontextmanager
-    async def box(self, *command: str, **fields: object) -> AsyncIterator[Box | RemoteBox]:
+    async def box(self, *command: str, **fields: object) -> AsyncIterator[AgentSandbox | RemoteBox]:
         """Start one for the length of the block."""
         async with self.backend() as backend:
             box = await backend.start(self.spec(*command, **fields))
-            assert isinstance(box, (Box, RemoteBox))
+            assert isinstance(box, (AgentSandbox, RemoteBox))
             yield box
 
 

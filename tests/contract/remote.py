@@ -13,8 +13,8 @@ from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host.layout import WORK
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec
+from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
-from tests.http.worlds import serving, slots
 
 
 class RemoteBox:

@@ -11,15 +11,15 @@ import anyio
 import pytest
 
 from envkit.errors import EnvkitError
-from envkit.sandbox.agent_client.sandbox import Box
-from envkit.sandbox.docker.agentless import FallbackBox
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
+from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.host.layout import WORK
 from envkit.types import SandboxUser
 from tests.contract.boxes import Backend, Kind
 from tests.contract.remote import RemoteBox
 
-AnyBox: TypeAlias = Box | RemoteBox
-"""As the cases see it; one without Python is a `FallbackBox`, with what all sandboxes have and no more."""
+AnySandbox: TypeAlias = AgentSandbox | RemoteBox
+"""As the cases see it; one without Python is a `AgentlessSandbox`, with what all sandboxes have and no more."""
 
 # Empties the folders that it is given, and lists what it could not remove; then lists the programs that still run,
 # which are those that are neither of the agent nor this one.
@@ -40,7 +40,7 @@ _TIDY_S = 10.0
 class _Held:
     """A sandbox that runs, what its backend enforces, and how to end both."""
 
-    box: AnyBox | FallbackBox
+    box: AnySandbox | AgentlessSandbox
     capabilities: Mapping[str, bool]
     end: asyncio.Event
     host: asyncio.Task[None]
@@ -58,7 +58,7 @@ class SharedSandboxes:
         self._loop = asyncio.Runner()
         self._held: dict[str, _Held] = {}
 
-    def run(self, kind: Kind, main: Callable[[AnyBox], Awaitable[object]], **fields: object) -> None:
+    def run(self, kind: Kind, main: Callable[[AnySandbox], Awaitable[object]], **fields: object) -> None:
         """Run a case in the sandbox of this kind whose spec has `fields`; it has 90 s."""
         self._loop.run(self._run(kind, main, fields))
 
@@ -82,11 +82,13 @@ class SharedSandboxes:
         finally:
             self._loop.close()
 
-    async def _run(self, kind: Kind, main: Callable[[AnyBox], Awaitable[object]], fields: Mapping[str, object]) -> None:
+    async def _run(
+        self, kind: Kind, main: Callable[[AnySandbox], Awaitable[object]], fields: Mapping[str, object]
+    ) -> None:
         held = await self._get(kind, fields)
         try:
             with anyio.fail_after(90):
-                await main(cast("AnyBox", held.box))
+                await main(cast("AnySandbox", held.box))
             try:
                 with anyio.fail_after(_TIDY_S):
                     await _tidy(held)
@@ -120,7 +122,7 @@ class Shared:
     sandboxes: SharedSandboxes
     kind: Kind
 
-    def run(self, main: Callable[[AnyBox], Awaitable[object]], **fields: object) -> None:
+    def run(self, main: Callable[[AnySandbox], Awaitable[object]], **fields: object) -> None:
         """Run `main` in the sandbox whose spec has `fields`; see `SharedSandboxes`."""
         self.sandboxes.run(self.kind, main, **fields)
 
@@ -148,7 +150,9 @@ def _key(kind: Kind, fields: Mapping[str, object]) -> str:
 
 async def _start(kind: Kind, fields: Mapping[str, object]) -> _Held:
     """Start a sandbox in a task of its own: what a backend opens must be closed by the task that opened it."""
-    ready: asyncio.Future[tuple[AnyBox | FallbackBox, Mapping[str, bool]]] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[tuple[AnySandbox | AgentlessSandbox, Mapping[str, bool]]] = (
+        asyncio.get_running_loop().create_future()
+    )
     end = asyncio.Event()
 
     async def host() -> None:
@@ -170,12 +174,12 @@ async def _tidy(held: _Held) -> None:
     """Close the shells, remove all files, and require that no program runs."""
     box = held.box
     users: tuple[SandboxUser, ...] = ("root", "grader", "agent") if held.capabilities["uid"] else ("grader", "agent")
-    work = WORK if isinstance(box, FallbackBox) else box.work
+    work = WORK if isinstance(box, AgentlessSandbox) else box.work
     folders = f"{work} {box.grader_home} $ENVKIT_SOCKETS"
     if held.capabilities["isolation"]:
         folders += " /tmp /dev/shm"
     for user in users:
-        if not isinstance(box, FallbackBox):
+        if not isinstance(box, AgentlessSandbox):
             await box.shell(user=user).close()
         if user == "root":  # it has no files, and may not remove those of others
             continue
@@ -183,7 +187,7 @@ async def _tidy(held: _Held) -> None:
         empty = _EMPTY.format(which="" if user == "agent" else "-user $(id -u)")
         left = await box.exec(["sh", "-c", f"set -- {folders}\n{empty}"], cwd="/", user=user, timeout_s=_TIDY_S)
         assert (left.stdout, left.stderr) == ("", "")
-    if held.capabilities["isolation"] and not isinstance(box, FallbackBox):
+    if held.capabilities["isolation"] and not isinstance(box, AgentlessSandbox):
         programs = ""
         try:
             with anyio.fail_after(_TIDY_S / 2):

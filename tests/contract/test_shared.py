@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.boxes import PARAMS, Kind
-from tests.contract.shared import AnyBox, SharedSandboxes
+from tests.contract.shared import AnySandbox, SharedSandboxes
 
 pytestmark = pytest.mark.parametrize("kind", PARAMS[:1], indirect=True)
 DAMAGED = "the case damaged its shared sandbox"
 
 
-async def require_new(box: AnyBox) -> None:
+async def require_new(box: AnySandbox) -> None:
     found = await box.exec(["sh", "-c", "ls -A . /tmp /dev/shm; echo $X"], timeout_s=20)
     assert found.stdout.split() == [".:", "/dev/shm:", "/tmp:"]
     assert (await box.shell().run("echo ${X-none}", timeout_s=20)).stdout == "none\n"
@@ -20,12 +20,12 @@ async def require_new(box: AnyBox) -> None:
 def test_files_and_the_state_of_shells_are_gone_for_the_next_case(kind: Kind, sandboxes: SharedSandboxes) -> None:
     ids = []
 
-    async def leave(box: AnyBox) -> None:
+    async def leave(box: AnySandbox) -> None:
         ids.append(box.id)
         await box.shell().run("X=1; mkdir -p a/b; echo x > a/b/c; chmod 0 a/b a; ln -s /etc a-link", timeout_s=20)
         await box.shell(user="grader").run("echo x > ~/key; echo x > /tmp/key; echo x > /dev/shm/key", timeout_s=20)
 
-    async def look(box: AnyBox) -> None:
+    async def look(box: AnySandbox) -> None:
         ids.append(box.id)
         await require_new(box)
         assert (await box.exec(["ls", "-A", box.grader_home], timeout_s=20, user="grader")).stdout == ""
@@ -36,7 +36,7 @@ def test_files_and_the_state_of_shells_are_gone_for_the_next_case(kind: Kind, sa
 
 
 def test_a_case_that_leaves_a_program_fails_with_its_name(kind: Kind, sandboxes: SharedSandboxes, marker: str) -> None:
-    async def leave(box: AnyBox) -> None:
+    async def leave(box: AnySandbox) -> None:
         await box.shell("other").run(f"sleep {marker} &", timeout_s=20)
 
     with pytest.raises(pytest.fail.Exception, match=f"{DAMAGED}.*sleep {marker}"):
@@ -45,7 +45,7 @@ def test_a_case_that_leaves_a_program_fails_with_its_name(kind: Kind, sandboxes:
 
 
 def test_a_case_that_ends_the_sandbox_fails_and_the_next_gets_another(kind: Kind, sandboxes: SharedSandboxes) -> None:
-    async def end(box: AnyBox) -> None:
+    async def end(box: AnySandbox) -> None:
         await box.stop()
 
     with pytest.raises(pytest.fail.Exception, match=f"{DAMAGED}.*stopped"):
@@ -54,7 +54,7 @@ def test_a_case_that_ends_the_sandbox_fails_and_the_next_gets_another(kind: Kind
 
 
 def test_after_a_case_that_failed_the_next_gets_another(kind: Kind, sandboxes: SharedSandboxes) -> None:
-    async def fail(box: AnyBox) -> None:
+    async def fail(box: AnySandbox) -> None:
         await box.write("left", b"")
         raise LookupError
 

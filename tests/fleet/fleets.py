@@ -12,8 +12,8 @@ import anyio.lowlevel
 
 from envkit import clock
 from envkit.errors import SandboxLostError, SandboxStartError, UnreachableError
-from envkit.fleet import FleetHost, Probing
-from envkit.protocols import LastingEpisode
+from envkit.fleet import FleetHost, HeartbeatTimes
+from envkit.protocols import ResumableEpisode
 from envkit.restarts import RestartBudget
 from envkit.types import Cause, ExecResult, Observation, Reset, Step, Task
 from tests.causes import cause
@@ -61,12 +61,12 @@ class Box:
     async def health(self) -> None:
         await self._talk()
 
-    async def pulse(self) -> None:
+    async def heartbeat(self) -> None:
         if not self.computes:
             await self._talk()
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         await self._talk()
         self.playing += 1
         self.most_playing = max(self.playing, self.most_playing)
@@ -86,7 +86,7 @@ class Box:
         await self._talk()
         return Step(Observation(f"{self.id} {action}"), 0.0, False, False, {})
 
-    async def again(self, action: str) -> Step:
+    async def repeat_step(self, action: str) -> Step:
         raise NotImplementedError
 
     async def _talk(self) -> None:
@@ -127,20 +127,20 @@ class Yard:
     def fleet(
         self,
         boxes: int,
-        slots_per_box: int,
+        slots_per_sandbox: int,
         restarts: RestartBudget | None = None,
-        probing: Probing | None = None,
+        probing: HeartbeatTimes | None = None,
         *,
-        gives_up: bool = False,
+        unenforced: bool = False,
         alert: Callable[[str], None] | None = None,
     ) -> FleetHost:
         return FleetHost(
             self.start,
             connect,
             boxes=boxes,
-            slots_per_box=slots_per_box,
+            slots_per_sandbox=slots_per_sandbox,
             restarts=restarts or RestartBudget(),
-            gives_up=gives_up,
+            unenforced=unenforced,
             alert=alert,
             probing=probing,
             start_timeout_s=10,

@@ -18,7 +18,7 @@ from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command, steadily
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.http.server.server import serve
-from envkit.types import FleetEvent, SandboxState
+from envkit.types import PoolEvent, SandboxState
 from tests.contract.boxes import arguments
 
 
@@ -56,13 +56,13 @@ async def serving(app: ASGIApp) -> AsyncIterator[str]:
         tasks.cancel_scope.cancel()
 
 
-async def happen(*events: FleetEvent) -> AsyncIterator[FleetEvent]:
+async def happen(*events: PoolEvent) -> AsyncIterator[PoolEvent]:
     for event in events:
         yield event
 
 
-def event(number: int, kind: str) -> FleetEvent:
-    return FleetEvent(number, 1.5, kind, "box-1", "team", f"text {number}")
+def event(number: int, kind: str) -> PoolEvent:
+    return PoolEvent(number, 1.5, kind, "box-1", "team", f"text {number}")
 
 
 @pytest.mark.parametrize("failures", [0, 2])
@@ -79,7 +79,7 @@ def test_alerts_are_sent_in_order_and_again_when_the_address_fails(failures: int
 
     async def main() -> None:
         async with serving(hook) as address:
-            state = FleetEvent(2, 1.5, "state", "box-1", "team", "lost", SandboxState.LOST)
+            state = PoolEvent(2, 1.5, "state", "box-1", "team", "lost", SandboxState.LOST)
             await send_alerts(happen(event(1, "memory"), state, event(3, "probe")), f"{address}/hook")
 
     clock.run(main)

@@ -10,9 +10,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
-from envkit.fleet import Homes, Probing
-from envkit.fleet.env_worker import BoxEvent, after
-from envkit.http.api.operations import Calls
+from envkit.fleet import HeartbeatTimes, RoutedHosts
+from envkit.fleet.env_worker import WorkerEvent, after
+from envkit.http.api.operations import Operations
 from envkit.http.protocol.messages import NoBody
 from envkit.http.sessions.table import SessionTable
 from envkit.restarts import RestartBudget
@@ -23,7 +23,7 @@ from tests.fleet.fleets import TASK, Box, Yard, play, run, silent
 def test_an_episode_goes_to_the_box_with_the_fewest() -> None:
     async def main() -> None:
         yard = Yard()
-        async with yard.fleet(boxes=3, slots_per_box=4) as host, anyio.create_task_group() as tasks:
+        async with yard.fleet(boxes=3, slots_per_sandbox=4) as host, anyio.create_task_group() as tasks:
             ends: list[str] = []
             for _ in range(7):
                 tasks.start_soon(play, host, 5, ends)
@@ -37,7 +37,7 @@ def test_an_episode_goes_to_the_box_with_the_fewest() -> None:
 def test_a_lease_waits_for_its_turn_while_all_places_are_taken() -> None:
     async def main() -> None:
         yard = Yard()
-        async with yard.fleet(boxes=2, slots_per_box=2) as host:
+        async with yard.fleet(boxes=2, slots_per_sandbox=2) as host:
             assert host.capacity == 4
             ends: list[str] = []
             async with anyio.create_task_group() as tasks:
@@ -53,7 +53,7 @@ def test_a_lease_waits_for_its_turn_while_all_places_are_taken() -> None:
 def test_a_lease_that_gives_up_waiting_leaves_its_place_to_the_next() -> None:
     async def main() -> None:
         yard = Yard()
-        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
             ends: list[str] = []
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(play, host, 10, ends)
@@ -71,7 +71,7 @@ def test_every_episode_of_a_box_that_dies_raises_at_once_and_the_others_play_on(
     async def main() -> None:
         yard = Yard(lambda name: Box(name, step_s=50))
         ends: list[str] = []
-        async with yard.fleet(boxes=2, slots_per_box=3) as host, anyio.create_task_group() as tasks:
+        async with yard.fleet(boxes=2, slots_per_sandbox=3) as host, anyio.create_task_group() as tasks:
             for _ in range(6):
                 tasks.start_soon(play, host, 100, ends)
             await anyio.sleep(10)
@@ -92,7 +92,7 @@ def test_a_call_that_does_not_get_through_raises_what_the_sandbox_died_of() -> N
             box.knows_its_cause = False  # the connection breaks before the sandbox is seen to end
             box.die("")
 
-        async with yard.fleet(boxes=1, slots_per_box=1) as host, host.lease(TASK) as episode:
+        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host, host.lease(TASK) as episode:
             await die_later(yard.boxes[0])
             with pytest.raises(SandboxLostError, match="box-0 lost: cannot be reached: connection refused"):
                 await episode.reset()
@@ -107,8 +107,8 @@ def test_a_box_that_is_stopped_is_noticed_after_its_probes_and_replaced() -> Non
     async def main() -> None:
         yard = Yard()
         ends: list[str] = []
-        probing = Probing(interval_s=5, timeout_s=2, misses=3)
-        async with yard.fleet(boxes=1, slots_per_box=1, probing=probing) as host:
+        probing = HeartbeatTimes(interval_s=5, timeout_s=2, misses=3)
+        async with yard.fleet(boxes=1, slots_per_sandbox=1, probing=probing) as host:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(play, host, 100, ends)
                 await anyio.sleep(5.1)  # just after a probe, the worst moment
@@ -124,7 +124,9 @@ def test_a_box_that_is_stopped_is_noticed_after_its_probes_and_replaced() -> Non
 def test_a_late_answer_is_an_answer() -> None:
     async def main() -> None:
         yard = Yard()
-        async with yard.fleet(boxes=1, slots_per_box=1, probing=Probing(interval_s=5, timeout_s=2, misses=2)) as host:
+        async with yard.fleet(
+            boxes=1, slots_per_sandbox=1, probing=HeartbeatTimes(interval_s=5, timeout_s=2, misses=2)
+        ) as host:
             for _ in range(4):
                 await anyio.sleep(4.9)
                 yard.boxes[0].answers = False
@@ -140,7 +142,7 @@ def test_leases_wait_for_the_replacement() -> None:
     async def main() -> None:
         yard = Yard(start_s=3)
         ends: list[str] = []
-        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
             yard.boxes[0].die("oom-killed")
             await anyio.sleep(0.01)
             await play(host, 1, ends)
@@ -154,8 +156,8 @@ def test_leases_wait_for_the_replacement() -> None:
 def test_a_server_is_ready_only_while_a_box_of_environments_is_healthy() -> None:
     async def main() -> None:
         yard = Yard(start_s=3)
-        async with yard.fleet(boxes=2, slots_per_box=1) as host, SessionTable(host) as table:
-            calls = Calls(table, tuple)
+        async with yard.fleet(boxes=2, slots_per_sandbox=1) as host, SessionTable(host) as table:
+            calls = Operations(table, tuple)
 
             async def ready() -> tuple[bool, str]:
                 answer = await calls.ready(NoBody())
@@ -177,8 +179,8 @@ def test_a_server_is_ready_only_while_a_box_of_environments_is_healthy() -> None
 def test_worlds_with_boxes_of_their_own_do_not_make_a_server_ready() -> None:
     async def main() -> None:
         shared, own = Yard(start_s=3), Yard()
-        async with shared.fleet(boxes=1, slots_per_box=1) as many, own.fleet(boxes=1, slots_per_box=1) as one:
-            homes = Homes(many, one, lambda env_id: True)
+        async with shared.fleet(boxes=1, slots_per_sandbox=1) as many, own.fleet(boxes=1, slots_per_sandbox=1) as one:
+            homes = RoutedHosts(many, one, lambda env_id: True)
             assert homes.why_unready == ""
             own.boxes[0].die("it has served its episodes")
             await anyio.sleep(0.01)
@@ -194,7 +196,7 @@ def test_replacements_wait_longer_each_time_until_the_budget_is_spent() -> None:
     async def main() -> None:
         yard = Yard(start_s=0)
         budget = RestartBudget(restarts=4, window_s=100, first_delay_s=1, longest_delay_s=3)
-        async with yard.fleet(boxes=1, slots_per_box=2, restarts=budget, gives_up=True) as host:
+        async with yard.fleet(boxes=1, slots_per_sandbox=2, restarts=budget, unenforced=True) as host:
             for _ in range(5):
                 yard.boxes[-1].die("killed by signal 9")
                 await anyio.sleep(10)
@@ -212,7 +214,7 @@ def test_who_waits_is_told_when_the_last_box_is_gone_for_good() -> None:
         yard = Yard()
         ends: list[str] = []
         budget = RestartBudget(restarts=1)
-        async with yard.fleet(1, 1, budget, gives_up=True) as host, anyio.create_task_group() as tasks:
+        async with yard.fleet(1, 1, budget, unenforced=True) as host, anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(play, host, 1000, ends)
             await anyio.sleep(5)
@@ -230,7 +232,7 @@ def test_a_fleet_goes_on_with_the_boxes_that_are_left() -> None:
     async def main() -> None:
         yard = Yard()
         ends: list[str] = []
-        async with yard.fleet(2, 1, RestartBudget(restarts=1), gives_up=True) as host:
+        async with yard.fleet(2, 1, RestartBudget(restarts=1), unenforced=True) as host:
             for box in (0, 1):
                 yard.boxes[box].die("killed")
             await anyio.sleep(5)
@@ -246,7 +248,7 @@ def test_a_fleet_goes_on_with_the_boxes_that_are_left() -> None:
 def test_leases_do_not_wait_for_ever_for_a_box_that_never_answers() -> None:
     async def main() -> None:
         yard = Yard(Box, silent)
-        async with yard.fleet(boxes=1, slots_per_box=1, restarts=RestartBudget(restarts=100)) as host:
+        async with yard.fleet(boxes=1, slots_per_sandbox=1, restarts=RestartBudget(restarts=100)) as host:
             yard.boxes[0].die("killed")
             await anyio.sleep(1)
             with pytest.raises(SandboxStartError, match=r"since 30 s; last: sandbox box-\d did not .* within 10 s"):
@@ -268,7 +270,7 @@ def test_a_fleet_of_which_no_box_comes_up_says_why_at_once(entry: Callable[[str]
     async def main() -> None:
         yard = Yard(entry)
         with pytest.raises(SandboxStartError, match=cause):
-            async with yard.fleet(boxes=2, slots_per_box=1):
+            async with yard.fleet(boxes=2, slots_per_sandbox=1):
                 pytest.fail("there is no box")
         assert len(yard.starts) == 2
         assert all(box.stopped_at is not None for box in yard.boxes)
@@ -284,7 +286,7 @@ def test_a_box_that_dies_before_its_server_answers_did_not_start() -> None:
             return box
 
         yard = Yard(Box, stillborn, Box)
-        async with yard.fleet(boxes=2, slots_per_box=1) as host:
+        async with yard.fleet(boxes=2, slots_per_sandbox=1) as host:
             await anyio.sleep(5)
             assert (host.lost, host.failed_starts, host.restarts) == (0, 1, 1)
             assert [box.id for box in yard.boxes if not box.died.is_set()] == ["box-0", "box-2"]
@@ -295,7 +297,7 @@ def test_a_box_that_dies_before_its_server_answers_did_not_start() -> None:
 def test_what_was_lost_and_what_did_not_start_are_together_all_boxes_that_are_not_there() -> None:
     async def main() -> None:
         yard = Yard(Box, SandboxStartError("box-x", "no such program"), silent, Box)
-        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
             yard.boxes[0].die("killed")
             await anyio.sleep(60)
             assert (len(yard.starts), host.lost, host.failed_starts) == (4, 1, 2)
@@ -311,7 +313,7 @@ def test_a_server_that_refuses_the_client_counts_as_failed_not_as_slow() -> None
                 raise RequestError("no such protocol")
 
         with pytest.raises(SandboxStartError, match="its env server says: no such protocol"):
-            async with Yard(Foreign).fleet(boxes=1, slots_per_box=1):
+            async with Yard(Foreign).fleet(boxes=1, slots_per_sandbox=1):
                 pytest.fail("there is no box")
         assert clock.now() == 0.5
 
@@ -322,7 +324,7 @@ def test_leaving_the_fleet_stops_the_boxes_and_ends_what_plays_there() -> None:
     async def main() -> None:
         yard = Yard()
         ends: list[str] = []
-        async with anyio.create_task_group() as tasks, yard.fleet(boxes=2, slots_per_box=1) as host:
+        async with anyio.create_task_group() as tasks, yard.fleet(boxes=2, slots_per_sandbox=1) as host:
             for _ in range(3):
                 tasks.start_soon(play, host, 100, ends)
             await anyio.sleep(9.5)
@@ -341,7 +343,7 @@ def test_an_error_in_the_block_leaves_the_fleet_as_it_is() -> None:
     async def main() -> None:
         yard = Yard()
         with pytest.raises(ZeroDivisionError):
-            async with yard.fleet(boxes=1, slots_per_box=1):
+            async with yard.fleet(boxes=1, slots_per_sandbox=1):
                 raise ZeroDivisionError
         assert yard.boxes[0].stopped_at == 0.5
 
@@ -352,7 +354,7 @@ def test_a_cancelled_fleet_stops_its_boxes_also_while_they_start() -> None:
     async def main() -> None:
         yard = Yard(Box, silent)
         with anyio.move_on_after(3):
-            async with yard.fleet(boxes=2, slots_per_box=1):
+            async with yard.fleet(boxes=2, slots_per_sandbox=1):
                 pytest.fail("the second box never answers")
         assert [box.stopped_at for box in yard.boxes] == [3, 3]
 
@@ -362,7 +364,7 @@ def test_a_cancelled_fleet_stops_its_boxes_also_while_they_start() -> None:
 def test_an_episode_that_was_finished_when_its_box_died_stays_finished() -> None:
     async def main() -> None:
         yard = Yard()
-        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
             async with host.lease(TASK) as episode:
                 await episode.reset()
                 step = await episode.step("go")
@@ -375,7 +377,7 @@ def test_an_episode_that_was_finished_when_its_box_died_stays_finished() -> None
 def test_a_lease_has_its_place_until_it_ends_and_the_callers_error_comes_out() -> None:
     async def main() -> None:
         yard = Yard()
-        async with yard.fleet(boxes=1, slots_per_box=1) as host:
+        async with yard.fleet(boxes=1, slots_per_sandbox=1) as host:
             for _ in range(3):
                 with pytest.raises(ZeroDivisionError):
                     async with host.lease(TASK):
@@ -386,11 +388,11 @@ def test_a_lease_has_its_place_until_it_ends_and_the_callers_error_comes_out() -
 
 
 def test_only_a_box_that_was_ready_can_be_lost() -> None:
-    assert after(SandboxState.STARTING, BoxEvent.GONE) is SandboxState.STOPPED
-    assert after(SandboxState.READY, BoxEvent.GONE) is SandboxState.LOST
-    assert after(SandboxState.LOST, BoxEvent.CLOSED) is SandboxState.LOST
+    assert after(SandboxState.STARTING, WorkerEvent.GONE) is SandboxState.STOPPED
+    assert after(SandboxState.READY, WorkerEvent.GONE) is SandboxState.LOST
+    assert after(SandboxState.LOST, WorkerEvent.CLOSED) is SandboxState.LOST
 
 
 def test_a_box_that_is_gone_does_not_come_back() -> None:
     with pytest.raises(ValueError, match="a box that is lost cannot have answered"):
-        after(SandboxState.LOST, BoxEvent.ANSWERED)
+        after(SandboxState.LOST, WorkerEvent.ANSWERED)

@@ -16,9 +16,9 @@ import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.errors import UnrecordedError, UsageError
+from envkit.errors import LeaseNotPersistedError, UsageError
 from envkit.fleet.ledger import Ledger
-from envkit.fleet.session_store import SeatRecord
+from envkit.fleet.session_store import SessionRecord
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
@@ -42,7 +42,7 @@ clock.run(main)
 """
 
 
-SEAT = SeatRecord("box", "session", Task("Game-v0", 1))
+SEAT = SessionRecord("box", "session", Task("Game-v0", 1))
 
 
 def leased(id: str, state: SandboxState = SandboxState.LEASED, at_s: float = 2.0) -> SandboxView:
@@ -93,7 +93,7 @@ def test_what_was_saved_survives_a_killed_server(tmp_path: Path) -> None:
 
 def test_who_sits_where_is_remembered_until_they_leave(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
-    seats = {name: SeatRecord("box-1", f"session-{name}", Task("Game-v0", 2**80, {"size": 6})) for name in "abc"}
+    seats = {name: SessionRecord("box-1", f"session-{name}", Task("Game-v0", 2**80, {"size": 6})) for name in "abc"}
 
     async def main() -> None:
         async with Ledger(path) as ledger:
@@ -131,7 +131,7 @@ def test_who_waits_for_a_write_that_fails_is_told_that_and_the_log_why_and_later
                 try:
                     await ledger.sit(key, SEAT)
                     said[key] = "written"
-                except UnrecordedError as error:
+                except LeaseNotPersistedError as error:
                     said[key] = str(error)
 
             with anyio.fail_after(30):
@@ -141,7 +141,7 @@ def test_who_waits_for_a_write_that_fails_is_told_that_and_the_log_why_and_later
                     for key in ("bad", "with it"):
                         tasks.start_soon(sit, key)
                 await sit("later")
-                with pytest.raises(UnrecordedError):
+                with pytest.raises(LeaseNotPersistedError):
                     await ledger.save(leased("bad"))
                 await ledger.save(leased("good"))
         async with Ledger(faulty) as ledger:
@@ -163,12 +163,12 @@ def test_a_pool_lives_on_when_its_ledger_cannot_write(faulty: Path) -> None:
             FakeBackend() as backend,
             Pool([Node("n", backend)], ledger=ledger) as pool,
         ):
-            with pytest.raises(UnrecordedError):
+            with pytest.raises(LeaseNotPersistedError):
                 await pool.create("bad", SandboxSpec())
             await pool.create("good", SandboxSpec())
             assert pool.view("good").state is SandboxState.LEASED
             alerts = [event.text for event in await told(pool) if event.kind == "ledger"]
-            assert alerts[0] == f"it was not written down: {UnrecordedError()}"
+            assert alerts[0] == f"it was not written down: {LeaseNotPersistedError()}"
 
     clock.run(main)
 
@@ -236,7 +236,7 @@ def test_what_nobody_wrote_is_said_with_the_file_and_what_to_do(statement: str, 
     async def main() -> None:
         async with Ledger(path) as ledger:
             await ledger.save(leased("a"))
-            await ledger.sit("key", SeatRecord("a", "1", Task("Game-v0", 7)))
+            await ledger.sit("key", SessionRecord("a", "1", Task("Game-v0", 7)))
 
     clock.run(main)
     spoil(path, statement)

@@ -12,8 +12,8 @@ import pytest
 from msgspec import Raw
 
 from envkit.errors import DeadlineError, EnvError, EnvkitError, SandboxLostError
-from envkit.fleet import FleetHost, Homes
-from envkit.protocols import LastingEpisode
+from envkit.fleet import FleetHost, RoutedHosts
+from envkit.protocols import ResumableEpisode
 from envkit.restarts import RestartBudget
 from envkit.types import Observation, Reset, Step, Task
 from tests.echoes import TASK, Box, Echo, connect, fleet_of
@@ -202,7 +202,7 @@ def test_of_a_thousand_episodes_in_dying_boxes_each_is_finished_rebuilt_or_void(
                 assert step.observation.text == " ".join([str(number), *map(str, range(8))])
                 fates["rebuilt" if was_rebuilt else "finished"] += 1
 
-        async with fleet_of(*boxes, at_once=8, slots_per_box=4) as fleet:
+        async with fleet_of(*boxes, at_once=8, slots_per_sandbox=4) as fleet:
             async with anyio.create_task_group() as tasks:
                 for number in range(1000):
                     tasks.start_soon(play, number)
@@ -242,7 +242,9 @@ def test_a_box_that_has_served_its_episodes_makes_room_for_a_new_one_without_cou
 
         played_in: list[object] = []
         none = RestartBudget(restarts=0)
-        async with FleetHost(start, connect, boxes=2, slots_per_box=1, restarts=none, episodes_per_box=1) as fleet:
+        async with FleetHost(
+            start, connect, boxes=2, slots_per_sandbox=1, restarts=none, episodes_per_sandbox=1
+        ) as fleet:
             async with anyio.create_task_group() as tasks:
                 for _ in range(6):
                     tasks.start_soon(play)
@@ -254,8 +256,8 @@ def test_a_box_that_has_served_its_episodes_makes_room_for_a_new_one_without_cou
 
 def test_worlds_that_share_a_box_and_worlds_that_do_not_are_told_apart() -> None:
     async def main() -> None:
-        async with fleet_of(Box("shared"), slots_per_box=9) as shared, fleet_of(Box("own")) as own:
-            homes = Homes(shared, own, lambda env_id: env_id != "Heavy-v0")
+        async with fleet_of(Box("shared"), slots_per_sandbox=9) as shared, fleet_of(Box("own")) as own:
+            homes = RoutedHosts(shared, own, lambda env_id: env_id != "Heavy-v0")
             assert homes.capacity == 10
             for env_id, box in (("Light-v0", "shared"), ("Heavy-v0", "own")):
                 async with homes.lease(Task(env_id, 1)) as episode:
@@ -273,12 +275,12 @@ class Asked(Echo):
         self.answers: list[asyncio.Future[Raw]] = []
         self.action = ""
 
-    def ask(self, action: str) -> asyncio.Future[Raw] | None:
+    def start_step(self, action: str) -> asyncio.Future[Raw] | None:
         self.action = action
         self.answers.append(asyncio.get_running_loop().create_future())
         return self.answers[-1]
 
-    def told(self, answer: asyncio.Future[Raw]) -> Step:
+    def finish_step(self, answer: asyncio.Future[Raw]) -> Step:
         answer.result()
         self.said.append(self.action)
         return Step(Observation(" ".join(self.said)), float(len(self.said)), False, False, {"box": self.box.id})
@@ -290,7 +292,7 @@ class AskedBox(Box):
     played: Asked
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         self._check()
         self.played = Asked(self, task)
         yield self.played
@@ -301,25 +303,25 @@ def test_a_box_that_ends_before_it_has_answered_costs_no_step() -> None:
         first, second = AskedBox("a"), AskedBox("b")
         async with fleet_of(first, second) as fleet, fleet.lease(TASK) as episode:
             await episode.reset()
-            one = episode.ask("one")
+            one = episode.start_step("one")
             assert one is not None
             first.played.answers[0].set_result(Raw(b"{}"))
-            assert episode.told(one).observation.text == "3 one"
+            assert episode.finish_step(one).observation.text == "3 one"
 
-            two = episode.ask("two")
+            two = episode.start_step("two")
             assert two is not None
             first.die("killed by signal 9")
             with anyio.fail_after(1):
                 await asyncio.wait([two])
             with pytest.raises(SandboxLostError, match="killed by signal 9"):
-                episode.told(two)
+                episode.finish_step(two)
             step = await episode.step("two")
             assert (step.observation.text, step.info) == ("3 one two", {"box": "b", "rebuilt": "killed by signal 9"})
 
-            three = episode.ask("three")
+            three = episode.start_step("three")
             assert three is not None
             second.played.answers[0].set_result(Raw(b"{}"))
-            assert episode.told(three).observation.text == "3 one two three"
+            assert episode.finish_step(three).observation.text == "3 one two three"
         assert (fleet.episodes.rebuilt, fleet.episodes.void) == (1, 0)
 
     run(main)
@@ -332,9 +334,9 @@ def test_a_box_that_is_gone_is_not_asked() -> None:
             await episode.reset()
             box.die("killed by signal 9")
             await anyio.sleep(0.01)
-            assert episode.ask("one") is None
+            assert episode.start_step("one") is None
             assert box.played.answers == []
             assert (await episode.step("one")).info == {"box": "b", "rebuilt": "killed by signal 9"}
-            assert episode.ask("two") is None  # this one cannot be asked
+            assert episode.start_step("two") is None  # this one cannot be asked
 
     run(main)

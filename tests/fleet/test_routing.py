@@ -10,7 +10,7 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStartError
 from envkit.fleet import FleetHost
-from envkit.fleet.session_store import SeatRecord, Seats
+from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.fleet.fleets import TASK, Box, Yard, connect, play, run
@@ -21,17 +21,17 @@ NO_ROOM = CapacityError("there are no nodes now")
 class Book:
     """Seats in memory, of which nothing can be written down while it is full."""
 
-    def __init__(self, **seats: SeatRecord) -> None:
+    def __init__(self, **seats: SessionRecord) -> None:
         self.seats = seats
         self.is_full = False
 
     def seated(self) -> Sequence[str]:
         return list(self.seats)
 
-    def seat(self, key: str) -> SeatRecord | None:
+    def seat(self, key: str) -> SessionRecord | None:
         return self.seats.get(key)
 
-    async def sit(self, key: str, seat: SeatRecord) -> None:
+    async def sit(self, key: str, seat: SessionRecord) -> None:
         self._write()
         self.seats[key] = seat
 
@@ -44,9 +44,16 @@ class Book:
             raise EnvkitError("the disk is full")
 
 
-def with_seats(yard: Yard, seats: Seats, *, slots_per_box: int = 2, episodes_per_box: int | None = None) -> FleetHost:
+def with_seats(
+    yard: Yard, seats: SessionStore, *, slots_per_sandbox: int = 2, episodes_per_sandbox: int | None = None
+) -> FleetHost:
     return FleetHost(
-        yard.start, connect, boxes=1, slots_per_box=slots_per_box, episodes_per_box=episodes_per_box, seats=seats
+        yard.start,
+        connect,
+        boxes=1,
+        slots_per_sandbox=slots_per_sandbox,
+        episodes_per_sandbox=episodes_per_sandbox,
+        seats=seats,
     )
 
 
@@ -145,7 +152,7 @@ def test_a_seat_that_cannot_be_written_down_takes_no_place() -> None:
 def test_a_place_is_free_again_although_its_leaving_could_not_be_written_down() -> None:
     async def main() -> None:
         book = Book()
-        async with with_seats(Yard(), book, slots_per_box=1) as host:
+        async with with_seats(Yard(), book, slots_per_sandbox=1) as host:
             with pytest.raises(EnvkitError, match="the disk is full"):
                 async with host.lease_as("a", TASK):
                     book.is_full = True
@@ -160,8 +167,8 @@ def test_a_place_is_free_again_although_its_leaving_could_not_be_written_down() 
 def test_a_box_of_its_own_is_replaced_also_when_an_episode_was_recalled_after_it_was_given_away() -> None:
     async def main() -> None:
         yard, task = Yard(), Task("Own-v0", 1)
-        book = Book(old=SeatRecord("box-0", "session", task))
-        async with with_seats(yard, book, slots_per_box=1, episodes_per_box=1) as host:
+        book = Book(old=SessionRecord("box-0", "session", task))
+        async with with_seats(yard, book, slots_per_sandbox=1, episodes_per_sandbox=1) as host:
             async with host.lease_as("new", TASK), host.lease_as("old", task):
                 pass
             await anyio.sleep(2)

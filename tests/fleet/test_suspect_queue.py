@@ -16,7 +16,7 @@ from envkit.fleet import FleetHost
 from envkit.fleet.env_worker import LostDuringCallError
 from envkit.fleet.episode import EpisodeTally, FleetEpisode, Lease
 from envkit.fleet.suspect_queue import TURN_S
-from envkit.protocols import LastingEpisode
+from envkit.protocols import ResumableEpisode
 from envkit.types import Reset, Step, Task
 from tests.causes import cause
 from tests.echoes import Box, Echo, fleet_of
@@ -67,7 +67,7 @@ class MinedBox(Box):
         self.is_silenced = is_silenced
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         episode = Mine(self, task)
         if self.deadly == "lease":
             await episode.tread("lease")
@@ -78,14 +78,14 @@ class MinedBox(Box):
             await anyio.sleep_forever()
         await super().health()
 
-    pulse = health
+    heartbeat = health
 
 
 class SlowBox(MinedBox):
     """A box in which the deadly step does its deed at once, while the others take 4 s."""
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         yield (Mine if task.seed == DEADLY else Slow)(self, task)
 
 
@@ -130,7 +130,7 @@ def test_of_thirty_two_steps_at_once_in_a_box_exactly_the_one_that_kills_it_is_v
 ) -> None:
     async def main() -> None:
         seeds = range(DEADLY - culprit, DEADLY - culprit + 32)
-        async with fleet_of(*mined(4), slots_per_box=32) as host:
+        async with fleet_of(*mined(4), slots_per_sandbox=32) as host:
             ends = await ends_of(host, "one", "boom", "two", seeds=seeds)
             assert ends == {seed: TWICE if seed == DEADLY else f"{seed} one boom two" for seed in seeds}
             assert (host.lost, host.episodes.void) == (2, 1)
@@ -141,13 +141,13 @@ def test_of_thirty_two_steps_at_once_in_a_box_exactly_the_one_that_kills_it_is_v
 def test_two_of_them_cost_three_boxes_and_nobody_elses_episode() -> None:
     class TwoMines(MinedBox):
         @asynccontextmanager
-        async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+        async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
             episode = Mine(self, task)
             episode.is_deadly = task.seed in (3, 5)
             yield episode
 
     async def main() -> None:
-        async with fleet_of(*(TwoMines(f"box-{n}") for n in range(4)), slots_per_box=8) as host:
+        async with fleet_of(*(TwoMines(f"box-{n}") for n in range(4)), slots_per_sandbox=8) as host:
             ends = await ends_of(host, "one", "boom", "two", seeds=range(8))
             assert ends == {seed: TWICE if seed in (3, 5) else f"{seed} one boom two" for seed in range(8)}
             assert (host.lost, host.episodes.void) == (3, 2)
@@ -158,7 +158,7 @@ def test_two_of_them_cost_three_boxes_and_nobody_elses_episode() -> None:
 @pytest.mark.parametrize("deadly", ["lease", "reset"])
 def test_a_world_whose_reset_kills_its_box_is_void_for_two_boxes(deadly: str) -> None:
     async def main() -> None:
-        async with fleet_of(*mined(4, deadly=deadly), slots_per_box=16) as host:
+        async with fleet_of(*mined(4, deadly=deadly), slots_per_sandbox=16) as host:
             ends = await ends_of(host, "one", seeds=range(16), at_once=False)
             said = f"{KILLED}; the box before was lost during the same reset too"
             assert ends == {seed: said if seed == DEADLY else f"{seed} one" for seed in range(16)}
@@ -169,7 +169,7 @@ def test_a_world_whose_reset_kills_its_box_is_void_for_two_boxes(deadly: str) ->
 
 def test_a_step_that_silences_its_box_is_void_for_two_boxes_and_who_could_not_wait_for_it_plays_on() -> None:
     async def main() -> None:
-        async with fleet_of(*mined(4, is_silenced=True), slots_per_box=16) as host:
+        async with fleet_of(*mined(4, is_silenced=True), slots_per_sandbox=16) as host:
             ends = await ends_of(host, "one", "boom", "two", seeds=range(16))
             assert ends.pop(DEADLY).endswith("; the box before was lost during the same step too")
             assert ends == {seed: f"{seed} one boom two" for seed in range(16) if seed != DEADLY}
@@ -202,7 +202,7 @@ def test_in_a_box_of_its_own_it_is_void_for_two_boxes_and_waits_for_nobody() -> 
 def test_boxes_lost_in_different_steps_are_nobodys_fault() -> None:
     async def main() -> None:
         boxes = mined(4, step_s=1)
-        async with fleet_of(*boxes, slots_per_box=2) as host, host.lease(Task("Echo-v0", 1)) as episode:
+        async with fleet_of(*boxes, slots_per_sandbox=2) as host, host.lease(Task("Echo-v0", 1)) as episode:
             await episode.reset()
             for turn, box in enumerate(boxes[:3]):
                 async with anyio.create_task_group() as tasks:
@@ -218,7 +218,7 @@ def test_boxes_lost_in_different_steps_are_nobodys_fault() -> None:
 def test_slow_steps_keep_the_others_for_a_while_and_nobody_is_blamed_when_some_go_on_beside() -> None:
     async def main() -> None:
         boxes = mined(3, step_s=TURN_S + 5)
-        async with fleet_of(*boxes, slots_per_box=4) as host:
+        async with fleet_of(*boxes, slots_per_sandbox=4) as host:
 
             async def interfere() -> None:
                 await anyio.sleep(1)
@@ -239,7 +239,7 @@ def test_slow_steps_keep_the_others_for_a_while_and_nobody_is_blamed_when_some_g
 def test_among_slow_steps_nobody_but_the_one_that_kills_is_blamed(culprit: int) -> None:
     async def main() -> None:
         seeds = range(DEADLY - culprit, DEADLY - culprit + 8)
-        async with fleet_of(*(SlowBox(f"box-{n}") for n in range(4)), slots_per_box=8) as host:
+        async with fleet_of(*(SlowBox(f"box-{n}") for n in range(4)), slots_per_sandbox=8) as host:
             ends = await ends_of(host, "boom", seeds=seeds)
             assert ends.pop(DEADLY) == TWICE
             assert TWICE not in ends.values()
@@ -257,7 +257,7 @@ def test_one_that_is_cancelled_while_it_has_its_turn_or_waits_for_it_keeps_nobod
 ) -> None:
     async def main() -> None:
         boxes = mined(9, step_s=0.4)
-        async with fleet_of(*boxes, at_once=6, slots_per_box=3) as host:
+        async with fleet_of(*boxes, at_once=6, slots_per_sandbox=3) as host:
 
             async def play(number: int) -> None:
                 async with host.lease(Task("Echo-v0", number)) as episode:
@@ -288,7 +288,7 @@ def test_an_episode_from_before_a_restart_is_void_when_its_box_is_lost_before_it
             raise LostDuringCallError("a", cause(KILLED))
 
     @asynccontextmanager
-    async def lease() -> AsyncIterator[LastingEpisode]:
+    async def lease() -> AsyncIterator[ResumableEpisode]:
         yield Doomed(MinedBox("a"), Task("Echo-v0", 1))
 
     @asynccontextmanager
@@ -312,11 +312,11 @@ class Asked(Mine):
         super().__init__(box, task)
         self.answers: list[asyncio.Future[Raw]] = []
 
-    def ask(self, action: str) -> asyncio.Future[Raw] | None:
+    def start_step(self, action: str) -> asyncio.Future[Raw] | None:
         self.answers.append(asyncio.get_running_loop().create_future())
         return self.answers[-1]
 
-    def told(self, answer: asyncio.Future[Raw]) -> Step:
+    def finish_step(self, answer: asyncio.Future[Raw]) -> Step:
         answer.result()
         raise NotImplementedError
 
@@ -325,7 +325,7 @@ class AskedBox(MinedBox):
     played: Asked
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         self.played = Asked(self, task)
         yield self.played
 
@@ -334,22 +334,22 @@ class AskedBox(MinedBox):
 def test_a_box_that_ends_of_what_was_asked_for_is_the_first_of_the_two(is_cut_off: bool) -> None:
     async def main() -> None:
         first = AskedBox("a")
-        async with fleet_of(first, MinedBox("b"), MinedBox("c"), slots_per_box=2) as host:
+        async with fleet_of(first, MinedBox("b"), MinedBox("c"), slots_per_sandbox=2) as host:
             async with host.lease(Task("Echo-v0", DEADLY)) as episode:
                 await episode.reset()
-                answer = episode.ask("boom")
+                answer = episode.start_step("boom")
                 assert answer is not None
                 if is_cut_off:  # the connection ends before the sandbox has said what became of it
                     first.played.answers[0].set_exception(UnreachableError("connection lost"))
                     with pytest.raises(UnreachableError):
-                        episode.told(answer)
+                        episode.finish_step(answer)
                     first.die(KILLED)
                     await anyio.sleep(0.01)
                 else:
                     first.die(KILLED)
                     await asyncio.wait([answer])
                     with pytest.raises(SandboxLostError):
-                        episode.told(answer)
+                        episode.finish_step(answer)
                 with pytest.raises(SandboxLostError, match=f"b lost: {TWICE}"):
                     await episode.step("boom")
             assert (host.lost, host.episodes.void) == (2, 1)

@@ -11,12 +11,12 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxLostError
-from envkit.fleet import Probing
+from envkit.fleet import HeartbeatTimes
 from envkit.types import Step, Task
 from tests import echoes
 from tests.fleet.fleets import Box, Yard, play, run
 
-PROBING = Probing(interval_s=1, timeout_s=3, misses=1, longest_step_s=300)
+PROBING = HeartbeatTimes(interval_s=1, timeout_s=3, misses=1, longest_step_s=300)
 
 
 async def compute(box: Box, seconds: float) -> None:
@@ -93,7 +93,7 @@ def test_a_new_episode_goes_to_a_box_that_answers_before_one_that_computes() -> 
 
 def test_that_our_own_loop_was_held_up_is_nobodys_silence() -> None:
     async def main() -> None:
-        async with Yard(start_s=0).fleet(5, 1, probing=Probing(0.1, 0.5, misses=1)) as host:
+        async with Yard(start_s=0).fleet(5, 1, probing=HeartbeatTimes(0.1, 0.5, misses=1)) as host:
             for _ in range(3):
                 await anyio.sleep(0.1)
                 threading.Event().wait(1)  # everything in this process stands still
@@ -127,13 +127,13 @@ class TrapBox(echoes.Box):
         if self.hangs:
             await anyio.sleep_forever()
 
-    pulse = health
+    heartbeat = health
 
 
 def test_an_episode_whose_own_steps_silence_boxes_is_void_after_the_second_and_others_play_on() -> None:
     async def main() -> None:
         boxes = [TrapBox(name) for name in "abcd"]
-        async with echoes.fleet_of(*boxes, slots_per_box=2) as host:
+        async with echoes.fleet_of(*boxes, slots_per_sandbox=2) as host:
             task = echoes.TASK
             async with host.lease(task) as guilty, host.lease(task) as other:
                 for episode in (guilty, other):

@@ -29,10 +29,10 @@ from envkit.environments.catalog import CATALOG
 from envkit.errors import EnvkitError
 from envkit.formats import FORMAT_FILE
 from envkit.http.api.openapi import describe
-from envkit.http.api.operations import Calls
+from envkit.http.api.operations import Operations
 from envkit.http.protocol import messages as wire
 from envkit.http.sandboxes.http import SandboxPaths
-from envkit.http.sandboxes.operations import PREFIX, SandboxCalls
+from envkit.http.sandboxes.operations import PREFIX, SandboxOperations
 from envkit.http.sessions.table import SessionTable
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.trainer_bridge.run_folder import record
@@ -172,8 +172,8 @@ class _Server:
     """The described API, over a host and a pool that are never called."""
 
     def __init__(self) -> None:
-        self._calls = Calls(SessionTable(cast(EnvHost, None)), tuple)
-        self._sandboxes = SandboxCalls(cast(SandboxPool, None), self._calls.problem)
+        self._calls = Operations(SessionTable(cast(EnvHost, None)), tuple)
+        self._sandboxes = SandboxOperations(cast(SandboxPool, None), self._calls.problem)
         self._api = describe(self._calls, 1.0, SandboxPaths(self._sandboxes, None))
 
     def routes(self) -> Names:

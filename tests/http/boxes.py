@@ -16,8 +16,8 @@ from envkit.http.client.sandbox_client import SandboxClient
 from envkit.protocols import SandboxBackend
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import ExecResult
+from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
-from tests.http.worlds import serving, slots
 from tests.sandbox.fake.backend import Command, FakeBackend, Fate
 
 A = "/v1/sandboxes/a"

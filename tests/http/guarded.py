@@ -17,12 +17,12 @@ from envkit import clock
 from envkit.http.api.app import create_app
 from envkit.http.auth.tokens import TokenStore
 from envkit.http.protocol.asgi import Receive, Scope, Send
-from envkit.http.server.middleware import Guard
+from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.types import Task
 from tests.http.boxes import scripted
+from tests.http.envs import slots
 from tests.http.pools import SmallPool
-from tests.http.worlds import slots
 
 COUNT = {"env_id": "Count-v0", "seed": 7}
 LONG = Task("Count-v0", 1, {"end": 10_000})
@@ -70,7 +70,7 @@ async def guarded(
             if has_tokens:
                 tokens.create("first", ["metrics"])  # from now on everybody needs one
             app = create_app(host, ttl_s=ttl_s, pool=SmallPool(backend) if has_sandboxes else None)
-            guard = Guard(app, tokens, errors=app.errors, **settings)
+            guard = AuthMiddleware(app, tokens, errors=app.errors, **settings)
             tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
             await is_ready.wait()
             async with httpx.AsyncClient(base_url=addresses[0], trust_env=False) as client:

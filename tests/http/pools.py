@@ -11,7 +11,7 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoundError
 from envkit.protocols import Sandbox, SandboxBackend
-from envkit.types import CauseKind, FleetEvent, Phase, SandboxSpec, SandboxState, SandboxView
+from envkit.types import CauseKind, Phase, PoolEvent, SandboxSpec, SandboxState, SandboxView
 from tests.causes import cause
 
 
@@ -22,7 +22,7 @@ class SmallPool:
         self._views: dict[str, SandboxView] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._free: set[str] = set()
-        self._happened: list[FleetEvent] = []
+        self._happened: list[PoolEvent] = []
         self._news = anyio.Event()
 
     @asynccontextmanager
@@ -96,7 +96,7 @@ class SmallPool:
     def lose(self, id: str, reason: str) -> None:
         self._enter(id, SandboxState.LOST, reason)
 
-    async def events(self, *, after: int = 0) -> AsyncIterator[FleetEvent]:
+    async def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
         while True:
             for event in self._happened[after:]:
                 yield event
@@ -112,6 +112,6 @@ class SmallPool:
             why = cause(reason)
         self._views[id] = view = replace(view, phases=(*view.phases, Phase(state, clock.wall(), reason, why)))
         number = len(self._happened) + 1
-        self._happened.append(FleetEvent(number, clock.wall(), "state", id, view.tenant, reason, state, why))
+        self._happened.append(PoolEvent(number, clock.wall(), "state", id, view.tenant, reason, state, why))
         news, self._news = self._news, anyio.Event()
         news.set()

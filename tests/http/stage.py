@@ -12,7 +12,7 @@ from envkit import clock
 from envkit.http.client.env_client import EnvClient
 from envkit.http.sessions.table import SessionTable
 from envkit.registry import EnvSpec
-from tests.http.worlds import Lender, serving, slots
+from tests.http.envs import Lender, serving, slots
 
 OnTable: TypeAlias = Callable[[SessionTable, Lender], Awaitable[None]]
 

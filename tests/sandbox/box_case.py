@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from envkit.sandbox.agent_client.channel import Channel, Survived
-from envkit.sandbox.agent_client.resources import Hold
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.channel import AgentChannel, Survived
+from envkit.sandbox.agent_client.resources import HostResources
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.types import Cause
 from tests.causes import cause
 from tests.sandbox.agent_client.peer import HELLO, Peer
@@ -39,11 +39,11 @@ class Case:
         self.kill: Exception | None = None
         self.kill_s = 0.0
         self.done: list[str] = []
-        self.channel = Channel(self.peer)
-        self.box = Box(
+        self.channel = AgentChannel(self.peer)
+        self.box = AgentSandbox(
             "case-1",
             self.channel,
-            Hold(cause=self._cause, kill=self._kill, let_go=lambda: self.done.append("let go"), **hold),
+            HostResources(cause=self._cause, kill=self._kill, let_go=lambda: self.done.append("let go"), **hold),
             work="/workspace",
             forget=lambda box: self.done.append("forgotten"),
         )

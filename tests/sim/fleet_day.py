@@ -13,17 +13,17 @@ from envkit import clock
 from envkit.errors import SandboxLostError, SandboxStartError
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.health import Watch
-from envkit.sandbox.pool.node import Holds, Node
-from envkit.sandbox.pool.warm_stock import Stock
-from envkit.types import CauseKind, ExecResult, FleetEvent, SandboxSpec, SandboxState
+from envkit.sandbox.pool.health import LivenessTimes
+from envkit.sandbox.pool.node import Capacity, Node
+from envkit.sandbox.pool.warm_stock import WarmSpec
+from envkit.types import CauseKind, ExecResult, PoolEvent, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
 
 NODES, BOXES_PER_NODE, SPARES, TENANTS = 10, 100, 50, 7
 HOUR_S = 3600.0
 SPEC = SandboxSpec(cpus=0.5, memory_mib=256)
-WATCH = Watch(interval_s=600, suspect_s=900, lost_s=2400)  # a probe a second would be 86 million of them
+WATCH = LivenessTimes(interval_s=600, suspect_s=900, lost_s=2400)  # a probe a second would be 86 million of them
 
 
 def fate(number: int, rng: random.Random) -> Fate:
@@ -74,7 +74,7 @@ async def work(pool: Pool, number: int, day: Day, seed: int) -> None:
             day.leases["not started"] += 1
 
 
-async def follow(pool: Pool, seen: list[FleetEvent]) -> None:
+async def follow(pool: Pool, seen: list[PoolEvent]) -> None:
     async for event in pool.events():
         seen.append(event)
 
@@ -82,15 +82,15 @@ async def follow(pool: Pool, seen: list[FleetEvent]) -> None:
 def live(hours: float, users: int, seed: int = 0) -> Day:
     """Return what became of all in so many virtual hours; half way a node goes and comes back."""
     day = Day()
-    seen: list[FleetEvent] = []
+    seen: list[PoolEvent] = []
 
     async def main() -> None:
         backends = [FakeBackend(fate, seed=NODES * seed + number) for number in range(NODES)]
         for backend in backends:
             await backend.__aenter__()
-        nodes = [Node(f"node {at}", one, Holds(boxes=BOXES_PER_NODE)) for at, one in enumerate(backends)]
+        nodes = [Node(f"node {at}", one, Capacity(boxes=BOXES_PER_NODE)) for at, one in enumerate(backends)]
         budget = RestartBudget(restarts=100_000, longest_delay_s=60)
-        pool = Pool(nodes, stocks=[Stock(SPEC, SPARES)], watch=WATCH, restarts=budget)
+        pool = Pool(nodes, stocks=[WarmSpec(SPEC, SPARES)], watch=WATCH, restarts=budget)
         async with anyio.create_task_group() as following, pool:
             following.start_soon(follow, pool, seen)
             with anyio.move_on_after(hours * HOUR_S):

@@ -40,7 +40,7 @@ def test_lockstep_does_not_wait_for_one_that_was_cancelled_in_it() -> None:
     async def main() -> float:
         lockstep = Lockstep(2, patience_s=100)
 
-        async def gives_up() -> None:
+        async def unenforced() -> None:
             lockstep.arrive()
             try:
                 with anyio.move_on_after(4):
@@ -49,7 +49,7 @@ def test_lockstep_does_not_wait_for_one_that_was_cancelled_in_it() -> None:
                 lockstep.leave(arrived=True)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(gives_up)
+            tasks.start_soon(unenforced)
             lockstep.arrive()
             await anyio.sleep(6)
             await lockstep.together()

@@ -18,7 +18,7 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class AdvantageBatch:
     """What an advantage may be made of.
 
     Attributes:
@@ -118,24 +118,24 @@ def normalised(value_BT: Tensor, turn_mask_BT: Tensor) -> Tensor:
     return centred_BT / (deviation + EPSILON)
 
 
-def _of_groups(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+def _of_groups(batch: AdvantageBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     advantage_BT = group_normalised(batch.reward_BT, batch.turn_mask_BT, batch.groups, gamma=algorithm.gamma)
     return advantage_BT, torch.zeros_like(advantage_BT)
 
 
-def _of_batch(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+def _of_batch(batch: AdvantageBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     advantage_BT = batch_normalised(batch.reward_BT, batch.turn_mask_BT, gamma=algorithm.gamma)
     return advantage_BT, torch.zeros_like(advantage_BT)
 
 
-def _of_critic(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+def _of_critic(batch: AdvantageBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     advantage_BT, return_BT = gae(
         batch.reward_BT, batch.value_BT, batch.turn_mask_BT, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda
     )
     return normalised(advantage_BT, batch.turn_mask_BT), return_BT
 
 
-BY_NAME: Mapping[str, Callable[[Batch, Algorithm], tuple[Tensor, Tensor]]] = {
+BY_NAME: Mapping[str, Callable[[AdvantageBatch, Algorithm], tuple[Tensor, Tensor]]] = {
     "group_normalised": _of_groups,
     "batch_normalised": _of_batch,
     "gae": _of_critic,

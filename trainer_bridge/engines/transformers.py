@@ -37,7 +37,7 @@ _ENDED_SHARE = 8
 
 
 @dataclass(slots=True)
-class _Request:
+class _GenerationRequest:
     prompt: list[int]
     params: SamplingParams
     session: str
@@ -99,7 +99,7 @@ class TransformersEngine:
         self._source = source
         self._version = 0
         self._blocks: list[_Block] = []
-        self._pending: list[_Request] = []
+        self._pending: list[_GenerationRequest] = []
         self._forgotten: set[str] = set()
         self._unnamed = itertools.count()
         self._busy = anyio.Lock()
@@ -109,7 +109,7 @@ class TransformersEngine:
     ) -> Completion:
         """See `envkit.protocols.Engine.generate`."""
         name = session if session is not None else f"\uffff{next(self._unnamed):016d}"
-        request = _Request(list(prompt_ids), params, name)
+        request = _GenerationRequest(list(prompt_ids), params, name)
         self._pending.append(request)
         try:
             if len(self._pending) == 1:
@@ -158,7 +158,7 @@ class TransformersEngine:
         else:
             raise ValueError("weights without a location; give the engine the trainer's model as its source")
 
-    async def _serve(self, batch: list[_Request]) -> None:
+    async def _serve(self, batch: list[_GenerationRequest]) -> None:
         try:
             await clock.to_thread(self._generate, batch)
         except Exception as error:
@@ -178,13 +178,13 @@ class TransformersEngine:
         self._forgotten.clear()
 
     @torch.inference_mode()
-    def _generate(self, batch: list[_Request]) -> None:
+    def _generate(self, batch: list[_GenerationRequest]) -> None:
         with torch_threads(self._threads):
             self._generate_all(batch)
 
-    def _generate_all(self, batch: list[_Request]) -> None:
-        fresh: list[_Request] = []
-        known: dict[int, list[_Request]] = {}
+    def _generate_all(self, batch: list[_GenerationRequest]) -> None:
+        fresh: list[_GenerationRequest] = []
+        known: dict[int, list[_GenerationRequest]] = {}
         for request in batch:
             number = self._block_of(request)
             if number is None:
@@ -199,7 +199,7 @@ class TransformersEngine:
             self._blocks.append(self._run(requests, self._empty(requests)))
         self._blocks += kept
 
-    def _block_of(self, request: _Request) -> int | None:
+    def _block_of(self, request: _GenerationRequest) -> int | None:
         """Number of the block that holds a true beginning of the request's prompt."""
         for number, block in enumerate(self._blocks):
             if request.session in block.sessions:
@@ -208,8 +208,8 @@ class TransformersEngine:
                     return number
         return None
 
-    def _chunks(self, requests: list[_Request]) -> list[list[_Request]]:
-        chunks: list[list[_Request]] = []
+    def _chunks(self, requests: list[_GenerationRequest]) -> list[list[_GenerationRequest]]:
+        chunks: list[list[_GenerationRequest]] = []
         longest = 0
         for request in requests:
             longest = max(longest, len(request.prompt))
@@ -219,12 +219,12 @@ class TransformersEngine:
             chunks[-1].append(request)
         return chunks
 
-    def _empty(self, requests: list[_Request]) -> _Block:
+    def _empty(self, requests: list[_GenerationRequest]) -> _Block:
         mask_BL = torch.zeros(len(requests), 0, dtype=torch.long, device=self._model.device)
         sessions = [request.session for request in requests]
         return _Block(sessions, [[] for _ in requests], DynamicCache(), mask_BL)
 
-    def _run(self, requests: list[_Request], block: _Block) -> _Block:
+    def _run(self, requests: list[_GenerationRequest], block: _Block) -> _Block:
         """Feed each row what the cache lacks, then sample until every row has ended or every caller has gone."""
         feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
         ended_blocks: list[_Block] = []
@@ -293,7 +293,7 @@ class TransformersEngine:
         return logits
 
 
-async def _note_cancellation(request: _Request) -> None:
+async def _note_cancellation(request: _GenerationRequest) -> None:
     """Mark a request whose caller waits in a shielded scope as soon as the caller is cancelled."""
     try:
         await anyio.Event().wait()
@@ -301,7 +301,7 @@ async def _note_cancellation(request: _Request) -> None:
         request.is_abandoned = True
 
 
-def _select(block: _Block, requests: list[_Request]) -> _Block:
+def _select(block: _Block, requests: list[_GenerationRequest]) -> _Block:
     """Return the rows of `block` that `requests` ask for, in their order."""
     rows = [block.sessions.index(request.session) for request in requests]
     if rows == list(range(len(block.sessions))):
@@ -335,7 +335,7 @@ def _join(blocks: list[_Block]) -> _Block:
     return _Block(sessions, [seen for block in blocks for seen in block.seen], blocks[0].cache, mask_BL)
 
 
-def _sample(logits_BV: Tensor, requests: list[_Request], position: int) -> list[tuple[int, float]]:
+def _sample(logits_BV: Tensor, requests: list[_GenerationRequest], position: int) -> list[tuple[int, float]]:
     """Sample a token for each row and give its log-probability (nats) after temperature, before top-p and top-k."""
     count = max(_SAMPLED_NUMBERS // logits_BV.shape[1], 1)
     if len(requests) > count:
@@ -354,7 +354,7 @@ def _sample(logits_BV: Tensor, requests: list[_Request], position: int) -> list[
     return list(zip(token_B.tolist(), chosen_B.tolist(), strict=True))
 
 
-def _nucleus(weight_BV: Tensor, requests: list[_Request]) -> Tensor:
+def _nucleus(weight_BV: Tensor, requests: list[_GenerationRequest]) -> Tensor:
     """Zero what top-k and top-p leave out; the likeliest token always stays."""
     if all(request.params.top_p >= 1 and request.params.top_k <= 0 for request in requests):
         return weight_BV

@@ -21,7 +21,7 @@ from envkit.errors import UsageError
 from envkit.types import Sample, Weights
 
 from ..algorithms import advantages, losses
-from ..algorithms.advantages import Batch
+from ..algorithms.advantages import AdvantageBatch
 from ..algorithms.catalogue import Algorithm
 from ..algorithms.critic import Critic, turns_said
 from ..run_folder.writing import share_weights, writing
@@ -40,7 +40,7 @@ _PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _TrainRows:
     """Samples with all that a loss needs, before they are padded.
 
     Attributes:
@@ -193,7 +193,7 @@ class TorchTrainer:
             model, temperature=settings.temperature, precision=settings.precision, in_blocks=settings.is_large
         )
 
-    def _prepare(self, samples: Sequence[Sample]) -> _Rows:
+    def _prepare(self, samples: Sequence[Sample]) -> _TrainRows:
         """Compute what stays fixed during all updates of the train step."""
         algorithm = self._algorithm
         first: dict[int, Sample] = {}
@@ -205,13 +205,13 @@ class TorchTrainer:
         value_ET = torch.zeros_like(reward_ET)
         if algorithm.has_critic:
             self._estimate(samples, [number[sample.episode] for sample in samples], value_ET)
-        batch = Batch(reward_ET, turn_mask_ET, value_ET, [episode.group for episode in episodes])
+        batch = AdvantageBatch(reward_ET, turn_mask_ET, value_ET, [episode.group for episode in episodes])
         advantage_ET, return_ET = advantages.BY_NAME[algorithm.advantage](batch, algorithm)
         if algorithm.advantage_clip is not None:
             advantage_ET = advantage_ET.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
         advantage, target = advantage_ET.tolist(), return_ET.tolist()
         reference = self._reference_logps(samples) if algorithm.kl_coefficient > 0 else [[] for _ in samples]
-        return _Rows(
+        return _TrainRows(
             samples,
             [advantage[number[sample.episode]] for sample in samples],
             [target[number[sample.episode]] for sample in samples],
@@ -234,7 +234,7 @@ class TorchTrainer:
             for part in shuffled.tensor_split(parts):
                 yield sorted(row for unit in part.tolist() for row in units[unit])
 
-    def _learn(self, rows: _Rows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
+    def _learn(self, rows: _TrainRows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
         """Make one optimiser update from the rows at `indices`, adding what happened to `sums`."""
         tokens = sum(sum(rows.samples[row].mask) for row in indices)
         turns = sum(len(turns_said(rows.samples[row])) for row in indices)
@@ -263,7 +263,7 @@ class TorchTrainer:
         sums["skipped_samples"] += len(indices) - len(learned)
         sums["grad_norm"] += norm
 
-    def _has_gradient(self, rows: _Rows, row: int) -> bool:
+    def _has_gradient(self, rows: _TrainRows, row: int) -> bool:
         """Whether a sample has to be looked at: one without advantage has no gradient if that is all of the loss."""
         algorithm, sample = self._algorithm, rows.samples[row]
         if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
@@ -301,7 +301,7 @@ class TorchTrainer:
                 f"lower {key} and continue from the last checkpoint with --resume"
             ) from None
 
-    def _policy_pass(self, rows: _Rows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
+    def _policy_pass(self, rows: _TrainRows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
         """Return the summed loss of the tokens of the samples in `part`, which is rows of their numbers."""
         algorithm, device = self._algorithm, self._model.device
         chosen = [number for row in part for number in row]
@@ -331,7 +331,7 @@ class TorchTrainer:
         sums["advantage_abs"] += float(advantage_N.abs().sum())
         return total
 
-    def _critic_pass(self, rows: _Rows, chosen: Sequence[int], sums: defaultdict[str, float]) -> Tensor:
+    def _critic_pass(self, rows: _TrainRows, chosen: Sequence[int], sums: defaultdict[str, float]) -> Tensor:
         assert self._critic is not None
         samples = [rows.samples[row] for row in chosen]
         with self._scorer.autocast():

@@ -22,13 +22,13 @@ class DialogueRenderer(Protocol):
     def dialogue(self, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]: ...
 
 
-class _Message(msgspec.Struct, frozen=True):
+class _DialogueMessage(msgspec.Struct, frozen=True):
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class _Line(msgspec.Struct, frozen=True):
-    messages: list[_Message]
+class _DialogueLine(msgspec.Struct, frozen=True):
+    messages: list[_DialogueMessage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def parse_dialogues(path: Path) -> list[tuple[int, list[dict[str, str]]]]:
         if not line.strip():
             continue
         try:
-            messages = msgspec.json.decode(line, type=_Line).messages
+            messages = msgspec.json.decode(line, type=_DialogueLine).messages
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"warmup.file: {path}, line {number} is not a dialogue: {error}") from None
         found.append((number, [{"role": one.role, "content": one.content} for one in messages]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from envkit.wiring.sandboxes.doctor import Found
+    from envkit.wiring.sandboxes.doctor import DoctorReport
 
 
 def doctor(
@@ -38,7 +38,7 @@ def _say(what: str) -> None:
         print(f"trying {what} ...", end="\x1b[K\r", file=sys.stderr, flush=True)
 
 
-def _print(found: Found) -> None:
+def _print(found: DoctorReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -68,8 +68,8 @@ def _print(found: Found) -> None:
                 markup=False,
                 soft_wrap=True,
             )
-        if backend.gives_up:
-            said = f"\n{backend.name}: not enforced (docs/sandboxes.md): {', '.join(backend.gives_up)}"
+        if backend.unenforced:
+            said = f"\n{backend.name}: not enforced (docs/sandboxes.md): {', '.join(backend.unenforced)}"
             console.print(said, markup=False, soft_wrap=True)
         for remedy in backend.remedies:
             console.print(f"  {backend.name}: {remedy}", markup=False, soft_wrap=True)

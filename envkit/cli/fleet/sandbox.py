@@ -16,7 +16,7 @@ from envkit.errors import UsageError
 from envkit.types import JSON, SandboxState, SandboxView
 
 if TYPE_CHECKING:
-    from envkit.wiring.sandboxes.remote_service import Server
+    from envkit.wiring.sandboxes.remote_service import RemoteServer
 
 _PROGRAM_CHARACTERS = 40
 _PROGRAM_LAST = {"allow_interspersed_args": False}
@@ -252,7 +252,7 @@ def list_snapshots(url: ServersUrl, as_json: AsJson = False, token_file: TokenFi
     from envkit import clock
     from envkit.wiring.sandboxes import remote_service
 
-    server = remote_service.Server(url, token_file, ca)
+    server = remote_service.RemoteServer(url, token_file, ca)
     found = clock.run(remote_service.snapshots, server)
     if as_json:
         print_json(
@@ -286,10 +286,10 @@ def remove_snapshots(
     from envkit import clock
     from envkit.wiring.sandboxes import remote_service
 
-    clock.run(remote_service.remove_snapshots, remote_service.Server(url, token_file, ca), names)
+    clock.run(remote_service.remove_snapshots, remote_service.RemoteServer(url, token_file, ca), names)
 
 
-def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool = False) -> Server | None:
+def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool = False) -> RemoteServer | None:
     """Return the server that is meant; None for this machine."""
     if url is None:
         if token_file is not None or ca is not None:
@@ -297,9 +297,9 @@ def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool
         return None
     if tty:
         raise UsageError("--tty does not go with --url: a remote program has no terminal")
-    from envkit.wiring.sandboxes.remote_service import Server
+    from envkit.wiring.sandboxes.remote_service import RemoteServer
 
-    return Server(url, token_file, ca)
+    return RemoteServer(url, token_file, ca)
 
 
 def _print_views(views: Sequence[SandboxView], now_s: float, as_json: bool) -> None:

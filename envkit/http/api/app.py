@@ -15,18 +15,18 @@ import anyio
 import msgspec
 
 from envkit.errors import EnvkitError, UnreachableError
-from envkit.http.api.operations import Calls, no_sandboxes
+from envkit.http.api.operations import Operations, no_sandboxes
 from envkit.http.api.websocket import Sockets
 from envkit.http.auth.caller import caller_of
-from envkit.http.auth.sandbox_policy import Permits
+from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.limits.memory_budget import bodies_of
 from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
 from envkit.http.sandboxes.http import SandboxPaths
 from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S
-from envkit.http.sandboxes.operations import SandboxCalls
+from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
-from envkit.http.sandboxes.transfers import Folders, Trees
+from envkit.http.sandboxes.transfers import FolderTransfers, FolderTransport
 from envkit.http.sessions.counters import played_of
 from envkit.http.sessions.metrics import Collect
 from envkit.http.sessions.table import STEP_TIMEOUT_S, TTL_S, SessionTable
@@ -59,11 +59,11 @@ def create_app(
     max_request_bytes: int = messages.MAX_REQUEST_BYTES,
     lazy: bool = False,
     pool: SandboxPool | None = None,
-    trees: Trees | None = None,
+    trees: FolderTransport | None = None,
     max_timeout_s: float = MAX_TIMEOUT_S,
     sandbox_ttl_s: float | None = None,
     metrics: Collect | None = None,
-    permits: Permits | None = None,
+    permits: SandboxPolicy | None = None,
     snapshots: SnapshotBounds | None = None,
     sends_traces: bool = False,
 ) -> App:
@@ -91,10 +91,10 @@ def create_app(
         sends_traces: Send callers the tracebacks of environments, for the server inside an environment's sandbox.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s, tenant_share=tenant_share)
-    calls = Calls(sessions, envs, metrics=metrics)
+    calls = Operations(sessions, envs, metrics=metrics)
     calls.sends_traces = sends_traces
     if pool is not None:
-        calls.sandboxes = SandboxCalls(
+        calls.sandboxes = SandboxOperations(
             pool,
             calls.problem,
             max_timeout_s=max_timeout_s,
@@ -102,7 +102,7 @@ def create_app(
             permits=permits,
             snapshots=snapshots,
         )
-    folders = None if trees is None else Folders(trees)
+    folders = None if trees is None else FolderTransfers(trees)
     return App(calls, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
 
 
@@ -110,7 +110,13 @@ class App:
     """The ASGI application; see `create_app`. Its sessions live from the lifespan's startup to its shutdown."""
 
     def __init__(
-        self, calls: Calls, folders: Folders | None, *, slow_reset_s: float, max_request_bytes: int, lazy: bool
+        self,
+        calls: Operations,
+        folders: FolderTransfers | None,
+        *,
+        slow_reset_s: float,
+        max_request_bytes: int,
+        lazy: bool,
     ) -> None:
         self._calls = calls
         self._sandboxes = None if calls.sandboxes is None else SandboxPaths(calls.sandboxes, folders)

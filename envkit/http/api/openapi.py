@@ -20,7 +20,7 @@ from starlette.routing import Match
 
 from envkit import __version__
 from envkit.errors import EnvkitError, RequestError, UnknownPathError, did_you_mean, to_problem
-from envkit.http.api.operations import Calls
+from envkit.http.api.operations import Operations
 from envkit.http.api.status_page import HEADERS, LINKS, page
 from envkit.http.auth.caller import caller_of
 from envkit.http.protocol import messages
@@ -55,7 +55,7 @@ _TYPES = (
 )
 
 
-def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None = None) -> FastAPI:
+def describe(calls: Operations, slow_reset_s: float, sandboxes: SandboxPaths | None = None) -> FastAPI:
     """Return the application that answers every route.
 
     Args:
@@ -63,7 +63,7 @@ def describe(calls: Calls, slow_reset_s: float, sandboxes: SandboxPaths | None =
         slow_reset_s: Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202.
         sandboxes: What the routes about sandboxes call; None where there are none.
     """
-    routes = _Routes(calls, slow_reset_s)
+    routes = _SessionRoutes(calls, slow_reset_s)
     api = FastAPI(
         title="envkit",
         version=__version__,
@@ -160,10 +160,10 @@ class _Route(APIRoute):
         await super().handle(scope, receive, send)
 
 
-class _Routes:
+class _SessionRoutes:
     """One method a route: decode, one call, encode."""
 
-    def __init__(self, calls: Calls, slow_reset_s: float) -> None:
+    def __init__(self, calls: Operations, slow_reset_s: float) -> None:
         self._calls = calls
         self._slow_reset_s = slow_reset_s
 
@@ -173,7 +173,7 @@ class _Routes:
         202 means that the reset takes its time: repeat the call until it gives the observation.
         """
         task = messages.read(await request.body(), _TASK)
-        body = messages.CreateBody(task.env_id, task.seed, task.options, session_id=messages.read_id(session_id))
+        body = messages.CreateSessionBody(task.env_id, task.seed, task.options, session_id=messages.read_id(session_id))
         calls = self._by(request)
         with anyio.move_on_after(self._slow_reset_s):
             made = await calls.create(body)
@@ -244,7 +244,7 @@ class _Routes:
             headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
         return _problem(problem, headers)
 
-    def _by(self, request: Request) -> Calls:
+    def _by(self, request: Request) -> Operations:
         return self._calls.by(caller_of(request.scope))
 
     def _reply(self, request: Request, reply: object, session_id: str | None = None) -> Response:

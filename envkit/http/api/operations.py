@@ -25,9 +25,9 @@ from envkit.errors import (
 )
 from envkit.http.api.status_page import Overview
 from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller, renamed
-from envkit.http.limits.memory_budget import Room
+from envkit.http.limits.memory_budget import Reservation
 from envkit.http.protocol.messages import (
-    CreateBody,
+    CreateSessionBody,
     DoneReply,
     EnvReply,
     EnvsReply,
@@ -51,12 +51,12 @@ from envkit.http.protocol.messages import (
     write,
 )
 from envkit.http.sandboxes.lookup import seen_by
-from envkit.http.sandboxes.operations import SandboxCalls
-from envkit.http.sessions.counters import Played
+from envkit.http.sandboxes.operations import SandboxOperations
+from envkit.http.sessions.counters import StepMetrics
 from envkit.http.sessions.metrics import Collect, exposition
 from envkit.http.sessions.session import Move, SessionView
 from envkit.http.sessions.table import SessionTable
-from envkit.protocols import WatchedHost
+from envkit.protocols import ReadinessHost
 from envkit.registry import EnvSpec
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
 
 
-class Calls:
+class Operations:
     """The calls of protocol version 1.
 
     Args:
@@ -88,13 +88,13 @@ class Calls:
         metrics: Collect | None = None,
     ) -> None:
         self.sessions = sessions
-        self.sandboxes: SandboxCalls | None = None
+        self.sandboxes: SandboxOperations | None = None
         self.sends_traces = False
         self._metrics = metrics
         self._envs = envs
         self._caller = EVERYBODY
 
-    def by(self, caller: Caller) -> Calls:
+    def by(self, caller: Caller) -> Operations:
         """Return the same calls as `caller` makes them: the ids of sessions are its own names for them."""
         if caller is self._caller:
             return self
@@ -102,7 +102,7 @@ class Calls:
         calls._caller = caller
         return calls
 
-    async def create(self, body: CreateBody) -> ResetReply:
+    async def create(self, body: CreateSessionBody) -> ResetReply:
         self._refuse_when_closing()
         turn, start = await self.sessions.create(self._caller.key(body.session_id), body.task())
         return ResetReply.of(turn, start)
@@ -137,7 +137,7 @@ class Calls:
         host, why = self.sessions.host, ""
         if self.sessions.is_closing:
             why = "the server is shutting down"
-        elif isinstance(host, WatchedHost) and host.why_unready:
+        elif isinstance(host, ReadinessHost) and host.why_unready:
             why = host.why_unready
         elif leased >= capacity:
             why = f"all {capacity} places are taken"
@@ -163,7 +163,7 @@ class Calls:
         """Return the metrics in Prometheus's text format."""
         return exposition(self.sessions, self._metrics)
 
-    async def steps(self, data: bytes, played: Played) -> bytes:
+    async def steps(self, data: bytes, played: StepMetrics) -> bytes:
         """Play a JSON list of steps: of different sessions at once, of the same session one after another.
 
         Returns:
@@ -232,7 +232,7 @@ class Calls:
                 answers.append(_addressed(frame.id, self.failure(error, id)))
         return answers, others
 
-    def ask(self, frame: StepFrame, give: Callable[[bytes], None]) -> bool:
+    def start_step(self, frame: StepFrame, give: Callable[[bytes], None]) -> bool:
         """Begin to answer a frame that `answers_now` left, if that needs no task: `give` is called with the answer.
 
         Returns:
@@ -248,9 +248,9 @@ class Calls:
                 answer = _addressed(frame.id, self.failure(error, body.session_id))
             give(answer)
 
-        return self.sessions.ask(self._caller.key(body.session_id), body.turn, body.action, settled)
+        return self.sessions.start_step(self._caller.key(body.session_id), body.turn, body.action, settled)
 
-    async def answer(self, frame: Frame | StepFrame, used: set[str], played: Played) -> bytes:
+    async def answer(self, frame: Frame | StepFrame, used: set[str], played: StepMetrics) -> bytes:
         """Answer a frame; an error is an answer too. The session that it makes is added to `used` and `played`."""
         if isinstance(frame, StepFrame):
             session_id = frame.params.session_id
@@ -264,7 +264,7 @@ class Calls:
         except RequestError as error:
             return self.refusal(frame.id, error)
         id: str | None = getattr(body, "session_id", None)
-        if isinstance(body, CreateBody):
+        if isinstance(body, CreateSessionBody):
             key = self._caller.key(body.session_id)
             used.add(key)
             outcome = await self._outcome(method(self, body), id)
@@ -273,7 +273,7 @@ class Calls:
             return _addressed(frame.id, outcome)
         return _addressed(frame.id, await self._outcome(method(self, body), id))
 
-    async def answer_sandbox(self, frame: Frame, used: set[str], room: Room) -> bytes:
+    async def answer_sandbox(self, frame: Frame, used: set[str], room: Reservation) -> bytes:
         """Answer a frame about a sandbox, which is added to `used` if it is used; the answer is counted in `room`."""
         if self.sandboxes is None:
             return _addressed(frame.id, self.failure(no_sandboxes()))
@@ -334,7 +334,7 @@ class Calls:
         )
 
     _METHODS: ClassVar[Mapping[str, tuple[msgspec.json.Decoder[Any], Callable[[Any, Any], Awaitable[object]]]]] = {
-        "create": (msgspec.json.Decoder(CreateBody), create),
+        "create": (msgspec.json.Decoder(CreateSessionBody), create),
         "delete": (msgspec.json.Decoder(SessionBody), delete),
         "session": (msgspec.json.Decoder(SessionBody), session),
         "sessions": (msgspec.json.Decoder(NoBody), list_sessions),

@@ -19,14 +19,14 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from envkit.errors import EnvkitError, RequestError, TooLargeError
-from envkit.http.api.operations import Calls
+from envkit.http.api.operations import Operations
 from envkit.http.auth.caller import PLAY, SANDBOX, Caller
-from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Bodies
-from envkit.http.limits.websocket_queues import Inbox, Link, Outbox
+from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget
+from envkit.http.limits.websocket_queues import Inbox, Outbox, WebSocketFlow
 from envkit.http.protocol.asgi import Receive, Send
 from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, SessionStepBody, StepFrame, read, read_each
-from envkit.http.sandboxes.operations import PREFIX, SandboxCalls
-from envkit.http.sessions.counters import Played
+from envkit.http.sandboxes.operations import PREFIX, SandboxOperations
+from envkit.http.sessions.counters import StepMetrics
 
 _FREE = frozenset({"health", "ready"})
 """The methods that need no scope."""
@@ -58,7 +58,7 @@ class Sockets:
         max_frame_bytes: Size of a frame's parameters above which it is refused.
     """
 
-    def __init__(self, calls: Calls, tasks: TaskGroup, max_frame_bytes: int) -> None:
+    def __init__(self, calls: Operations, tasks: TaskGroup, max_frame_bytes: int) -> None:
         self._calls = calls
         self._tasks = tasks
         self._max_frame_bytes = max_frame_bytes
@@ -69,9 +69,9 @@ class Sockets:
         caller: Caller,
         receive: Receive,
         send: Send,
-        bodies: Bodies | None = None,
-        link: Link | None = None,
-        played: Played | None = None,
+        bodies: MemoryBudget | None = None,
+        link: WebSocketFlow | None = None,
+        played: StepMetrics | None = None,
     ) -> None:
         """Serve one socket until it closes; one whose caller sends too much is not read for a while.
 
@@ -83,11 +83,11 @@ class Sockets:
             link: What is beneath, where that can be told and asked how much there is.
             played: Where it is noted what is played over it.
         """
-        bodies = bodies or Bodies()
+        bodies = bodies or MemoryBudget()
         calls = self._calls.by(caller)
         inbox, outbox = Inbox(receive), Outbox(bodies.backlog(caller), link)
         used: set[str] = set()
-        played = played or Played()
+        played = played or StepMetrics()
         sandboxes: set[str] = set()
         await receive()
         await send({"type": "websocket.accept"})
@@ -132,12 +132,12 @@ class Sockets:
 
     async def _take(
         self,
-        calls: Calls,
+        calls: Operations,
         caller: Caller,
         data: bytes,
         outbox: Outbox,
         used: set[str],
-        played: Played,
+        played: StepMetrics,
         begin_sandbox: Callable[[Frame, int], None],
     ) -> int:
         """Begin what the frames of a message ask for; return how many there are."""
@@ -165,7 +165,13 @@ class Sockets:
         return count
 
     def _step(
-        self, calls: Calls, steps: Sequence[StepFrame], outbox: Outbox, used: set[str], played: Played, each: int
+        self,
+        calls: Operations,
+        steps: Sequence[StepFrame],
+        outbox: Outbox,
+        used: set[str],
+        played: StepMetrics,
+        each: int,
     ) -> None:
         """Answer steps, or begin to where that takes its time."""
         answers, waiting = calls.answers_now(steps, used)
@@ -174,11 +180,13 @@ class Sockets:
             if each:
                 outbox.remember(each)
                 give = partial(outbox.put_and_forget, each)
-            if not calls.ask(step, give):
+            if not calls.start_step(step, give):
                 self._tasks.start_soon(self._answer, calls, step, outbox, used, played, each)
         outbox.put(*answers)
 
-    def _read(self, calls: Calls, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
+    def _read(
+        self, calls: Operations, caller: Caller, data: bytes
+    ) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
         """Return the steps of a message, and the other frames: in place of each that is not taken the answer to it."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
             with suppress(*UNREADABLE):  # there are other calls among the steps, or mistakes
@@ -204,7 +212,7 @@ class Sockets:
                 others.append(taken)
         return steps, others
 
-    def _taken(self, calls: Calls, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
+    def _taken(self, calls: Operations, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
         """Return a frame if it is taken, or else the answer to it; any token opens a socket."""
         if isinstance(frame, RequestError):
             return calls.refusal(None, frame)
@@ -218,7 +226,13 @@ class Sockets:
             return calls.refusal(frame.id, error)
 
     async def _answer(
-        self, calls: Calls, frame: Frame | StepFrame, outbox: Outbox, used: set[str], played: Played, size: int
+        self,
+        calls: Operations,
+        frame: Frame | StepFrame,
+        outbox: Outbox,
+        used: set[str],
+        played: StepMetrics,
+        size: int,
     ) -> None:
         try:
             if outbox.is_full and isinstance(frame, Frame):
@@ -228,7 +242,7 @@ class Sockets:
             outbox.forget(size)
 
 
-async def _keep(calls: SandboxCalls, used: set[str], caller: Caller) -> None:
+async def _keep(calls: SandboxOperations, used: set[str], caller: Caller) -> None:
     while True:
         await anyio.sleep(_KEEP_S)
         if used:

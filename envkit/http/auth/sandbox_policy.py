@@ -17,7 +17,7 @@ OPEN = "open"
 
 
 @dataclass(frozen=True, slots=True)
-class Permits:
+class SandboxPolicy:
     """What a sandbox may be whose caller is no administrator.
 
     Attributes:

@@ -45,7 +45,7 @@ _ANSWER = msgspec.json.Decoder(Answer)
 _PROBLEM = msgspec.json.Decoder(dict[str, Any])
 
 
-class _Call:
+class _PendingCall:
     __slots__ = ("deadline", "frame", "method", "outcome", "sends", "timeout_s")
 
     def __init__(self, method: str, frame: bytes, timeout_s: float) -> None:
@@ -62,7 +62,7 @@ class _Call:
             self.outcome.set_exception(error)
 
 
-class Channel:
+class SharedWebSocket:
     """Carries calls to one server.
 
     Args:
@@ -74,7 +74,7 @@ class Channel:
         self._address = address
         self._connect = connect
         self._number = 0
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _PendingCall] = {}
         self._unsent: list[int] = []
         self._filled = asyncio.Event()  # anyio's cannot be cleared, and a new one for each message costs more
         self._shortest_s = _MAX_SWEEP_S
@@ -89,9 +89,9 @@ class Channel:
             RequestError: `params` cannot be said in JSON.
             EnvkitError: Whatever the server answered.
         """
-        return await self.ask(method, params, timeout_s)
+        return await self.start_call(method, params, timeout_s)
 
-    def ask(self, method: str, params: msgspec.Struct, timeout_s: float) -> asyncio.Future[msgspec.Raw]:
+    def start_call(self, method: str, params: msgspec.Struct, timeout_s: float) -> asyncio.Future[msgspec.Raw]:
         """Make a call whose result, or error, the future is given; see `call`. It may be cancelled.
 
         Raises:
@@ -102,7 +102,7 @@ class Channel:
             raise self._closed()
         self._number = number = self._number + 1
         frame = b'{"id":%d,"method":"%b","params":%b}' % (number, method.encode(), write(params))
-        self._calls[number] = call = _Call(method, frame, timeout_s)
+        self._calls[number] = call = _PendingCall(method, frame, timeout_s)
         self._shortest_s = min(self._shortest_s, max(timeout_s / 4, _MIN_SWEEP_S))
         self._unsent.append(number)
         self._filled.set()

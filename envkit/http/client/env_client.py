@@ -29,9 +29,9 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.http.client.connect import OpenSocket, dial_socket, dial_url
-from envkit.http.client.connection import Channel
+from envkit.http.client.connection import SharedWebSocket
 from envkit.http.protocol import messages
-from envkit.protocols import LastingEpisode
+from envkit.protocols import ResumableEpisode
 from envkit.types import Reset, Step, Task
 
 TIMEOUT_S = 60.0
@@ -89,7 +89,7 @@ class EnvClient:
             if token is not None or ca is not None:
                 raise UsageError("a token and certificates go with a url, not with a way to connect")
             dial = dial_socket(connect, timeout_s)
-        self._channel = Channel(self._address, dial)
+        self._channel = SharedWebSocket(self._address, dial)
         self._rng = random.Random()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
         self._carrying: anyio.CancelScope
@@ -108,7 +108,7 @@ class EnvClient:
         return self._capacity
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         """Give an episode, waiting while the server is full; see `envkit.protocols.EnvHost.lease`.
 
         The episode's world is reset on the way in, so that a missing world is known here; what else a reset raises is
@@ -179,9 +179,9 @@ class EnvClient:
         # Not told of the block's own error, which it would wrap in a group.
         await self._tasks.__aexit__(None, None, None)
 
-    async def _create(self, id: str, task: Task) -> LastingEpisode:
+    async def _create(self, id: str, task: Task) -> ResumableEpisode:
         """Make a session as soon as there is room."""
-        body = messages.CreateBody(task.env_id, task.seed, dict(task.options), session_id=id)
+        body = messages.CreateSessionBody(task.env_id, task.seed, dict(task.options), session_id=id)
 
         has_places = True
         if self._door.locked():  # others were here before
@@ -194,9 +194,9 @@ class EnvClient:
                     raise
                 has_places = await self._room()
             except (OptionError, EnvError, SandboxError) as error:
-                return _Episode(id, error, 0, self._ask_step, self._read_step)
+                return _RemoteEpisode(id, error, 0, self._ask_step, self._read_step)
             else:
-                return _Episode(id, reply.reset(), reply.turn, self._ask_step, self._read_step)
+                return _RemoteEpisode(id, reply.reset(), reply.turn, self._ask_step, self._read_step)
 
     async def _delete(self, id: str) -> None:
         """Give an episode's place back; if that fails, the session expires."""
@@ -221,7 +221,7 @@ class EnvClient:
         return self._read(method, result, msgspec.json.Decoder(reply))
 
     def _ask_step(self, body: messages.SessionStepBody) -> Future[msgspec.Raw]:
-        return self._channel.ask("step", body, self._timeout_s)
+        return self._channel.start_call("step", body, self._timeout_s)
 
     def _read_step(self, result: msgspec.Raw) -> messages.StepReply:
         return self._read("step", result, _STEP)
@@ -233,7 +233,7 @@ class EnvClient:
             raise RequestError(f"{self._address} answers {method!r} in a way that cannot be read: {error}") from None
 
 
-class _Episode:
+class _RemoteEpisode:
     """An episode that is played on a server."""
 
     def __init__(self, id: str, start: Reset | EnvkitError, turn: int, ask: Ask, read: Read) -> None:
@@ -255,13 +255,13 @@ class _Episode:
             raise StepOrderError("step before reset")
         return self._played(await self._asked(self.turn, action))
 
-    async def again(self, action: str) -> Step:
+    async def repeat_step(self, action: str) -> Step:
         return self._played(await self._asked(self.turn - 1, action))
 
-    def ask(self, action: str) -> Future[msgspec.Raw] | None:
+    def start_step(self, action: str) -> Future[msgspec.Raw] | None:
         return self._asked(self.turn, action) if self._is_reset else None
 
-    def told(self, answer: Future[msgspec.Raw]) -> Step:
+    def finish_step(self, answer: Future[msgspec.Raw]) -> Step:
         return self._played(answer.result())
 
     def _asked(self, turn: int, action: str) -> Future[msgspec.Raw]:

@@ -29,12 +29,12 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.http.client.connect import dial_url
-from envkit.http.client.connection import Channel
-from envkit.http.client.transfers import Bulk
+from envkit.http.client.connection import SharedWebSocket
+from envkit.http.client.transfers import HttpTransfers
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.bytes_encoding import said_argument
+from envkit.http.protocol.bytes_encoding import encode_argument
 from envkit.http.protocol.messages import DoneReply, write
-from envkit.http.sandboxes.transfers import Trees
+from envkit.http.sandboxes.transfers import FolderTransport
 from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, Cause, CauseKind, ExecResult, FileUser, SandboxUser
 
 CALL_S = 60.0
@@ -62,7 +62,7 @@ _FRAME_OUTPUT_BYTES = 4 << 20
 T = TypeVar("T")
 
 
-class Line:
+class SandboxTransport:
     """The ways to a server: a socket that all calls share, and HTTP for what is too large for it.
 
     Args:
@@ -72,15 +72,15 @@ class Line:
         trees: Packs and unpacks folders; None: they cannot be copied.
     """
 
-    def __init__(self, url: str, token: str | None, ca: Path | str | None, trees: Trees | None) -> None:
+    def __init__(self, url: str, token: str | None, ca: Path | str | None, trees: FolderTransport | None) -> None:
         self.address = url.rstrip("/")
-        self.channel = Channel(self.address, dial_url(self.address, CALL_S, token=token, ca=ca))
-        self.bulk = Bulk(self.address, token, ca)
+        self.channel = SharedWebSocket(self.address, dial_url(self.address, CALL_S, token=token, ca=ca))
+        self.bulk = HttpTransfers(self.address, token, ca)
         self._trees = trees
         self._rng = random.Random()
 
     @property
-    def trees(self) -> Trees:
+    def trees(self) -> FolderTransport:
         """Packs and unpacks folders.
 
         Raises:
@@ -126,7 +126,7 @@ class Line:
 class RemoteSandbox:
     """A sandbox of a server; satisfies `envkit.protocols.Sandbox`. Made by `SandboxClient`."""
 
-    def __init__(self, id: str, line: Line) -> None:
+    def __init__(self, id: str, line: SandboxTransport) -> None:
         self._id = id
         self._line = line
         self._url = f"{wire.BEFORE_ID}{id}"
@@ -149,7 +149,7 @@ class RemoteSandbox:
         """Run a program to its end; see `envkit.protocols.Sandbox.exec`."""
         settings = dict(env or {})
         fields = {
-            "argv": tuple(map(said_argument, argv)),
+            "argv": tuple(map(encode_argument, argv)),
             "timeout_s": timeout_s,
             "env": settings,
             "cwd": cwd,

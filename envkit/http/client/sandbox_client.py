@@ -27,10 +27,10 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.http.client.env_client import TOKEN_VARIABLE
-from envkit.http.client.remote_sandbox import CALL_S, SLACK_S, Line, RemoteSandbox
+from envkit.http.client.remote_sandbox import CALL_S, SLACK_S, RemoteSandbox, SandboxTransport
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.messages import DoneReply, HealthReply, NoBody
-from envkit.http.sandboxes.transfers import Trees
+from envkit.http.sandboxes.transfers import FolderTransport
 from envkit.types import SandboxSpec, SandboxView
 
 _FULL_DELAYS_S = (0.02, 1.0)
@@ -49,9 +49,9 @@ class SandboxClient:
     """
 
     def __init__(
-        self, url: str, token: str | None = None, *, ca: Path | str | None = None, trees: Trees | None = None
+        self, url: str, token: str | None = None, *, ca: Path | str | None = None, trees: FolderTransport | None = None
     ) -> None:
-        self._line = Line(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, trees)
+        self._line = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, trees)
         self._rng = random.Random()
         self._tasks: TaskGroup  # made on entering, since only then there is a loop
         self._carrying: anyio.CancelScope

@@ -29,7 +29,7 @@ _PROBLEM = msgspec.json.Decoder(dict[str, Any])
 T = TypeVar("T")
 
 
-class Bulk:
+class HttpTransfers:
     """Makes requests of one server.
 
     Args:
@@ -60,7 +60,7 @@ class Bulk:
 
     async def send(self, verb: str, target: str, pieces: AsyncIterator[bytes], *, timeout_s: float) -> None:
         """Make a request whose body comes in pieces. Raises as `request`, and what the pieces raise."""
-        async with _Exchange(self, timeout_s) as exchange:
+        async with _HttpExchange(self, timeout_s) as exchange:
             await exchange.begin(verb, target, {"Transfer-Encoding": "chunked"})
             try:
                 async for piece in pieces:
@@ -75,7 +75,7 @@ class Bulk:
 
     async def pieces(self, target: str, *, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """Yield the body of an answer in pieces. Raises as `request`."""
-        async with _Exchange(self, timeout_s) as exchange:
+        async with _HttpExchange(self, timeout_s) as exchange:
             await exchange.begin("GET", target, {})
             response = await exchange.response()
             while piece := await exchange.do(response.read, _PIECE_BYTES):
@@ -84,7 +84,7 @@ class Bulk:
     async def _request(
         self, verb: str, target: str, body: bytes, timeout_s: float, headers: Mapping[str, str]
     ) -> bytes:
-        async with _Exchange(self, timeout_s) as exchange:
+        async with _HttpExchange(self, timeout_s) as exchange:
             await exchange.begin(verb, target, {**headers, "Content-Length": str(len(body))})
             with suppress(UnreachableError):  # it may have answered before it has read all
                 await exchange.send(body)
@@ -113,10 +113,10 @@ class Bulk:
         return UnreachableError(f"{self._url}: {cause}")
 
 
-class _Exchange:
+class _HttpExchange:
     """One request and its answer."""
 
-    def __init__(self, bulk: Bulk, timeout_s: float) -> None:
+    def __init__(self, bulk: HttpTransfers, timeout_s: float) -> None:
         self._bulk = bulk
         self._timeout_s = timeout_s
         self._connection = bulk.connect(min(timeout_s, CONNECT_TIMEOUT_S))
@@ -177,7 +177,7 @@ class _Exchange:
             raise self._bulk.unreachable(text) from None
         return results[0]
 
-    async def __aenter__(self) -> _Exchange:
+    async def __aenter__(self) -> _HttpExchange:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -42,7 +42,7 @@ _IN_PIECES = re.compile(re.escape(BEFORE_ID) + "[^/]+/tree")
 """Paths whose bodies go to the disk piece by piece."""
 
 
-class Bodies:
+class MemoryBudget:
     """Those that a server holds.
 
     Args:
@@ -63,17 +63,17 @@ class Bodies:
         """Bytes that requests and answers have together; sockets have others."""
         return self._counts[0].all
 
-    def begin(self, room: Room, path: str, headers: Sequence[Header]) -> Body:
+    def begin(self, room: Reservation, path: str, headers: Sequence[Header]) -> Body:
         """Return a body that has no room yet, of a request with this path and these headers."""
         return Body(room, _length(headers), is_held=is_held(path))
 
-    def room(self, caller: Caller) -> Room:
+    def room(self, caller: Caller) -> Reservation:
         """Return the room of a request of `caller`; it is empty."""
-        return Room(self, None if caller == EVERYBODY else caller.tenant)
+        return Reservation(self, None if caller == EVERYBODY else caller.tenant)
 
-    def backlog(self, caller: Caller) -> Backlog:
+    def backlog(self, caller: Caller) -> Backpressure:
         """Return what a socket of `caller` holds: nothing."""
-        return Backlog(self, None if caller == EVERYBODY else caller.tenant)
+        return Backpressure(self, None if caller == EVERYBODY else caller.tenant)
 
     async def hold(self, tenant: str | None, count: int, own: int = 0, *, within_s: float = WAIT_S) -> None:
         """Take room for `count` bytes, or wait until there is some.
@@ -151,17 +151,17 @@ def announced_bytes(scope: Mapping[str, Any]) -> int:
     return length or 0
 
 
-def room_of(scope: Mapping[str, Any]) -> Room:
+def room_of(scope: Mapping[str, Any]) -> Reservation:
     """Return the room of the request of an ASGI scope, which `envkit.http.server.middleware.Guard` frees."""
     state = scope.get("state") or {}
-    make: Callable[[], Room] = state.get("room", _without_bound)
+    make: Callable[[], Reservation] = state.get("room", _without_bound)
     return make()
 
 
-def bodies_of(scope: Mapping[str, Any]) -> Bodies:
+def bodies_of(scope: Mapping[str, Any]) -> MemoryBudget:
     """Return those of the guard before a socket."""
-    bodies: Bodies | None = (scope.get("state") or {}).get("bodies")
-    return bodies or Bodies()
+    bodies: MemoryBudget | None = (scope.get("state") or {}).get("bodies")
+    return bodies or MemoryBudget()
 
 
 def _length(headers: Sequence[Header]) -> int | None:
@@ -169,8 +169,8 @@ def _length(headers: Sequence[Header]) -> int | None:
     return int(length) if length.isdigit() else None
 
 
-def _without_bound() -> Room:
-    return Bodies().room(EVERYBODY)
+def _without_bound() -> Reservation:
+    return MemoryBudget().room(EVERYBODY)
 
 
 def _much(count: int) -> int:
@@ -211,12 +211,12 @@ class _Count:
         return self.all > self.most or (tenant is not None and self._each[tenant] > self.most_each)
 
 
-class Room:
+class Reservation:
     """What one request, or one frame of a socket, has of it: for its body and for its answer."""
 
     __slots__ = ("_answer", "_bodies", "_count", "_users", "is_expected", "tenant")
 
-    def __init__(self, bodies: Bodies, tenant: str | None) -> None:
+    def __init__(self, bodies: MemoryBudget, tenant: str | None) -> None:
         self.tenant = tenant
         self.is_expected = False
         """Whether the answer was asked for before it was there."""
@@ -231,12 +231,12 @@ class Room:
         return self._count
 
     async def grow(self, count: int, *, within_s: float = WAIT_S) -> None:
-        """Take room for `count` bytes more. Raises as `Bodies.hold`."""
+        """Take room for `count` bytes more. Raises as `MemoryBudget.hold`."""
         await self._bodies.hold(self.tenant, count, self._count, within_s=within_s)
         self._count += count
 
     async def expect(self, most: int, *, within_s: float = WAIT_S) -> None:
-        """Take room for an answer of `most` bytes, before what it tells of is begun. Raises as `Bodies.hold`."""
+        """Take room for an answer of `most` bytes, before what it tells of is begun. Raises as `MemoryBudget.hold`."""
         if most > UNCOUNTED_BYTES and (count := most - self._answer) > 0:
             if self._bodies.try_hold(self.tenant, count, self._count):
                 self._count += count
@@ -256,9 +256,9 @@ class Room:
         self._answer = size
         self.is_expected = True
 
-    def another(self) -> Room:
+    def another(self) -> Reservation:
         """Return an empty one of the same tenant."""
-        return Room(self._bodies, self.tenant)
+        return Reservation(self._bodies, self.tenant)
 
     def share(self) -> None:
         """Give it one more owner, each of whom frees it."""
@@ -273,9 +273,9 @@ class Room:
 
 
 class Body:
-    """That of one request, which is not small; made by `Bodies.begin`."""
+    """That of one request, which is not small; made by `MemoryBudget.begin`."""
 
-    def __init__(self, room: Room, length: int | None, *, is_held: bool) -> None:
+    def __init__(self, room: Reservation, length: int | None, *, is_held: bool) -> None:
         self._room = room
         self._length = length
         self._is_held = is_held
@@ -284,7 +284,7 @@ class Body:
     async def reach(self, count: int) -> int:
         """Find room for `count` bytes at least; return how many there is room for.
 
-        Raises: As `Bodies.hold`.
+        Raises: As `MemoryBudget.hold`.
         """
         if not self._is_held:
             return sys.maxsize
@@ -294,14 +294,14 @@ class Body:
         return wanted
 
 
-class Backlog:
+class Backpressure:
     """What one socket holds: frames that came and are not answered, and answers that nobody has read.
 
     Nothing of it is refused. A socket that holds more than a little is not read on while sockets hold too much, which
     keeps nobody out who reads.
     """
 
-    def __init__(self, bodies: Bodies, tenant: str | None) -> None:
+    def __init__(self, bodies: MemoryBudget, tenant: str | None) -> None:
         self._bodies = bodies
         self._tenant = tenant
         self.count = 0

@@ -15,7 +15,7 @@ BYTES_PER_S = 16 << 10
 """What the slowest clients send and read."""
 
 
-class Wait:
+class SlowClientTimer:
     """For how long a client has kept the server waiting for the same thing, at a look each."""
 
     __slots__ = ("_about", "_done", "_since")

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import anyio
 
-from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Backlog
+from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Backpressure
 from envkit.http.protocol.asgi import Message, Receive, Send
 from envkit.http.protocol.messages import batches
 
@@ -33,7 +33,7 @@ _BATCH_BYTES = 1 << 19
 """Half of what clients in the wild take in one message unless told otherwise."""
 
 
-class Link(Protocol):
+class WebSocketFlow(Protocol):
     """The connection beneath a socket."""
 
     def taken(self) -> None:
@@ -94,7 +94,7 @@ def _size(message: Message) -> int:
 class Outbox:
     """Answers of one socket that wait for being sent, and how much there is of them and of what they answer."""
 
-    def __init__(self, backlog: Backlog, link: Link | None) -> None:
+    def __init__(self, backlog: Backpressure, link: WebSocketFlow | None) -> None:
         self.owed = 0
         """Frames that came and whose answers were not sent."""
         self._backlog = backlog

@@ -27,7 +27,7 @@ class Base64(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Bytes: TypeAlias = str | Base64
 
 
-def said_argument(argument: str) -> Bytes:
+def encode_argument(argument: str) -> Bytes:
     """Return how an argument travels, which in Python is text with escapes for what is no UTF-8."""
     try:
         argument.encode()
@@ -36,12 +36,12 @@ def said_argument(argument: str) -> Bytes:
     return argument
 
 
-def heard_arguments(arguments: Sequence[Bytes]) -> list[str]:
+def decode_arguments(arguments: Sequence[Bytes]) -> list[str]:
     """Return arguments that travelled as Python has them."""
     return [one if isinstance(one, str) else os.fsdecode(one.base64) for one in arguments]
 
 
-def said(content: bytes) -> Bytes:
+def encode_bytes(content: bytes) -> Bytes:
     """Return how bytes travel."""
     if len(content) > _LONG_BYTES:
         controls = len(content) - len(content.translate(None, _CONTROLS))
@@ -53,6 +53,6 @@ def said(content: bytes) -> Bytes:
         return Base64(content)
 
 
-def heard(told: Bytes) -> bytes:
+def decode_bytes(told: Bytes) -> bytes:
     """Return bytes that travelled."""
     return told.encode() if isinstance(told, str) else told.base64

@@ -84,7 +84,7 @@ class SessionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session_id: AnySessionId
 
 
-class CreateBody(TaskBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CreateSessionBody(TaskBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What to play, in which session."""
 
     session_id: SessionId

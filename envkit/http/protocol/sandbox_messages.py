@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from envkit.errors import RequestError
-from envkit.http.protocol.bytes_encoding import Bytes, heard, said
+from envkit.http.protocol.bytes_encoding import Bytes, decode_bytes, encode_bytes
 from envkit.http.protocol.messages import PROTOCOL
 from envkit.types import Cause, ExecResult, FileUser, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
 
@@ -94,7 +94,7 @@ class SpecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _SPEC_FIELDS = SpecBody.__struct_fields__
 
 
-class CreateBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CreateSandboxBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a sandbox is to be, for how long it stays unused (null: for ever), whose files it begins with, and how long
     to wait for room, in turn with all who do.
     """
@@ -104,7 +104,7 @@ class CreateBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_only=True
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_S)] = 0.0
 
 
-class CreateFrame(CreateBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CreateFrame(CreateSandboxBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What which sandbox is to be."""
 
     sandbox_id: SandboxId
@@ -223,8 +223,8 @@ class ExecReply(msgspec.Struct, frozen=True):
     def of(cls, result: ExecResult) -> ExecReply:
         return cls(
             result.exit_code,
-            said(result.stdout_bytes),
-            said(result.stderr_bytes),
+            encode_bytes(result.stdout_bytes),
+            encode_bytes(result.stderr_bytes),
             result.timed_out,
             result.truncated_bytes,
             result.duration_s,
@@ -235,8 +235,8 @@ class ExecReply(msgspec.Struct, frozen=True):
     def result(self) -> ExecResult:
         return ExecResult(
             self.exit_code,
-            heard(self.stdout),
-            heard(self.stderr),
+            decode_bytes(self.stdout),
+            decode_bytes(self.stderr),
             self.timed_out,
             self.truncated_bytes,
             self.duration_s,

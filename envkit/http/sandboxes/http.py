@@ -18,11 +18,11 @@ from envkit.http.limits.memory_budget import room_of
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import JSON, PROBLEM, Receive, Scope, Send, read_body, respond
 from envkit.http.protocol.messages import DoneReply, read, write
-from envkit.http.sandboxes.idempotency import Outcome
+from envkit.http.sandboxes.idempotency import CallOutcome
 from envkit.http.sandboxes.lookup import seen_by
-from envkit.http.sandboxes.operations import SandboxCalls
-from envkit.http.sandboxes.transfers import MAX_TREE_BYTES, Folders
-from envkit.types import FileUser, FleetEvent, SandboxUser
+from envkit.http.sandboxes.operations import SandboxOperations
+from envkit.http.sandboxes.transfers import MAX_TREE_BYTES, FolderTransfers
+from envkit.types import FileUser, PoolEvent, SandboxUser
 
 MAX_EXEC_BYTES = 32 << 20
 """Size of the body of a program or command, input included, above which it is refused."""
@@ -38,7 +38,7 @@ _SHELL = msgspec.json.Decoder(wire.ShellBody)
 _USER: Any = SandboxUser
 
 T = TypeVar("T")
-Answered: TypeAlias = Callable[[Caller], Awaitable[Outcome]]
+Answered: TypeAlias = Callable[[Caller], Awaitable[CallOutcome]]
 
 
 class SandboxPaths:
@@ -49,7 +49,7 @@ class SandboxPaths:
         folders: Takes and gives folders; None where that cannot be done.
     """
 
-    def __init__(self, calls: SandboxCalls, folders: Folders | None) -> None:
+    def __init__(self, calls: SandboxOperations, folders: FolderTransfers | None) -> None:
         self.calls = calls
         self._folders = folders
 
@@ -68,7 +68,7 @@ class SandboxPaths:
         return True
 
     async def exec(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer(caller: Caller) -> Outcome:
+        async def answer(caller: Caller) -> CallOutcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _EXEC)
             frame = wire.ExecFrame(*msgspec.structs.astuple(body), sandbox_id=id, key=key_of(scope))
             return await self._ran(partial(self.calls.work.exec, frame, caller, room_of(scope)), frame.key, receive)
@@ -76,7 +76,7 @@ class SandboxPaths:
         await self._answer(answer, scope, send)
 
     async def shell(self, id: str, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer(caller: Caller) -> Outcome:
+        async def answer(caller: Caller) -> CallOutcome:
             body = read(await read_body(scope, receive, MAX_EXEC_BYTES), _SHELL)
             shell = wire.read_sandbox_id(name)
             frame = wire.ShellFrame(*msgspec.structs.astuple(body), sandbox_id=id, shell=shell, key=key_of(scope))
@@ -85,11 +85,11 @@ class SandboxPaths:
         await self._answer(answer, scope, send)
 
     async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer(caller: Caller) -> Outcome:
+        async def answer(caller: Caller) -> CallOutcome:
             folders, sandbox = self._require_folders(), self.calls.access.find(id, caller)
             with self.calls.access.naming(id, caller):
                 await folders.take(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
-            return Outcome(write(DoneReply()))
+            return CallOutcome(write(DoneReply()))
 
         await self._answer(answer, scope, send)
 
@@ -145,7 +145,7 @@ class SandboxPaths:
             return await work()
         return None
 
-    async def _ran(self, work: Callable[[], Awaitable[Outcome]], key: str | None, receive: Receive) -> Outcome:
+    async def _ran(self, work: Callable[[], Awaitable[CallOutcome]], key: str | None, receive: Receive) -> CallOutcome:
         if key is not None:
             return await work()
         return await self.unless_left(receive, partial(self.calls.access.attempt, work)) or _NOBODY
@@ -157,13 +157,13 @@ class SandboxPaths:
             outcome = self.calls.access.failure(error)
         await respond_outcome(send, outcome)
 
-    def _require_folders(self) -> Folders:
+    def _require_folders(self) -> FolderTransfers:
         if self._folders is None:
             raise UnsupportedError("this server takes and gives no folders")
         return self._folders
 
 
-_NOBODY = Outcome(b"{}", 499)
+_NOBODY = CallOutcome(b"{}", 499)
 """What a caller is told that is not there to hear it."""
 
 
@@ -195,7 +195,7 @@ class _UnlessLeft:
         self._task = self._loop.create_task(_watch(self._receive, self._scope))
 
 
-async def respond_outcome(send: Send, outcome: Outcome) -> None:
+async def respond_outcome(send: Send, outcome: CallOutcome) -> None:
     """Send an outcome as a whole response."""
     after_s = outcome.retry_after_s
     headers = [] if after_s is None else [(b"retry-after", b"%d" % after_s)]
@@ -293,7 +293,7 @@ async def _beat(send: Send) -> None:
         await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
 
 
-def _said(event: FleetEvent, caller: Caller) -> bytes:
+def _said(event: PoolEvent, caller: Caller) -> bytes:
     name = event.sandbox_id and caller.name(event.sandbox_id)
     state, cause = event.state, event.cause
     reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, state, cause)

@@ -25,7 +25,7 @@ KEEP_S = 600.0
 MAX_COUNT = 10_000
 MAX_BYTES = 64 << 20
 
-Work: TypeAlias = Callable[[], Awaitable["Outcome"]]
+Work: TypeAlias = Callable[[], Awaitable["CallOutcome"]]
 
 
 class Shared(Protocol):
@@ -38,7 +38,7 @@ class Shared(Protocol):
     def free(self) -> None: ...
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """What came of a call, encoded.
 
     Attributes:
@@ -57,18 +57,18 @@ class Outcome(NamedTuple):
         return (b'{"result":%b}' if self.status < 400 else b'{"error":%b}') % self.body
 
 
-class _Call:
+class _KeyedCall:
     __slots__ = ("content", "done", "ended_at", "outcome", "scope")
 
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.done = anyio.Event()
         self.scope = anyio.CancelScope()
-        self.outcome: Outcome | None = None
+        self.outcome: CallOutcome | None = None
         self.ended_at = 0.0
 
 
-class Repeats:
+class IdempotentCalls:
     """The calls with keys, of all sandboxes of a server.
 
     Args:
@@ -80,7 +80,7 @@ class Repeats:
 
     def __init__(
         self,
-        failure: Callable[[Exception], Outcome],
+        failure: Callable[[Exception], CallOutcome],
         *,
         keep_s: float = KEEP_S,
         max_count: int = MAX_COUNT,
@@ -92,12 +92,14 @@ class Repeats:
         self._keep_s = keep_s
         self._max_count = max_count
         self._max_bytes = max_bytes
-        self._calls: defaultdict[str, dict[str, _Call]] = defaultdict(dict)
-        self._ended: OrderedDict[tuple[str, str], _Call] = OrderedDict()
-        self._full: OrderedDict[tuple[str, str], _Call] = OrderedDict()
+        self._calls: defaultdict[str, dict[str, _KeyedCall]] = defaultdict(dict)
+        self._ended: OrderedDict[tuple[str, str], _KeyedCall] = OrderedDict()
+        self._full: OrderedDict[tuple[str, str], _KeyedCall] = OrderedDict()
         self._bytes = 0
 
-    async def once(self, sandbox_id: str, key: str, content: bytes, work: Work, takes: Shared | None = None) -> Outcome:
+    async def once(
+        self, sandbox_id: str, key: str, content: bytes, work: Work, takes: Shared | None = None
+    ) -> CallOutcome:
         """Run `work`, or give what came of it again.
 
         Args:
@@ -113,7 +115,7 @@ class Repeats:
         call = self._calls[sandbox_id].get(key) if sandbox_id in self._calls else None
         if call is None:
             assert self.tasks is not None
-            call = self._calls[sandbox_id][key] = _Call(content)
+            call = self._calls[sandbox_id][key] = _KeyedCall(content)
             if takes is not None:
                 takes.share()
             self.tasks.start_soon(self._run, sandbox_id, key, call, work, takes)
@@ -127,7 +129,7 @@ class Repeats:
         """End a call and wait until that is done; one that comes later does not begin."""
         call = self._calls[sandbox_id].get(key)
         if call is None:
-            call = self._calls[sandbox_id][key] = _Call(_ANY)
+            call = self._calls[sandbox_id][key] = _KeyedCall(_ANY)
             self._end(sandbox_id, key, call, self._failure(_cancelled(key)))
         call.scope.cancel()
         await call.done.wait()
@@ -138,7 +140,7 @@ class Repeats:
             self._ended.pop((sandbox_id, key), None)
             self._blank(sandbox_id, key)
 
-    async def _run(self, sandbox_id: str, key: str, call: _Call, work: Work, takes: Shared | None) -> None:
+    async def _run(self, sandbox_id: str, key: str, call: _KeyedCall, work: Work, takes: Shared | None) -> None:
         outcome = None
         try:
             with call.scope:
@@ -148,7 +150,7 @@ class Repeats:
             if takes is not None:
                 takes.free()
 
-    def _end(self, sandbox_id: str, key: str, call: _Call, outcome: Outcome) -> None:
+    def _end(self, sandbox_id: str, key: str, call: _KeyedCall, outcome: CallOutcome) -> None:
         call.outcome = outcome
         call.ended_at = clock.now()
         call.done.set()
@@ -172,7 +174,7 @@ class Repeats:
                 del self._calls[sandbox_id]
         while self._bytes > self._max_bytes:
             sandbox_id, key = next(iter(self._full))
-            gone = _Call(self._full[sandbox_id, key].content)
+            gone = _KeyedCall(self._full[sandbox_id, key].content)
             gone.outcome = self._failure(SandboxConflictError(f"the answer to the key {key!r} is not kept any more"))
             gone.ended_at = self._full[sandbox_id, key].ended_at
             gone.done.set()

@@ -19,16 +19,16 @@ from envkit.errors import (
     UnreachableError,
 )
 from envkit.http.auth.caller import Caller, renamed
-from envkit.http.limits.memory_budget import Room
+from envkit.http.limits.memory_budget import Reservation
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import retry_after_s
 from envkit.http.protocol.messages import Problem, write
-from envkit.http.sandboxes.idempotency import Outcome, Repeats
+from envkit.http.sandboxes.idempotency import CallOutcome, IdempotentCalls
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import SandboxView
 
 MAX_TIMEOUT_S = 3600.0
-"""The longest that a command may ask for, unless the caller of `Access` says otherwise."""
+"""The longest that a command may ask for, unless the caller of `SandboxLookup` says otherwise."""
 
 SLACK_S = 30.0
 """Seconds beyond its own time in which a sandbox has to answer."""
@@ -42,7 +42,7 @@ def seen_by(caller: Caller) -> str | None:
     return None if caller.is_admin else caller.tenant
 
 
-class Access:
+class SandboxLookup:
     """What all calls about sandboxes need.
 
     Args:
@@ -60,28 +60,28 @@ class Access:
     ) -> None:
         self.pool = pool
         self.max_timeout_s = max_timeout_s
-        self.repeats = Repeats(self.failure)
+        self.repeats = IdempotentCalls(self.failure)
         self.closing = anyio.Event()
         self._problem = problem
 
-    async def outcome(self, work: Callable[[], Awaitable[object]]) -> Outcome:
+    async def outcome(self, work: Callable[[], Awaitable[object]]) -> CallOutcome:
         """Return what comes of `work`, be it a result or an error."""
         try:
-            return Outcome(write(await work()))
+            return CallOutcome(write(await work()))
         except Exception as error:
             return self.failure(error)
 
-    async def attempt(self, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def attempt(self, work: Callable[[], Awaitable[CallOutcome]]) -> CallOutcome:
         """Return the outcome that `work` gives, or that tells of what it raises."""
         try:
             return await work()
         except Exception as error:
             return self.failure(error)
 
-    def failure(self, error: Exception) -> Outcome:
+    def failure(self, error: Exception) -> CallOutcome:
         """Return the outcome that tells of `error`."""
         problem = self._problem(error)
-        return Outcome(write(problem), problem.status, retry_after_s(problem) if problem.retry else None)
+        return CallOutcome(write(problem), problem.status, retry_after_s(problem) if problem.retry else None)
 
     def find(self, id: str, caller: Caller) -> Sandbox:
         """Return a sandbox that is to be used. Raises as `SandboxPool.get`, and while the server shuts down."""
@@ -100,8 +100,8 @@ class Access:
             raise self.named(error, id, caller) from None
 
     async def once(
-        self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], bound_s: float, room: Room
-    ) -> Outcome:
+        self, body: Keyed, caller: Caller, run: Callable[[], Awaitable[object]], bound_s: float, room: Reservation
+    ) -> CallOutcome:
         """Return what comes of `run`, which is done once for each key.
 
         Args:

@@ -24,13 +24,13 @@ from envkit.errors import (
     did_you_mean,
 )
 from envkit.http.auth.caller import Caller
-from envkit.http.auth.sandbox_policy import Permits
-from envkit.http.limits.memory_budget import Room
+from envkit.http.auth.sandbox_policy import SandboxPolicy
+from envkit.http.limits.memory_budget import Reservation
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.messages import DoneReply, Frame, NoBody, Problem, read, write
-from envkit.http.sandboxes.idempotency import Outcome
-from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S, SLACK_S, Access, seen_by, within
-from envkit.http.sandboxes.pending_starts import Order, Starts
+from envkit.http.sandboxes.idempotency import CallOutcome
+from envkit.http.sandboxes.lookup import MAX_TIMEOUT_S, SLACK_S, SandboxLookup, seen_by, within
+from envkit.http.sandboxes.pending_starts import PendingStarts, StartRequest
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds, Snapshots
 from envkit.http.sandboxes.work import SandboxWork
 from envkit.protocols import SandboxPool
@@ -45,7 +45,7 @@ _MAX_SPEC_BYTES = 128 << 10
 _STOP_S = 60.0
 _WAIT_S = 25.0
 
-Call: TypeAlias = Callable[[Any, Caller, Room], Awaitable[Outcome]]
+Call: TypeAlias = Callable[[Any, Caller, Reservation], Awaitable[CallOutcome]]
 
 
 @runtime_checkable
@@ -62,7 +62,7 @@ class Measured(Protocol):
     async def stats(self) -> Mapping[str, JSON]: ...
 
 
-class SandboxCalls:
+class SandboxOperations:
     """The calls about sandboxes of protocol version 1.
 
     Args:
@@ -85,13 +85,13 @@ class SandboxCalls:
         *,
         max_timeout_s: float = MAX_TIMEOUT_S,
         ttl_s: float | None = None,
-        permits: Permits | None = None,
+        permits: SandboxPolicy | None = None,
         snapshots: SnapshotBounds | None = None,
     ) -> None:
-        self.access = Access(pool, problem, max_timeout_s=max_timeout_s)
+        self.access = SandboxLookup(pool, problem, max_timeout_s=max_timeout_s)
         self.work = work = SandboxWork(self.access)
-        self._permits = permits or Permits()
-        self._starts = Starts(pool, self.access.repeats.drop, ttl_s=ttl_s)
+        self._permits = permits or SandboxPolicy()
+        self._starts = PendingStarts(pool, self.access.repeats.drop, ttl_s=ttl_s)
         self._snapshots = Snapshots(pool, snapshots or SnapshotBounds())
         self._methods: Mapping[str, tuple[msgspec.json.Decoder[Any], Call]] = {
             "create": (msgspec.json.Decoder(wire.CreateFrame), self._plain(self.create)),
@@ -117,7 +117,7 @@ class SandboxCalls:
         """Have what outlives its caller done in `tasks`."""
         self.access.repeats.tasks = self._starts.tasks = tasks
 
-    async def answer(self, frame: Frame, caller: Caller, used: set[str], room: Room) -> Outcome:
+    async def answer(self, frame: Frame, caller: Caller, used: set[str], room: Reservation) -> CallOutcome:
         """Answer a frame; an error is an answer too.
 
         Args:
@@ -162,7 +162,7 @@ class SandboxCalls:
         if (why := why_no_network(spec.network)) is not None:
             raise OptionError("network", why)
         self._permits.require(spec, caller)
-        order = Order(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot, body.wait_s)
+        order = StartRequest(caller.key(body.sandbox_id), spec, caller.tenant, body.lease_s, snapshot, body.wait_s)
         with self.access.naming(body.sandbox_id, caller):
             if body.wait_s:
                 await self.access.unless_closing(partial(self._starts.run, order))
@@ -178,7 +178,7 @@ class SandboxCalls:
             [self.access.seen(view, caller) for view in self.access.pool.views(tenant=seen_by(caller))]
         )
 
-    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller, room: Room) -> Outcome:
+    async def snapshot(self, body: wire.SnapshotFrame, caller: Caller, room: Reservation) -> CallOutcome:
         sandbox = self.access.find(body.sandbox_id, caller)
 
         async def run() -> wire.SnapshotReply:

@@ -21,7 +21,7 @@ MAX_WAITING = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StartRequest:
     """What somebody wants to be started; see `envkit.protocols.SandboxPool.create`."""
 
     id: str
@@ -33,15 +33,15 @@ class Order:
 
 
 @dataclass(slots=True)
-class _Start:
-    order: Order
+class _PendingStart:
+    order: StartRequest
     done: anyio.Event = field(default_factory=anyio.Event)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     error: Exception | None = None
     ended_at: float = 0.0
 
 
-class Starts:
+class PendingStarts:
     """Starts sandboxes; callers may go away meanwhile and ask again.
 
     Args:
@@ -56,7 +56,7 @@ class Starts:
         self._pool = pool
         self._on_new = on_new
         self._ttl_s = ttl_s
-        self._starts: dict[str, _Start] = {}
+        self._starts: dict[str, _PendingStart] = {}
         self._under_way: Counter[str] = Counter()
 
     def __contains__(self, id: str) -> bool:
@@ -64,7 +64,7 @@ class Starts:
         start = self._starts.get(id)
         return start is not None and not start.done.is_set()
 
-    async def run(self, order: Order) -> None:
+    async def run(self, order: StartRequest) -> None:
         """Start what is ordered, or wait for it where that goes on.
 
         What fails is raised by the call of whoever waits for it, or else of the next who asks. Raises as
@@ -87,7 +87,7 @@ class Starts:
             await start.done.wait()
             self._starts.pop(id, None)
 
-    def _begin(self, order: Order) -> _Start:
+    def _begin(self, order: StartRequest) -> _PendingStart:
         try:
             self._pool.view(order.id)
         except SandboxNotFoundError:
@@ -96,13 +96,13 @@ class Starts:
         for id, one in list(self._starts.items()):
             if one.done.is_set() and one.ended_at < untold_s:
                 del self._starts[id]
-        start = _Start(order)
+        start = _PendingStart(order)
         self._starts.setdefault(order.id, start)
         assert self.tasks is not None
         self.tasks.start_soon(self._run, start)
         return start
 
-    async def _run(self, start: _Start) -> None:
+    async def _run(self, start: _PendingStart) -> None:
         order = start.order
         wait_s = order.wait_s if order.wait_s and self._under_way[order.tenant] < MAX_WAITING else None
         self._under_way[order.tenant] += 1

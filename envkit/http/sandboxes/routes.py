@@ -12,7 +12,7 @@ from fastapi import Request, Response
 
 from envkit.errors import CapacityError, RateLimitError, RequestError, SandboxConflictError
 from envkit.http.auth.caller import Caller, caller_of
-from envkit.http.limits.memory_budget import Room, room_of
+from envkit.http.limits.memory_budget import Reservation, room_of
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import RETRY_AFTER_S, ASGIApp, Receive, Scope, Send, read_body
 from envkit.http.protocol.messages import (
@@ -26,15 +26,15 @@ from envkit.http.protocol.messages import (
     write,
 )
 from envkit.http.sandboxes.http import MAX_EXEC_BYTES, SandboxPaths, file_user_of, key_of, number_of, path_of, user_of
-from envkit.http.sandboxes.idempotency import Outcome
-from envkit.http.sandboxes.operations import SandboxCalls
+from envkit.http.sandboxes.idempotency import CallOutcome
+from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sandboxes.transfers import MAX_FILE_BYTES, TAR
 from envkit.http.sandboxes.work import room_for
 from envkit.types import SandboxState
 
 _SANDBOXES = f"/v{PROTOCOL}/sandboxes"
 _SANDBOX = f"{_SANDBOXES}/{{sandbox_id}}"
-_CREATE = msgspec.json.Decoder(wire.CreateBody)
+_CREATE = msgspec.json.Decoder(wire.CreateSandboxBody)
 _EXEC = msgspec.json.Decoder(wire.ExecFrame)
 _EXECS = msgspec.json.Decoder(list[wire.ExecFrame])
 _MAX_EXECS = 1000
@@ -50,7 +50,7 @@ class ExecOutcome(msgspec.Struct, frozen=True):
 
 
 TYPES: Sequence[Any] = (
-    wire.CreateBody,
+    wire.CreateSandboxBody,
     wire.ExecBody,
     wire.ShellBody,
     list[wire.ExecFrame],
@@ -91,7 +91,7 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
         paths: What they call.
         slow_start_s: Seconds after which a start that goes on is answered with 202.
     """
-    routes = _Routes(paths, slow_start_s)
+    routes = _SandboxRoutes(paths, slow_start_s)
     key = _header("Idempotency-Key", "Makes the call safe to repeat: the same key with the same body, the same answer.")
     path = _query("path", "Name of the file or folder in the sandbox.", {"type": "string"}, required=True)
     size = _query("max_bytes", "More than this is refused.", {"type": "integer"})
@@ -99,7 +99,7 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     user = _query("user", "Whose shell it is.", {"enum": ["agent", "grader", "root"]})
     owner = _query("user", "Whose file it is.", {"enum": ["agent", "grader"]})
     after = _query("after", "Number of the last event that is known.", {"type": "integer"})
-    add("PUT", _SANDBOX, routes.create, wire.SandboxReply, wire.CreateBody, wire.StartingReply)
+    add("PUT", _SANDBOX, routes.create, wire.SandboxReply, wire.CreateSandboxBody, wire.StartingReply)
     add("GET", _SANDBOXES, routes.views, wire.SandboxesReply)
     add("GET", _SANDBOX, routes.view, wire.SandboxReply)
     add("DELETE", _SANDBOX, routes.stop, DoneReply)
@@ -119,7 +119,7 @@ def add_routes(add: Add, paths: SandboxPaths, slow_start_s: float) -> None:
     add("GET", f"/v{PROTOCOL}/events", routes.events, more=_more(after), gives="text/event-stream")
 
 
-class _Routes:
+class _SandboxRoutes:
     """One method a route: decode, one call, encode."""
 
     def __init__(self, paths: SandboxPaths, slow_start_s: float) -> None:
@@ -136,7 +136,7 @@ class _Routes:
         """
         caller = caller_of(request.scope)
         body = read(await read_body(request.scope, request.receive, MAX_REQUEST_BYTES), _CREATE)
-        values = {name: getattr(body, name) for name in wire.CreateBody.__struct_fields__}
+        values = {name: getattr(body, name) for name in wire.CreateSandboxBody.__struct_fields__}
         frame = wire.CreateFrame(**values, sandbox_id=wire.read_sandbox_id(sandbox_id))
         with anyio.move_on_after(self._slow_start_s):
             reply = await self._calls.create(frame, caller)
@@ -254,7 +254,7 @@ class _Programs:
         room: Where what they said is counted until it is sent.
     """
 
-    def __init__(self, calls: SandboxCalls, caller: Caller, room: Room) -> None:
+    def __init__(self, calls: SandboxOperations, caller: Caller, room: Reservation) -> None:
         self.outcomes: list[bytes] = []
         self._calls = calls
         self._caller = caller
@@ -279,7 +279,7 @@ class _Programs:
         finally:
             room.free()
 
-    async def _run_in(self, room: Room, body: wire.ExecFrame) -> Outcome:
+    async def _run_in(self, room: Reservation, body: wire.ExecFrame) -> CallOutcome:
         while True:
             try:
                 await room.expect(room_for(body))
@@ -293,7 +293,7 @@ class _Programs:
         finally:
             self._running -= 1
 
-    def _take(self, index: int, outcome: Outcome) -> None:
+    def _take(self, index: int, outcome: CallOutcome) -> None:
         self.outcomes[index] = outcome.framed
         self._said += len(self.outcomes[index])
         self._room.settle(self._said)
@@ -315,7 +315,7 @@ def _json(body: bytes, *, is_starting: bool = False) -> Response:
     return Response(body, 202 if is_starting else 200, headers, "application/json")
 
 
-def _of(outcome: Outcome) -> Response:
+def _of(outcome: CallOutcome) -> Response:
     if outcome.status < 400:
         return _json(outcome.body)
     after_s = outcome.retry_after_s

@@ -1,8 +1,8 @@
 """Files and folders of a sandbox over HTTP, in pieces, so that none of them fills the server's memory.
 
 A folder travels as a tar stream and waits on the server's disk, in a private folder, until it is complete; whatever
-happens, that folder is removed. What comes is unpacked with the care that hostile streams need, by `Trees`, which the
-application is handed since the server knows nothing of sandboxes' insides.
+happens, that folder is removed. Uploads are unpacked as hostile input by `FolderTransport`, which the application is
+handed, since the server does not know the insides of sandboxes.
 
 Of each tenant a few travel at once, which bounds the disk that it takes, and some wait for that; more are refused.
 """
@@ -40,7 +40,7 @@ _BOUND_S = 3600.0
 _NAME = "tree"
 
 
-class Trees(Protocol):
+class FolderTransport(Protocol):
     """Files, links and folders as tar streams; `envkit.sandbox.transfer.tar_stream` is one."""
 
     def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]:
@@ -68,7 +68,7 @@ class Trees(Protocol):
         ...
 
 
-class Folders:
+class FolderTransfers:
     """Takes folders for sandboxes, and gives those of sandboxes.
 
     Args:
@@ -76,18 +76,18 @@ class Folders:
         max_bytes: Bound on what one holds.
     """
 
-    def __init__(self, trees: Trees, max_bytes: int = MAX_TREE_BYTES) -> None:
+    def __init__(self, trees: FolderTransport, max_bytes: int = MAX_TREE_BYTES) -> None:
         self._trees = trees
         self._max_bytes = max_bytes
         self._door = anyio.CapacityLimiter(_ALL_AT_ONCE)
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _LinePipe] = {}
 
     async def take(self, sandbox: Sandbox, path: str, user: FileUser, receive: Receive, *, tenant: str) -> None:
         """Copy the tar stream of a request into a sandbox, as `path`.
 
         Raises:
             RateLimitError: The tenant has as many on their way as it may.
-            EnvkitError: As `Trees.unpacked` and `Sandbox.upload`.
+            EnvkitError: As `FolderTransport.unpacked` and `Sandbox.upload`.
         """
         with anyio.move_on_after(_BOUND_S):
             async with self._place(tenant) as place:
@@ -119,7 +119,7 @@ class Folders:
 
     @asynccontextmanager
     async def _place(self, tenant: str) -> AsyncIterator[Path]:
-        line = self._lines.setdefault(tenant, _Line())
+        line = self._lines.setdefault(tenant, _LinePipe())
         if line.count >= AT_ONCE + MAX_WAITING:
             raise RateLimitError(f"{line.count} folders are on their way, which is all that a tenant may have", 1.0)
         line.count += 1
@@ -133,7 +133,7 @@ class Folders:
 
 
 @dataclass(slots=True)
-class _Line:
+class _LinePipe:
     count: int = 0
     door: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(AT_ONCE))
 

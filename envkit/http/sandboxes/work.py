@@ -14,12 +14,12 @@ from envkit.errors import (
     TooLargeError,
 )
 from envkit.http.auth.caller import Caller
-from envkit.http.limits.memory_budget import LITTLE_BYTES, Room
+from envkit.http.limits.memory_budget import LITTLE_BYTES, Reservation
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.bytes_encoding import heard_arguments
+from envkit.http.protocol.bytes_encoding import decode_arguments
 from envkit.http.protocol.messages import DoneReply
-from envkit.http.sandboxes.idempotency import Outcome
-from envkit.http.sandboxes.lookup import SLACK_S, Access, within
+from envkit.http.sandboxes.idempotency import CallOutcome
+from envkit.http.sandboxes.lookup import SLACK_S, SandboxLookup, within
 
 _LITTLE_FILE_BYTES = 1 << 20
 """A file is not expected to be larger; one that is, is asked for again."""
@@ -37,17 +37,17 @@ class SandboxWork:
         access: Leads to it.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: SandboxLookup) -> None:
         self._access = access
 
-    async def exec(self, body: wire.ExecFrame, caller: Caller, room: Room) -> Outcome:
+    async def exec(self, body: wire.ExecFrame, caller: Caller, room: Reservation) -> CallOutcome:
         sandbox = self._access.find(body.sandbox_id, caller)
         self._access.check_timeout(body.timeout_s)
 
         async def run() -> wire.ExecReply:
             try:
                 result = await sandbox.exec(
-                    heard_arguments(body.argv),
+                    decode_arguments(body.argv),
                     timeout_s=body.timeout_s,
                     env=body.env,
                     cwd=body.cwd,
@@ -62,7 +62,7 @@ class SandboxWork:
         await room.expect(room_for(body))
         return await self._access.once(body, caller, run, body.timeout_s + SLACK_S, room)
 
-    async def shell(self, body: wire.ShellFrame, caller: Caller, room: Room) -> Outcome:
+    async def shell(self, body: wire.ShellFrame, caller: Caller, room: Reservation) -> CallOutcome:
         shell = self._access.find(body.sandbox_id, caller).shell(body.shell, user=body.user)
         self._access.check_timeout(body.timeout_s)
 
@@ -83,13 +83,13 @@ class SandboxWork:
             await within(SLACK_S, shell.close)
         return DoneReply()
 
-    async def read(self, body: wire.ReadFrame, caller: Caller, room: Room) -> Outcome:
+    async def read(self, body: wire.ReadFrame, caller: Caller, room: Reservation) -> CallOutcome:
         async def work() -> wire.FileReply:
             return wire.FileReply(await self.read_file(body, caller, room))
 
         return await self._access.outcome(work)
 
-    async def read_file(self, body: wire.ReadFrame, caller: Caller, room: Room) -> bytes:
+    async def read_file(self, body: wire.ReadFrame, caller: Caller, room: Reservation) -> bytes:
         """Return the content of a file, which a frame could not hold if it is large."""
         sandbox, path = self._access.find(body.sandbox_id, caller), _path(body.path)
         little = min(body.max_bytes, _LITTLE_FILE_BYTES)
@@ -104,7 +104,7 @@ class SandboxWork:
             await room.expect(body.max_bytes)
             return await within(_FILE_S, partial(sandbox.read, path, max_bytes=body.max_bytes, user=body.user))
 
-    async def write(self, body: wire.WriteFrame, caller: Caller, room: Room) -> Outcome:
+    async def write(self, body: wire.WriteFrame, caller: Caller, room: Reservation) -> CallOutcome:
         sandbox = self._access.find(body.sandbox_id, caller)
         path = _path(body.path)
 

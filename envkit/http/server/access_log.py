@@ -27,7 +27,7 @@ import msgspec
 
 from envkit import clock
 from envkit.http.server import stderr_log
-from envkit.http.sessions.counters import Played
+from envkit.http.sessions.counters import StepMetrics
 
 MAX_LINE_BYTES = 400
 
@@ -88,7 +88,7 @@ class AccessLog:
         bytes_in: int,
         bytes_out: int,
         messages: tuple[int, int] | None = None,
-        played: Played | None = None,
+        played: StepMetrics | None = None,
     ) -> None:
         """Write one line, in an event loop; `messages` are those of a socket, in and out."""
         if self._handed - self._taken + len(self._lines) >= MAX_WAITING:

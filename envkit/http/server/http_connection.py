@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, RequestError, TooLargeError, to_problem
 from envkit.http.limits.memory_budget import announced_bytes
-from envkit.http.limits.timeouts import ANSWER_S, Wait, least_rate
+from envkit.http.limits.timeouts import ANSWER_S, SlowClientTimer, least_rate
 from envkit.http.protocol.asgi import PROBLEM, RETRY_AFTER_S, Receive, Scope, Send, respond_problem
 from envkit.http.protocol.messages import Problem, write
 
@@ -37,7 +37,7 @@ STANDING = 1.1
 """How many times the connections that are served are held, so that the others are told; those beyond are dropped."""
 
 
-class OneWrite:
+class CoalescingTransport:
     """A transport that holds the head of an answer back until its body comes, if it has one of a known length.
 
     uvicorn writes them apart, and a call of the kernel costs a sixth of a step.
@@ -70,7 +70,7 @@ class OneWrite:
         return getattr(self.transport, name)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection that speaks HTTP.
 
     Args:
@@ -84,7 +84,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**more)
         self._most = most
         self._served = self.app
-        self._wait = Wait()
+        self._wait = SlowClientTimer()
         self._running: RequestResponseCycle | None = None
         self._is_head_too_large = False
         self._unread_bytes = 0  # since something was complete, be it a head or a piece of a body
@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._once = OneWrite(transport)
+        self._once = CoalescingTransport(transport)
         super().connection_made(cast("asyncio.Transport", self._once))
         if len(self.connections) > self._most * STANDING:
             transport.abort()
@@ -205,7 +205,7 @@ async def keep_looking(connections: Collection[Any], most: int, beginning: Begin
     """Let go of clients that take too long, for ever.
 
     Args:
-        connections: The connections of a server; each is a `Connection` or a
+        connections: The connections of a server; each is a `HttpConnection` or a
             `envkit.http.server.websocket_connection.SocketConnection`.
         most: How many of them are served at once.
         beginning: Those that count as well; they have a deadline of their own, and a look's time when there are too

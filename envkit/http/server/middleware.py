@@ -29,14 +29,14 @@ from envkit.http.auth.caller import ADMIN, EVERYBODY, METRICS, NOBODY, PLAY, SAN
 from envkit.http.auth.localhost_only import require_local
 from envkit.http.auth.rate_limit import Bucket, Rate
 from envkit.http.auth.tokens import TokenStore
-from envkit.http.limits.memory_budget import Bodies
+from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import Header, Receive, Scope, Send, respond_problem
 from envkit.http.server.access_log import AccessLog
-from envkit.http.server.request_context import Exchange, SocketExchange
+from envkit.http.server.request_context import RequestContext, WebSocketContext
 
 MAX_SOCKETS = 256
-"""Sockets that a tenant may have open, unless the caller of `Guard` says otherwise."""
+"""Sockets that a tenant may have open, unless the caller of `AuthMiddleware` says otherwise."""
 
 MAX_REQUESTS = 2000
 """Requests of a tenant that are under way at once, likewise: a fifth of what a server takes of all."""
@@ -75,7 +75,7 @@ def scope_for(path: str) -> str | None:
     return ""
 
 
-class Guard:
+class AuthMiddleware:
     """Wraps an application.
 
     Args:
@@ -98,7 +98,7 @@ class Guard:
         rate: Rate | None = None,
         max_sockets: int = MAX_SOCKETS,
         max_requests: int = MAX_REQUESTS,
-        bodies: Bodies | None = None,
+        bodies: MemoryBudget | None = None,
         log: AccessLog | None = None,
         errors: Counter[str] | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class Guard:
         self._rate = rate
         self._max_sockets = max_sockets
         self._max_requests = max_requests
-        self.bodies = bodies or Bodies()
+        self.bodies = bodies or MemoryBudget()
         self._log = log
         self._tenants: dict[str, _Tenant] = {}
         self._counted: dict[str, tuple[Caller, Caller]] = {}
@@ -128,7 +128,7 @@ class Guard:
         await self._app.drain(timeout_s)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(self, scope, receive, send)
+        exchange = RequestContext(self, scope, receive, send)
         tenant: _Tenant | None = None
         try:
             try:
@@ -151,7 +151,7 @@ class Guard:
                 exchange.write(self._log, scope["method"])
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = SocketExchange(self, scope, receive, send)
+        exchange = WebSocketContext(self, scope, receive, send)
         tenant: _Tenant | None = None
         try:
             try:
@@ -168,7 +168,7 @@ class Guard:
             if self._log is not None:
                 exchange.write(self._log, "WS", (exchange.messages_in, exchange.messages_out))
 
-    async def _talk(self, exchange: SocketExchange, scope: Scope) -> None:
+    async def _talk(self, exchange: WebSocketContext, scope: Scope) -> None:
         """Serve a socket for as long as its token is good."""
         if self._tokens is None:
             await self._app(scope, exchange.receive, exchange.send)
@@ -202,7 +202,7 @@ class Guard:
     def new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))
 
-    def _admit(self, exchange: Exchange, scope: Scope) -> None:
+    def _admit(self, exchange: RequestContext, scope: Scope) -> None:
         """Find out who asks, and tell the application.
 
         Raises:

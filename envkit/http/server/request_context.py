@@ -11,10 +11,10 @@ import anyio
 from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.http.auth.caller import NOBODY
-from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Bodies, Body, Room
+from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Body, MemoryBudget, Reservation
 from envkit.http.protocol.asgi import Header, Message, Receive, Scope, Send
 from envkit.http.server.access_log import AccessLog
-from envkit.http.sessions.counters import Played
+from envkit.http.sessions.counters import StepMetrics
 
 _REVOKED = 1008  # of RFC 6455: the message violates a policy
 _LOOK_S = 0.3
@@ -25,11 +25,11 @@ second within which a revoked token ends its sockets.
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
-class Judge(Protocol):
+class Authorizer(Protocol):
     """What a request asks of the guard."""
 
     @property
-    def bodies(self) -> Bodies: ...
+    def bodies(self) -> MemoryBudget: ...
 
     def new_id(self) -> bytes:
         """Return a name for a request that has none of its own."""
@@ -44,17 +44,17 @@ class Judge(Protocol):
         ...
 
 
-class Exchange:
+class RequestContext:
     """One request: who makes it, what it is called, and what goes in and out."""
 
-    def __init__(self, judge: Judge, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, judge: Authorizer, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.token: str | None = None
         self.authorizations = 0
         self.caller = NOBODY
         self.is_cut = False
         """Whether it was ended because its token was revoked."""
-        self.played = Played()
+        self.played = StepMetrics()
         self._judge = judge
         self._began = clock.stopwatch()
         self._receive = receive
@@ -63,7 +63,7 @@ class Exchange:
         self._reach = UNCOUNTED_BYTES
         self._body: Body | None = None
         """What is larger than that."""
-        self._room: Room | None = None
+        self._room: Reservation | None = None
         self._is_large = self._is_refused = False
         self._headers: Sequence[Header] = scope["headers"]
         self._id = self.host = b""
@@ -109,7 +109,7 @@ class Exchange:
                 self._room.settle(0)
         return self._send(message)
 
-    def room(self) -> Room:
+    def room(self) -> Reservation:
         """Return what it has room for, beside what is small."""
         if self._room is None:
             self._room = self._judge.bodies.room(self.caller)
@@ -164,7 +164,7 @@ class Exchange:
         return self.caller is not NOBODY and not self._judge.is_good(self.token)
 
 
-class SocketExchange(Exchange):
+class WebSocketContext(RequestContext):
     """One socket."""
 
     messages_in = messages_out = 0

@@ -19,10 +19,10 @@ import uvicorn
 
 from envkit.errors import UsageError
 from envkit.http.protocol.messages import MAX_MESSAGE_BYTES
-from envkit.http.server.http_connection import Connection, keep_looking
+from envkit.http.server.http_connection import HttpConnection, keep_looking
 from envkit.http.server.middleware import Served
-from envkit.http.server.tls import Handshakes
-from envkit.http.server.websocket_connection import SocketConnection
+from envkit.http.server.tls import TlsAcceptor
+from envkit.http.server.websocket_connection import WebSocketConnection
 
 DRAIN_S = 10.0
 """Seconds that calls which run at shutdown are given, unless the caller says otherwise."""
@@ -93,7 +93,7 @@ async def serve(
             server = _Server(config, lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
             connections = server.server_state.connections
             if context is not None:
-                server.handshakes = Handshakes(context, connections, max_connections)
+                server.handshakes = TlsAcceptor(context, connections, max_connections)
             async with anyio.create_task_group() as tasks:
                 if signals is not None:
                     tasks.start_soon(server.stop_on, signals)
@@ -131,7 +131,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.stopping = anyio.Event()
         self.ended = anyio.Event()
-        self.handshakes: Handshakes | None = None
+        self.handshakes: TlsAcceptor | None = None
         """By which clients come in; None where they speak no TLS."""
         self._listeners: list[socket.socket] = []
         self._on_ready = on_ready
@@ -167,9 +167,9 @@ class _Server(uvicorn.Server):
             # Not told of the block's own error, which it would wrap in a group.
             await tasks.__aexit__(None, None, None)
 
-    def _opened(self) -> Connection:
+    def _opened(self) -> HttpConnection:
         """Return what uvicorn itself makes for a new connection."""
-        make = cast("Callable[..., Connection]", self.config.http_protocol_class)
+        make = cast("Callable[..., HttpConnection]", self.config.http_protocol_class)
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     @contextmanager
@@ -198,8 +198,8 @@ def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
 def _config(app: Served, most: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(Connection, most=most),  # type: ignore[arg-type]
-        ws=SocketConnection,
+        http=partial(HttpConnection, most=most),  # type: ignore[arg-type]
+        ws=WebSocketConnection,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PONG_S,

@@ -23,7 +23,7 @@ _REST_S = 0.5
 """Seconds without taking anybody, after there was no file or memory for it."""
 
 
-class Handshakes:
+class TlsAcceptor:
     """Those under way.
 
     Args:

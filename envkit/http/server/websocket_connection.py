@@ -16,9 +16,9 @@ from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
 from envkit import clock
-from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Backlog, Bodies
-from envkit.http.limits.timeouts import ANSWER_S, Wait, least_rate
-from envkit.http.server.http_connection import OneWrite
+from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Backpressure, MemoryBudget
+from envkit.http.limits.timeouts import ANSWER_S, SlowClientTimer, least_rate
+from envkit.http.server.http_connection import CoalescingTransport
 
 HOLD_S = 10.0
 """Seconds for which a socket is not read because sockets hold too much, before it is closed in the middle of a
@@ -31,21 +31,21 @@ _MAX_UNREAD_BYTES = 1 << 20
 _MAX_FRAGMENTS = 10_000
 
 
-class SocketConnection(WebSocketsSansIOProtocol):
+class WebSocketConnection(WebSocketsSansIOProtocol):
     """A connection that has become a WebSocket."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._wait = Wait()
+        self._wait = SlowClientTimer()
         self._messages = 0
         self._queued_bytes = 0
-        self._backlog: Backlog | None = None
+        self._backlog: Backpressure | None = None
         self._held_since: float | None = None
         """Since when it is not read because sockets hold too much."""
         self._times_drained = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport.transport if isinstance(transport, OneWrite) else transport)
+        super().connection_made(transport.transport if isinstance(transport, CoalescingTransport) else transport)
 
     def look(self, now: float, *, is_full: bool) -> None:
         """Let go of a client that takes too long to read, or to end a message; one that says nothing may stay."""
@@ -73,7 +73,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
             state: dict[str, Any] = getattr(self, "scope", {}).get("state", {})
             if "bodies" not in state:  # nobody has looked yet who it is
                 return
-            self._backlog = cast("Bodies", state["bodies"]).backlog(state["caller"])
+            self._backlog = cast("MemoryBudget", state["bodies"]).backlog(state["caller"])
         self._backlog.hold(self._unread() + self._queued_bytes)
 
     def _read_or_not(self, now: float) -> None:

@@ -12,7 +12,7 @@ BOUNDS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25
 _SHORTEST_S = BOUNDS_S[0]
 
 
-class Played:
+class StepMetrics:
     """What was played by one request, or over one socket, for the access log.
 
     Attributes:
@@ -25,13 +25,13 @@ class Played:
         self.envs: Counter[str] = Counter()
 
 
-def played_of(scope: Mapping[str, Any]) -> Played:
+def played_of(scope: Mapping[str, Any]) -> StepMetrics:
     """Return where it is noted what the request of an ASGI scope plays."""
-    found: Played | None = scope.get("state", {}).get("played")
-    return found or Played()
+    found: StepMetrics | None = scope.get("state", {}).get("played")
+    return found or StepMetrics()
 
 
-class Tally:
+class SessionCounters:
     """Plain numbers, since a step may take less time than a metrics library.
 
     Attributes:

@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from envkit import clock
 from envkit.errors import EnvError, EnvkitError, SessionBrokenError, SessionConflictError, StepOrderError
-from envkit.protocols import AskingEpisode, Episode
+from envkit.protocols import Episode, SplitStepEpisode
 from envkit.types import Reset, Step, Task
 
 
@@ -141,7 +141,7 @@ class Session:
         self.start: Reset | None = None
         self.episode: Episode | None = None
         self.computing: ComputingEpisode | None = None
-        self.asking: AskingEpisode | None = None
+        self.asking: SplitStepEpisode | None = None
         self.move: Move | None = None
         self.error: EnvkitError | None = None
         """What a step in a broken session is told."""

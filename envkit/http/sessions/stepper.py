@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from envkit.env import env_error
 from envkit.errors import EnvError, EnvkitError, SandboxLostError, SessionBrokenError, UnreachableError
-from envkit.http.sessions.counters import Tally
+from envkit.http.sessions.counters import SessionCounters
 from envkit.http.sessions.session import Move, Session
 from envkit.types import Step, Task
 
@@ -30,7 +30,9 @@ class Stepper:
         tasks: Where a step is played that was asked for in vain.
     """
 
-    def __init__(self, tally: Tally, now: Callable[[], float], precise: Callable[[], float], tasks: TaskGroup) -> None:
+    def __init__(
+        self, tally: SessionCounters, now: Callable[[], float], precise: Callable[[], float], tasks: TaskGroup
+    ) -> None:
         self._tally = tally
         self._now = now
         self._precise = precise
@@ -53,11 +55,11 @@ class Stepper:
         self._tally.step(self._precise() - began)
         return session.play(turn, action, answer)
 
-    def ask(self, session: Session, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
+    def start_step(self, session: Session, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
         """Ask for a step that is next, and have `settled` told when it is; False where that cannot be."""
         began = self._precise()
         try:
-            answer = None if session.asking is None else session.asking.ask(action)
+            answer = None if session.asking is None else session.asking.start_step(action)
         except EnvkitError:
             return False
         if answer is None:
@@ -79,7 +81,7 @@ class Stepper:
         step: Step | EnvkitError = session.why_interrupted
         try:
             if not (session.is_interrupted or answer.cancelled()):
-                step = session.asking.told(answer)
+                step = session.asking.finish_step(answer)
         except (SandboxLostError, UnreachableError):  # `step` knows what to do about it
             session.stepping = anyio.CancelScope()
             self._tasks.start_soon(self._play_asked, session, move, settled, session.stepping)

@@ -36,7 +36,7 @@ from envkit.errors import (
     StepOrderError,
 )
 from envkit.http.auth.caller import tenant_of
-from envkit.http.sessions.counters import Tally
+from envkit.http.sessions.counters import SessionCounters
 from envkit.http.sessions.session import (
     ComputingEpisode,
     Move,
@@ -47,7 +47,7 @@ from envkit.http.sessions.session import (
     SessionView,
 )
 from envkit.http.sessions.stepper import Stepper, attributed
-from envkit.protocols import AskingEpisode, EnvHost, Episode, LastingEpisode, LastingHost
+from envkit.protocols import EnvHost, Episode, ResumableEpisode, ResumableHost, SplitStepEpisode
 from envkit.types import Step, Task
 
 TTL_S = 600.0
@@ -94,10 +94,10 @@ class SessionTable:
     ) -> None:
         if ttl_s <= 0 or step_timeout_s <= 0:
             raise ValueError(f"ttl_s and step_timeout_s must be above 0, got {ttl_s} and {step_timeout_s}")
-        self.tally = Tally()
+        self.tally = SessionCounters()
         self.is_closing = False
         self.host = host
-        self._lasting = host if isinstance(host, LastingHost) else None
+        self._lasting = host if isinstance(host, ResumableHost) else None
         self._ttl_s = ttl_s
         self._step_timeout_s = step_timeout_s
         self._sessions: dict[str, Session] = {}
@@ -121,11 +121,11 @@ class SessionTable:
         """Number of places that are taken; sessions whose episode has ended take none."""
         return self._leased.total()
 
-    def can_recall(self, id: str) -> bool:
+    def can_resume(self, id: str) -> bool:
         """Say whether a session goes on in the host, since an earlier server, and we do not have it yet."""
         if self._lasting is None:
             return False
-        return id in self._recalled or (id not in self._sessions and self._lasting.recall(id) is not None)
+        return id in self._recalled or (id not in self._sessions and self._lasting.resumable_task(id) is not None)
 
     async def create(self, id: str, task: Task) -> Opened:
         """Start a session, or give its start again. A caller that is cancelled here leaves the session alone.
@@ -154,7 +154,7 @@ class SessionTable:
 
     def step_now(self, id: str, turn: int, action: str, now: float) -> Step | None:
         """Play or repeat a step if that needs no waiting, else return None; see `step`. `now` is what `now()` said."""
-        if self._lasting is not None and self.can_recall(id):
+        if self._lasting is not None and self.can_resume(id):
             return None
         session = self._sessions.get(id) or self._find(id)
         session.used_at = now
@@ -165,17 +165,17 @@ class SessionTable:
         move = session.repeated(turn, action)
         return None if move.answer is None else move.result()
 
-    def ask(self, id: str, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
+    def start_step(self, id: str, turn: int, action: str, settled: Callable[[Move], None]) -> bool:
         """Play a step that `step_now` cannot, if it can be asked for, and have `settled` told when it is; see `step`.
 
         Returns:
             False where `step` has to see to it; then nothing was done.
         """
-        session = None if self.can_recall(id) else self._sessions.get(id)
+        session = None if self.can_resume(id) else self._sessions.get(id)
         if session is None or not session.is_next(turn):
             return False
         session.used_at = self.now()
-        return self._stepper.ask(session, turn, action, settled)
+        return self._stepper.start_step(session, turn, action, settled)
 
     async def step(self, id: str, turn: int, action: str) -> Step:
         """Play step number `turn`, or give its answer again.
@@ -189,7 +189,7 @@ class SessionTable:
             EnvError: The world raised.
             SandboxLostError: The place it ran in is gone.
         """
-        if self.can_recall(id):
+        if self.can_resume(id):
             await self._recall(id, turn)
         answer = self.step_now(id, turn, action, self.now())
         if answer is not None:
@@ -207,7 +207,7 @@ class SessionTable:
 
     async def delete(self, id: str) -> None:
         """End a session and wait until its place is free; safe to repeat."""
-        if self.can_recall(id):
+        if self.can_resume(id):
             await self._recall(id)
         session = self._sessions.pop(id, None)
         if session is not None:
@@ -253,7 +253,7 @@ class SessionTable:
         self._tasks.start_soon(self._sweep)
         if self._lasting is not None:
             # At once, since they take places, and expire like all others.
-            for id in self._lasting.recallable():
+            for id in self._lasting.resumable_keys():
                 self._tasks.start_soon(self._recall_or_drop, id)
         return self
 
@@ -298,7 +298,7 @@ class SessionTable:
                 async with self._lease(session) as episode:
                     session.episode = episode
                     session.computing = episode if isinstance(episode, ComputingEpisode) else None
-                    session.asking = episode if isinstance(episode, AskingEpisode) else None
+                    session.asking = episode if isinstance(episode, SplitStepEpisode) else None
                     if session.computing is None:
                         session.start = await episode.reset()
                     else:
@@ -306,7 +306,7 @@ class SessionTable:
                         async with self._computing:
                             session.start = await episode.reset()
                     session.used_at = self.now()
-                    if isinstance(episode, LastingEpisode) and episode.turn:
+                    if isinstance(episode, ResumableEpisode) and episode.turn:
                         session.turn, session.is_recalled = episode.turn, True
                     session.happens(SessionEvent.OPENED)
                     session.opened.set()
@@ -337,7 +337,7 @@ class SessionTable:
             SessionNotFoundError: It has expired meanwhile; what is there has not come to `turn`.
         """
         assert self._lasting is not None
-        task = self._recalled.get(id) or self._lasting.recall(id)
+        task = self._recalled.get(id) or self._lasting.resumable_task(id)
         if task is None:
             return
         self._recalled[id] = task
@@ -357,11 +357,11 @@ class SessionTable:
 
     async def _again(self, session: Session, action: str) -> Step:
         """Give the answer to the last step before the session was recalled."""
-        if session.state is not SessionState.READY or not isinstance(session.episode, LastingEpisode):
+        if session.state is not SessionState.READY or not isinstance(session.episode, ResumableEpisode):
             raise StepOrderError(f"session {session.id}: expected turn {session.turn}")
         turn = session.turn
         move = Move(turn - 1, action)
-        move.settle(await session.episode.again(action))
+        move.settle(await session.episode.repeat_step(action))
         if session.turn == turn and session.move is None:  # no other step was begun meanwhile
             session.move = move
         return move.result()

@@ -24,7 +24,13 @@ from typing import Any
 from envkit import clock, registry
 from envkit.errors import ConfigError, EnvkitError
 from envkit.types import JSON
-from envkit.wiring.env_check.episodes import EnvUnderTest, FailedCheckError, Played, SkippedCheckError, difference
+from envkit.wiring.env_check.episodes import (
+    EnvUnderTest,
+    FailedCheckError,
+    PlayedEpisode,
+    SkippedCheckError,
+    difference,
+)
 
 _TIMEOUT_S = 120.0
 _ENDING_S = 2.0
@@ -115,7 +121,7 @@ def main() -> None:
         episodes: list[JSON] = []
         for seed, actions in recorded:
             with env.opened() as instance:
-                episodes.append(env.replay(instance, Played(seed, [], actions)).as_json())
+                episodes.append(env.replay(instance, PlayedEpisode(seed, [], actions)).as_json())
         result = {"episodes": episodes}
     except (ImportError, AttributeError) as error:
         result = {"missing": str(error)}

@@ -16,7 +16,7 @@ Outcome: TypeAlias = Literal["pass", "fail", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -60,7 +60,7 @@ def check_env(
     options: dict[str, JSON] | None = None,
     episodes: int = 5,
     on_check: Callable[[str], None] = lambda name: None,
-) -> list[Verdict]:
+) -> list[CheckResult]:
     """Check an environment against the contract that training and serving count on.
 
     It is played in this process and in a new one, so check only what you would run here anyway.
@@ -84,14 +84,14 @@ def check_env(
     env = EnvUnderTest(env_id, options or {}, range(episodes))
     with env.opened():  # an option that is refused is the caller's mistake
         pass
-    verdicts: list[Verdict] = []
+    verdicts: list[CheckResult] = []
     failed: set[str] = set()
     for name, check, after in _CHECKS:
         on_check(name)
         if missing := [one for one in after if one in failed]:
-            verdicts.append(Verdict(name, "skip", f"only after: {missing[0]}"))
+            verdicts.append(CheckResult(name, "skip", f"only after: {missing[0]}"))
         elif after is _REPEATED and not env.spec.replayable:
-            verdicts.append(Verdict(name, "skip", "it is registered with replayable=False"))
+            verdicts.append(CheckResult(name, "skip", "it is registered with replayable=False"))
         else:
             verdicts.append(_verdict(env, name, check))
             if verdicts[-1].outcome == "fail":
@@ -99,12 +99,12 @@ def check_env(
     return verdicts
 
 
-def _verdict(env: EnvUnderTest, name: str, check: Callable[[EnvUnderTest], str]) -> Verdict:
+def _verdict(env: EnvUnderTest, name: str, check: Callable[[EnvUnderTest], str]) -> CheckResult:
     try:
-        return Verdict(name, "pass", check(env))
+        return CheckResult(name, "pass", check(env))
     except SkippedCheckError as skipped:
-        return Verdict(name, "skip", str(skipped))
+        return CheckResult(name, "skip", str(skipped))
     except (FailedCheckError, EnvkitError) as failed:
-        return Verdict(name, "fail", str(failed))
+        return CheckResult(name, "fail", str(failed))
     except Exception as error:  # the environment returned something of another shape
-        return Verdict(name, "fail", str(env_error(error, env.env_id, name)))
+        return CheckResult(name, "fail", str(env_error(error, env.env_id, name)))

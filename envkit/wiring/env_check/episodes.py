@@ -58,7 +58,7 @@ Choose = Callable[[Seen], str | None]
 
 
 @dataclass(slots=True)
-class Played:
+class PlayedEpisode:
     """An episode.
 
     Attributes:
@@ -113,7 +113,7 @@ class EnvUnderTest:
             yield env
 
     @cached_property
-    def episodes(self) -> list[Played]:
+    def episodes(self) -> list[PlayedEpisode]:
         """One of each seed, in an instance of its own."""
         episodes = []
         for seed in self.seeds:
@@ -130,7 +130,7 @@ class EnvUnderTest:
         options: Options | None = None,
         most: int = MAX_STEPS,
         within_s: float = math.inf,
-    ) -> Played:
+    ) -> PlayedEpisode:
         """Play `most` steps at most, and begin none after `within_s` seconds.
 
         Without `choose` these are legal moves, in every other episode mostly the expert's, or else `WORDS`.
@@ -138,7 +138,7 @@ class EnvUnderTest:
         choose = choose or self._mixed(seed)
         with attributed(self.env_id, "reset"):
             observation, info = env.reset(seed=seed, options=None if options is None else dict(options))
-        played = Played(seed, [Seen(observation, 0.0, False, False, info)])
+        played = PlayedEpisode(seed, [Seen(observation, 0.0, False, False, info)])
         until = clock.stopwatch() + within_s
         while len(played.actions) < most and not played.has_ended and clock.stopwatch() < until:
             action = choose(played.seen[-1])
@@ -149,7 +149,7 @@ class EnvUnderTest:
             played.actions.append(action)
         return played
 
-    def replay(self, env: gymnasium.Env[Any, Any], recorded: Played) -> Played:
+    def replay(self, env: gymnasium.Env[Any, Any], recorded: PlayedEpisode) -> PlayedEpisode:
         """Play the same actions from the same seed."""
         actions = iter(recorded.actions)
         return self.play(env, recorded.seed, lambda seen: next(actions, None))
@@ -175,7 +175,7 @@ class EnvUnderTest:
 
 
 def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
-    """Say where two episodes, as `Played.as_json` returns them, differ first; None if they do not."""
+    """Say where two episodes, as `PlayedEpisode.as_json` returns them, differ first; None if they do not."""
     for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False)):
         for name, value, wanted in zip(Seen._fields, row, other_row, strict=True):
             if differs(value, wanted):

@@ -22,14 +22,14 @@ from envkit.types import JSON, Options, Task
 from envkit.wiring.env_check.episodes import (
     EnvUnderTest,
     FailedCheckError,
-    Played,
+    PlayedEpisode,
     Seen,
     SkippedCheckError,
     difference,
     place,
     shown,
 )
-from envkit.wiring.environments import attributed, open_world
+from envkit.wiring.environments import attributed, open_env
 
 BAD_ACTIONS = (
     "",
@@ -267,9 +267,9 @@ def steps_do_not_block(env: EnvUnderTest) -> str:
     return f"at most {longest_s * 1000:.3f} ms a step"
 
 
-async def _longest_step(env: EnvUnderTest, played: Played) -> float:
+async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
     """Return the seconds that a step blocks the event loop, each by its quickest repeat: a busy machine is slower."""
-    world = open_world(env.env_id, **env.options)
+    world = open_env(env.env_id, **env.options)
     task = Task(env.env_id, played.seed, env.options)
     episode = AsyncEpisode(world, task) if isinstance(world, AsyncEnv) else GymEpisode(world, task)
     actions = played.actions[:_STEPS_TIMED]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envkit.types import StopReason
-from envkit.wiring.evaluation.outcomes import VALID, Outcome, total_usage
+from envkit.wiring.evaluation.outcomes import VALID, EpisodeOutcome, total_usage
 
 _MANY_CUT = 0.5
 _FEW_VALID = 0.5
@@ -28,7 +28,7 @@ class Limits:
     max_tokens: int | None
 
 
-def advice(tasks: Sequence[Sequence[Outcome]], limits: Limits) -> list[str]:
+def advice(tasks: Sequence[Sequence[EpisodeOutcome]], limits: Limits) -> list[str]:
     """Return what about a language model's play says more of its form than of its skill, each with what to try."""
     valid = [one for task in tasks for one in task if one.error is None]
     usage = total_usage(tasks)

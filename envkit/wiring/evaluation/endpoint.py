@@ -37,28 +37,28 @@ _PASSING = frozenset((408, 409, 425, 429))
 _TOO_LONG = re.compile(r"context[ _](length|size|window)|too many tokens|prompt is too long", re.IGNORECASE)
 
 
-class _Message(msgspec.Struct):
+class _MessageReply(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # what vLLM and OpenRouter call it
 
 
 class _Choice(msgspec.Struct):
-    message: _Message
+    message: _MessageReply
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
+class _UsageReply(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-class _Completion(msgspec.Struct):
+class _CompletionReply(msgspec.Struct):
     choices: tuple[_Choice, ...]
-    usage: _Usage | None = None
+    usage: _UsageReply | None = None
 
 
-_COMPLETION = msgspec.json.Decoder(_Completion)
+_COMPLETION = msgspec.json.Decoder(_CompletionReply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Endpoint:
     def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
         return _Chat(self, rng)
 
-    async def complete(self, messages: list[dict[str, str]], seed: int) -> _Completion:
+    async def complete(self, messages: list[dict[str, str]], seed: int) -> _CompletionReply:
         """Return the completion of a chat.
 
         Raises:
@@ -155,7 +155,7 @@ class Endpoint:
             except msgspec.MsgspecError as error:
                 failure = f"the answer is no chat completion ({error})"
             else:
-                if isinstance(completion, _Completion):
+                if isinstance(completion, _CompletionReply):
                     self._void_in_a_row = 0
                     return completion
                 failure, delay_s = completion, _retry_after(answer, otherwise=delay_s)
@@ -165,7 +165,7 @@ class Endpoint:
             raise EnvkitError(f"{self._void_in_a_row} episodes in a row had {lost}; see whether the server is well")
         raise NoCompletionError(lost)
 
-    def _read(self, answer: httpx.Response) -> _Completion | str:
+    def _read(self, answer: httpx.Response) -> _CompletionReply | str:
         """Return the completion, or what is wrong where it may pass."""
         if answer.is_success:
             completion = _COMPLETION.decode(answer.content)

@@ -18,7 +18,7 @@ from envkit.trainer_bridge.run_folder.display import Display
 from envkit.types import JSON, EpisodeRecord, Options, Task, stable_hash
 from envkit.wiring.environments import slots
 from envkit.wiring.evaluation.advice import Limits, advice
-from envkit.wiring.evaluation.outcomes import Outcome, Tally, Usage, measure, total_usage
+from envkit.wiring.evaluation.outcomes import EpisodeOutcome, OutcomeTally, TokenUsage, measure, total_usage
 from envkit.wiring.evaluation.players import OnEpisode, Playing, kind_of, play, player_for, spec_of, with_split
 from envkit.wiring.evaluation.statistics import Estimate, Stratum, strata
 
@@ -46,7 +46,7 @@ class _PlayAll(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Policy:
+class _EvaluatedPolicy:
     """A policy that was found and not yet opened.
 
     Attributes:
@@ -99,7 +99,7 @@ class Evaluation:
     seconds: float
     error: str | None
     resumed: int
-    usage: Usage
+    usage: TokenUsage
     notes: Sequence[str]
 
     def by_difficulty(self, *, most: int | None = None) -> list[Stratum]:
@@ -207,7 +207,7 @@ async def evaluate(
         **playing.asked(),
     }
     earlier = () if kept is None else kept(asked)
-    tally = Tally(episodes, attempts, display, on_episode)
+    tally = OutcomeTally(episodes, attempts, display, on_episode)
     async with (
         found.opened(tasks[0].options) as play_all,
         _host(url, episodes * attempts, tasks[0].options) as host,
@@ -264,7 +264,7 @@ def evaluation_tasks(
         yield Task(env_id, stable_hash(seed, split, number) >> 33, chosen)
 
 
-def _levels(tasks: Sequence[Sequence[Outcome]]) -> Iterator[tuple[int, Sequence[bool]]]:
+def _levels(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Iterator[tuple[int, Sequence[bool]]]:
     for task in tasks:
         solved = [one.is_solved for one in task if "success" in one.metrics]
         length = next((one.shortest for one in task if one.shortest is not None), None)
@@ -272,17 +272,17 @@ def _levels(tasks: Sequence[Sequence[Outcome]]) -> Iterator[tuple[int, Sequence[
             yield length, solved
 
 
-def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Playing, seed: int) -> _Policy:
+def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Playing, seed: int) -> _EvaluatedPolicy:
     """Find a policy; whatever can refuse it and does not take long comes here, before anything is loaded or played."""
     if kind in ("random", "expert"):
-        return _Policy(partial(_open_player, kind, env_id, spec, seed), {})
+        return _EvaluatedPolicy(partial(_open_player, kind, env_id, spec, seed), {})
     if kind == "openai":
         installation.load("httpx")
         from envkit.wiring.evaluation import endpoint
 
         address = endpoint.Address.of(name)
         limits = Limits(playing.turn_tokens or endpoint.TURN_TOKENS, playing.max_turns or endpoint.MAX_TURNS, None)
-        return _Policy(partial(_open_endpoint, address, playing, limits, seed), {}, limits=limits)
+        return _EvaluatedPolicy(partial(_open_endpoint, address, playing, limits, seed), {}, limits=limits)
     installation.load("torch")
     from envkit.wiring.evaluation.local_models import LocalModel
 
@@ -290,7 +290,7 @@ def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Play
         found = LocalModel.of_checkpoint(Path(name), playing, seed=seed)
     else:
         found = LocalModel.of_name(name, env_id, playing, seed=seed)
-    return _Policy(
+    return _EvaluatedPolicy(
         lambda _: _open_local(found),
         found.options_for(env_id),
         identity=found.identity,

@@ -19,7 +19,7 @@ VALID = "action_is_valid"
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """What a language model read and wrote.
 
     Attributes:
@@ -36,8 +36,8 @@ class Usage:
     completion_tokens: int = 0
     seconds: float = 0.0
 
-    def plus(self, other: Usage) -> Usage:
-        return Usage(
+    def plus(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(
             self.completions + other.completions,
             self.cut + other.cut,
             self.prompt_tokens + other.prompt_tokens,
@@ -47,7 +47,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EpisodeOutcome:
     """One episode.
 
     Attributes:
@@ -64,19 +64,21 @@ class Outcome:
     error: str | None = None
     cause: Cause | None = None
     shortest: int | None = None
-    usage: Usage = Usage()
+    usage: TokenUsage = TokenUsage()
 
     @property
     def is_solved(self) -> bool:
         return self.metrics.get("success") == 1
 
 
-def outcome_of(episode: EpisodeRecord) -> Outcome:
+def outcome_of(episode: EpisodeRecord) -> EpisodeOutcome:
     """Return what an episode comes to."""
     shortest = shortest_of(episode.start_info)
     if not episode.valid:
-        return Outcome(episode.stop, error=episode.error or episode.stop.value, cause=episode.cause, shortest=shortest)
-    usage = Usage()
+        return EpisodeOutcome(
+            episode.stop, error=episode.error or episode.stop.value, cause=episode.cause, shortest=shortest
+        )
+    usage = TokenUsage()
     for turn in episode.turns:
         if turn.generation is not None:
             usage = usage.plus(_usage_of(turn.generation))
@@ -86,7 +88,7 @@ def outcome_of(episode: EpisodeRecord) -> Outcome:
     if usage.completions:
         metrics[CUT] = usage.cut / usage.completions
     metrics |= {"return": _number(episode.reward), "turns": float(len(episode.turns))}
-    return Outcome(episode.stop, metrics, shortest=shortest, usage=usage)
+    return EpisodeOutcome(episode.stop, metrics, shortest=shortest, usage=usage)
 
 
 def shortest_of(info: Info) -> int | None:
@@ -96,7 +98,7 @@ def shortest_of(info: Info) -> int | None:
     return shortest if isinstance(shortest, int) and not isinstance(shortest, bool) else None
 
 
-class Tally:
+class OutcomeTally:
     """Collects outcomes and shows how many there are, with the mean success so far.
 
     Args:
@@ -110,7 +112,7 @@ class Tally:
         self, tasks: int, attempts: int, display: Display, on_episode: Callable[[EpisodeRecord], None] | None
     ) -> None:
         self.total = tasks * attempts
-        self._outcomes: list[dict[int, Outcome]] = [{} for _ in range(tasks)]
+        self._outcomes: list[dict[int, EpisodeOutcome]] = [{} for _ in range(tasks)]
         self._display = display
         self._on_episode = on_episode
         self._success = 0.0
@@ -128,7 +130,7 @@ class Tally:
         }
 
     @property
-    def by_task(self) -> list[list[Outcome]]:
+    def by_task(self) -> list[list[EpisodeOutcome]]:
         """For each task, in order, what became of its attempts so far."""
         return [[outcome for _, outcome in sorted(some.items())] for some in self._outcomes]
 
@@ -172,7 +174,7 @@ class Tally:
         self._display.advance(count, success=self._success / known if known else math.nan)
 
 
-def measure(tasks: Sequence[Sequence[Outcome]], attempts: int) -> dict[str, Estimate]:
+def measure(tasks: Sequence[Sequence[EpisodeOutcome]], attempts: int) -> dict[str, Estimate]:
     """Return the estimates of an evaluation: success, with several attempts pass@k, then all other metrics.
 
     Args:
@@ -192,9 +194,9 @@ def measure(tasks: Sequence[Sequence[Outcome]], attempts: int) -> dict[str, Esti
     return first | found
 
 
-def total_usage(tasks: Sequence[Sequence[Outcome]]) -> Usage:
+def total_usage(tasks: Sequence[Sequence[EpisodeOutcome]]) -> TokenUsage:
     """Return what was read and written in all episodes that are not void."""
-    return reduce(Usage.plus, (one.usage for task in tasks for one in task), Usage())
+    return reduce(TokenUsage.plus, (one.usage for task in tasks for one in task), TokenUsage())
 
 
 def _powers(attempts: int) -> list[int]:
@@ -202,16 +204,16 @@ def _powers(attempts: int) -> list[int]:
     return [*(1 << place for place in range((attempts - 1).bit_length())), attempts]
 
 
-def _share(tasks: Sequence[Sequence[Outcome]]) -> Estimate | None:
+def _share(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Estimate | None:
     known = [[one.metrics["success"] for one in task if "success" in one.metrics] for task in tasks]
     values = [some for some in known if some]
     return estimate(values, is_share=True) if values else None
 
 
-def _usage_of(generation: GenerationRecord) -> Usage:
+def _usage_of(generation: GenerationRecord) -> TokenUsage:
     prompt, completion = generation.usage or (len(generation.prompt_ids), len(generation.completion_ids))
     is_cut = generation.finish is FinishReason.LENGTH and completion != 1
-    return Usage(1, int(is_cut), prompt, completion, generation.seconds)
+    return TokenUsage(1, int(is_cut), prompt, completion, generation.seconds)
 
 
 def _number(value: float | None) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envkit.sandbox.pool.node import Demand, Holds, Node
+from envkit.sandbox.pool.node import Capacity, Node, ResourceRequest
 
 MEMORY_SHARE = 0.75
 PIDS_SHARE = 0.5
@@ -27,7 +27,7 @@ _PIDS = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineCapacity:
     """What there is for all programs together; None is not known.
 
     Attributes:
@@ -39,7 +39,7 @@ class Machine:
     pids: int | None
 
 
-def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("/proc/self/cgroup")) -> Machine:
+def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("/proc/self/cgroup")) -> MachineCapacity:
     """Return what this process and its children may use: what the machine has, or a control group allows.
 
     Args:
@@ -49,10 +49,10 @@ def this_machine(groups: Path = Path("/sys/fs/cgroup"), own_group: Path = Path("
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     memory = min([physical, *_numbers(_limits(groups, own_group, "memory", ("memory.max", "memory.limit_in_bytes")))])
     pids = min(_numbers([*_PIDS, *_limits(groups, own_group, "pids", ("pids.max",))]), default=None)
-    return Machine(memory >> 20, pids)
+    return MachineCapacity(memory >> 20, pids)
 
 
-def filled_in(holds: Holds, machine: Machine) -> Holds:
+def filled_in(holds: Capacity, machine: MachineCapacity) -> Capacity:
     """Return `holds` with the memory and the processes that it leaves open as a share of what `machine` has."""
     memory_mib, pids = holds.memory_mib, holds.pids
     if memory_mib is None and machine.memory_mib is not None:
@@ -62,7 +62,7 @@ def filled_in(holds: Holds, machine: Machine) -> Holds:
     return replace(holds, memory_mib=memory_mib, pids=pids)
 
 
-def bodies_mib(machine: Machine) -> int:
+def bodies_mib(machine: MachineCapacity) -> int:
     """Return the MiB of bodies that a server may hold at once, where nobody says."""
     return (
         _LEAST_BODIES_MIB
@@ -71,7 +71,7 @@ def bodies_mib(machine: Machine) -> int:
     )
 
 
-def described(holds: Holds) -> str:
+def described(holds: Capacity) -> str:
     """Say in words what sandboxes may use together."""
     named = (
         (holds.boxes, "{:,} sandboxes"),
@@ -83,7 +83,7 @@ def described(holds: Holds) -> str:
     return ", ".join(words.format(number) for number, words in named if number is not None)
 
 
-def env_boxes(node: Node, box: Demand, processors: int) -> int:
+def env_boxes(node: Node, box: ResourceRequest, processors: int) -> int:
     """Return how many boxes serve environments where nobody says: one for each processor, in half of what `node` holds.
 
     Args:

@@ -12,16 +12,16 @@ import anyio
 
 from envkit.config.serving import ServeConfig
 from envkit.errors import CapacityError, EnvkitError, UsageError
-from envkit.fleet import FleetHost, Home, Probing
+from envkit.fleet import EnvSandbox, FleetHost, HeartbeatTimes
 from envkit.fleet.ledger import Ledger
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.node import Demand
+from envkit.sandbox.pool.node import ResourceRequest
 from envkit.types import SandboxSpec, SandboxState, SandboxView
 from envkit.wiring import environments
 from envkit.wiring.gateway.capacity import described, env_boxes
-from envkit.wiring.gateway.nodes import Places
+from envkit.wiring.gateway.nodes import FleetNodes
 from envkit.wiring.sandboxes import env_sandboxes
 
 _ENV_BOX = ":envs-"
@@ -37,7 +37,7 @@ def alone() -> set[str]:
     return {spec.id for spec in environments.registered() if not spec.shares}
 
 
-def env_counts(config: ServeConfig, places: Places) -> tuple[int, int]:
+def env_counts(config: ServeConfig, places: FleetNodes) -> tuple[int, int]:
     """Return how many boxes serve environments that share them, and how many those that do not.
 
     Raises:
@@ -48,7 +48,7 @@ def env_counts(config: ServeConfig, places: Places) -> tuple[int, int]:
     if not places.nodes:
         return config.envs.boxes or processors, own
     (node,) = places.nodes
-    takes = Demand.of(env_box(config, places, 1))
+    takes = ResourceRequest.of(env_box(config, places, 1))
     count = config.envs.boxes or env_boxes(node, takes, processors)
     room = node.room(takes)
     if count > room:
@@ -60,7 +60,7 @@ def env_counts(config: ServeConfig, places: Places) -> tuple[int, int]:
     return count, max(int(min(own, room - count)), min(own, 1))
 
 
-class EnvBoxes:
+class EnvSandboxStarter:
     """Takes the boxes that serve environments out of a pool, first those that an earlier server left running."""
 
     def __init__(self, pool: Pool, spec: SandboxSpec, kind: str, most: int) -> None:
@@ -71,7 +71,7 @@ class EnvBoxes:
         self._left: list[str] | None = None
         self._was_full = False
 
-    async def start(self) -> Home:
+    async def start(self) -> EnvSandbox:
         if self._left is None:
             found = [view.id for view in self._pool.views() if view.id.startswith(self._kind) and _is_alive(view)]
             self._left = found[: self._most]
@@ -92,18 +92,22 @@ class EnvBoxes:
         return self._pool.get(name)
 
 
-def env_host(config: ServeConfig, pool: Pool, places: Places, box: SandboxSpec, kind: str, *, boxes: int) -> FleetHost:
+def env_host(
+    config: ServeConfig, pool: Pool, places: FleetNodes, box: SandboxSpec, kind: str, *, boxes: int
+) -> FleetHost:
     """Return the host that plays in boxes of one kind; in ``"own"`` ones a single episode each."""
     silence, longest_s = config.silence, config.limits.step_timeout_s
     return FleetHost(
-        EnvBoxes(pool, box, kind, boxes).start,
+        EnvSandboxStarter(pool, box, kind, boxes).start,
         partial(env_sandboxes.connect, longest_s),
         boxes=boxes,
-        slots_per_box=1 if kind == "own" else math.ceil(config.envs.capacity / boxes),
-        episodes_per_box=1 if kind == "own" else None,
+        slots_per_sandbox=1 if kind == "own" else math.ceil(config.envs.capacity / boxes),
+        episodes_per_sandbox=1 if kind == "own" else None,
         restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
         alert=partial(pool.alert, "restarts"),
-        probing=Probing(silence.interval_s, silence.lost_s - silence.interval_s, misses=1, longest_step_s=longest_s),
+        probing=HeartbeatTimes(
+            silence.interval_s, silence.lost_s - silence.interval_s, misses=1, longest_step_s=longest_s
+        ),
         wait_timeout_s=_DARK_S,
         seats=places.ledger,
         replayable={spec.id for spec in environments.registered() if spec.replayable}.__contains__,
@@ -114,14 +118,14 @@ async def forget_seats(ledger: Ledger | None, pool: Pool, *hosts: FleetHost) -> 
     """Forget the episodes whose boxes did not outlive the server before us."""
     if ledger is None:
         return
-    alive = {key for host in hosts for key in host.recallable()}
+    alive = {key for host in hosts for key in host.resumable_keys()}
     try:
         await ledger.forget([key for key in ledger.seated() if key not in alive])
     except EnvkitError as error:
         pool.alert("ledger", str(error))
 
 
-def env_box(config: ServeConfig, places: Places, capacity: int) -> SandboxSpec:
+def env_box(config: ServeConfig, places: FleetNodes, capacity: int) -> SandboxSpec:
     section = config.envs
     spec = env_sandboxes.env_box(capacity, in_image=places.in_image, image=section.image)
     return replace(spec, memory_mib=section.memory_mib, cpus=section.cpus)

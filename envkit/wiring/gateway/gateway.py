@@ -17,32 +17,32 @@ import anyio
 
 from envkit.config.serving import LimitsSection, ServeConfig, StockSection
 from envkit.errors import SandboxStartError, UsageError
-from envkit.fleet import FleetHost, Homes
+from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.autoscale import autoscale, run_command
 from envkit.http.api.app import create_app
 from envkit.http.auth.rate_limit import Rate
-from envkit.http.auth.sandbox_policy import Permits
+from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.auth.tokens import TokenStore
-from envkit.http.limits.memory_budget import Bodies
+from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
 from envkit.http.server.access_log import AccessLog
-from envkit.http.server.middleware import Guard
+from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import require_address, serve
 from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.restarts import RestartBudget
 from envkit.sandbox.docker.backend import DEFAULT_IMAGE
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.health import Watch
-from envkit.sandbox.pool.warm_stock import Stock
+from envkit.sandbox.pool.health import LivenessTimes
+from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import Cause, CauseKind, SandboxSpec
 from envkit.wiring import environments
 from envkit.wiring.gateway import capacity, metrics
 from envkit.wiring.gateway.env_workers import alone, booted, env_box, env_counts, env_host, forget_seats
-from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_places
+from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ async def serve_fleet(
                 pool=fleet.pool,
                 trees=tar_stream,
                 sandbox_ttl_s=limits.sandbox_ttl_s,
-                permits=Permits(limits.networks, limits.profiles, limits.images, fleet.isolates),
+                permits=SandboxPolicy(limits.networks, limits.profiles, limits.images, fleet.isolates),
                 snapshots=SnapshotBounds(
                     limits.snapshots_per_tenant,
                     limits.snapshots_mib_per_tenant,
@@ -120,7 +120,7 @@ async def serve_fleet(
             )
             with end.by_signals():
                 await serve(
-                    Guard(app, tokens, rate=rate, bodies=_bodies(limits), log=log, errors=app.errors),
+                    AuthMiddleware(app, tokens, rate=rate, bodies=_bodies(limits), log=log, errors=app.errors),
                     host=listen.host,
                     port=listen.port,
                     uds=listen.socket,
@@ -197,15 +197,15 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             yield Fleet(slots)
         return
     async with AsyncExitStack() as stack:
-        places = await stack.enter_async_context(open_places(config))
+        places = await stack.enter_async_context(open_nodes(config))
         count, own_count = env_counts(config, places)
         shared_box = env_box(config, places, math.ceil(config.envs.capacity / count))
         pool = Pool(
             places.nodes,
-            stocks=[Stock(shared_box, config.envs.spares, booted), *map(_stock, config.spares)],
+            stocks=[WarmSpec(shared_box, config.envs.spares, booted), *map(_stock, config.spares)],
             most=config.limits.sandboxes_per_tenant,
             share=config.limits.tenant_share,
-            watch=Watch(**config.silence.model_dump()),
+            watch=LivenessTimes(**config.silence.model_dump()),
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
             ledger=places.ledger,
         )
@@ -232,7 +232,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         own_box = env_box(config, places, 1)
         own = await stack.enter_async_context(env_host(config, pool, places, own_box, "own", boxes=own_count))
         await forget_seats(places.ledger, pool, shared, own)
-        homes = Homes(shared, own, lambda env_id: env_id not in ids)
+        homes = RoutedHosts(shared, own, lambda env_id: env_id not in ids)
         yield Fleet(homes, pool, places.disks, (shared, own), scale, places.isolates)
 
 
@@ -243,9 +243,9 @@ def _lacks_envkit(cause: Cause) -> bool:
     return "No module named 'envkit" in cause.detail  # library's message: CPython
 
 
-def _stock(section: StockSection) -> Stock:
+def _stock(section: StockSection) -> WarmSpec:
     wanted = section.model_dump(exclude={"count"})
-    return Stock(SandboxSpec(**wanted), section.count)
+    return WarmSpec(SandboxSpec(**wanted), section.count)
 
 
 def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
@@ -255,9 +255,9 @@ def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
         yield from metrics.of_log(log.dropped)
 
 
-def _bodies(limits: LimitsSection) -> Bodies:
+def _bodies(limits: LimitsSection) -> MemoryBudget:
     most_mib = limits.bodies_mib or capacity.bodies_mib(capacity.this_machine())
-    return Bodies(most_mib << 20, limits.tenant_share)
+    return MemoryBudget(most_mib << 20, limits.tenant_share)
 
 
 def _tokens(config: ServeConfig) -> TokenStore:

@@ -15,7 +15,7 @@ from envkit.fleet.ledger import Ledger
 from envkit.installation import command
 from envkit.sandbox.docker.backend import DEFAULT_IMAGE, DockerBackend
 from envkit.sandbox.docker.images import why_other_format
-from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import Cause
 from envkit.wiring.gateway import capacity
@@ -26,7 +26,7 @@ _HERE = "here"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class FleetNodes:
     """Where boxes are started: the nodes that there are at first, what to call them, whether environments need an image
     there, whether what runs there is kept away from this process, where leases are written down, and how full the disks
     are.
@@ -41,25 +41,25 @@ class Places:
 
 
 @asynccontextmanager
-async def open_places(config: ServeConfig) -> AsyncIterator[Places]:
+async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
     """Open the backend of this machine, if it is this machine's, and the ledger."""
     if config.backend == "ray":
         async with _ledger(config) as ledger:
             what = f"{config.ray.kind} on the nodes of a Ray cluster"
-            yield Places((), what, config.ray.kind == "docker", isolates=True, ledger=ledger)
+            yield FleetNodes((), what, config.ray.kind == "docker", isolates=True, ledger=ledger)
         return
     assert config.backend != "none"
     backend, what, why = await env_sandboxes.choose(config.backend)
-    async with _ledger(config, can_stay=not isinstance(backend, ProcessBackend)) as ledger, backend:
+    async with _ledger(config, can_detach=not isinstance(backend, ProcessBackend)) as ledger, backend:
         found = await clock.to_thread(capacity.this_machine)
         if isinstance(backend, DockerBackend):  # its daemon may be elsewhere
             await _require_image(backend, config.envs.image or DEFAULT_IMAGE)
             found = replace(found, memory_mib=backend.machine_memory_mib)
-        node = Node(_HERE, backend, capacity.filled_in(Holds(**config.node.model_dump()), found))
+        node = Node(_HERE, backend, capacity.filled_in(Capacity(**config.node.model_dump()), found))
         isolates = backend.capabilities()["isolation"]
         what += why
         in_image = isinstance(backend, DockerBackend)
-        yield Places((node,), what, in_image, isolates=isolates, ledger=ledger, disks=backend.disks)
+        yield FleetNodes((node,), what, in_image, isolates=isolates, ledger=ledger, disks=backend.disks)
 
 
 async def _require_image(backend: DockerBackend, image: str) -> None:
@@ -92,10 +92,10 @@ def keeps_ledger(config: ServeConfig) -> bool:
 
 
 @asynccontextmanager
-async def _ledger(config: ServeConfig, *, can_stay: bool = True) -> AsyncIterator[Ledger | None]:
+async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncIterator[Ledger | None]:
     """Open where leases are written down, one file an address; nothing where that is of no use."""
     listen = config.listen
-    if not keeps_ledger(config) or not can_stay:
+    if not keeps_ledger(config) or not can_detach:
         yield None
         return
     address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket

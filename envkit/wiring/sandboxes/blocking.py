@@ -22,11 +22,11 @@ from envkit import clock
 from envkit.env import close_here, loop_thread
 from envkit.errors import SandboxLostError, SandboxNotFoundError, UnsupportedError, UsageError, did_you_mean
 from envkit.protocols import Sandbox, Shell
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.bubblewrap import backend as bubblewrap
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
-from envkit.sandbox.docker.agentless import FallbackBox
+from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.sandbox.transfer import tar_stream
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 BackendKind: TypeAlias = Literal["auto", "local", "docker", "process"]
 Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
-AnyBox: TypeAlias = "Box | FallbackBox | RemoteSandbox"
+AnySandbox: TypeAlias = "AgentSandbox | AgentlessSandbox | RemoteSandbox"
 
 KINDS = ("auto", "local", "docker", "process")
 _SERVERS_OWN = ("ledger",)
@@ -123,13 +123,13 @@ async def opened(kind: BackendKind) -> AsyncIterator[Backend]:
 class Starter(Protocol):
     """Starts boxes, here or elsewhere; see `envkit.protocols.SandboxBackend`."""
 
-    async def start(self, spec: SandboxSpec) -> AnyBox: ...
+    async def start(self, spec: SandboxSpec) -> AnySandbox: ...
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> AnyBox: ...
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> AnySandbox: ...
 
 
 @asynccontextmanager
-async def running(backend: Starter, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnyBox]:
+async def running(backend: Starter, spec: SandboxSpec, snapshot: str | None = None) -> AsyncIterator[AnySandbox]:
     """Give a box for the length of the block; raises as `SandboxBackend.start` and `restore`."""
     box = await (backend.start(spec) if snapshot is None else backend.restore(snapshot, spec))
     try:
@@ -210,7 +210,7 @@ class BlockingSandbox:
     """
 
     def __init__(
-        self, backend: Starter, spec: SandboxSpec, box: AnyBox, portal: BlockingPortal, resources: ExitStack
+        self, backend: Starter, spec: SandboxSpec, box: AnySandbox, portal: BlockingPortal, resources: ExitStack
     ) -> None:
         self._backend = backend
         self._spec = spec
@@ -221,7 +221,7 @@ class BlockingSandbox:
         self._finalizer = weakref.finalize(self, close_here, self._pid, resources)
 
     def __repr__(self) -> str:
-        is_here = isinstance(self._box, (Box, FallbackBox))
+        is_here = isinstance(self._box, (AgentSandbox, AgentlessSandbox))
         backend = type(self._backend).__name__.removesuffix("Backend").lower() if is_here else "remote"
         return f"<sandbox {self.id}: {backend}, {'running' if self._finalizer.alive else 'stopped'}>"
 
@@ -235,15 +235,15 @@ class BlockingSandbox:
         return self._box.grader_home
 
     @property
-    def gives_up(self) -> Sequence[str]:
+    def unenforced(self) -> Sequence[str]:
         """What it does not hold of what others of its kind hold.
 
         Raises:
             UnsupportedError: It is remote, and only its server knows.
         """
-        if not isinstance(self._box, (Box, FallbackBox)):
+        if not isinstance(self._box, (AgentSandbox, AgentlessSandbox)):
             raise UnsupportedError(f"what sandbox {self.id} gives up is known to its server alone")
-        return self._box.gives_up
+        return self._box.unenforced
 
     def exec(
         self,

@@ -55,7 +55,7 @@ class BackendFound:
         exec_ms: Median of five runs of ``true``.
         remedies: What to type for what is missing, where `problem` does not say it.
         shared: What the kernel counts for all sandboxes of this kind together, so that one can take it from the others.
-        gives_up: What its sandboxes do not enforce beside what `capabilities` has, such as ``"memory_reserve"``.
+        unenforced: What its sandboxes do not enforce beside what `capabilities` has, such as ``"memory_reserve"``.
     """
 
     name: str
@@ -65,11 +65,11 @@ class BackendFound:
     exec_ms: float | None = None
     remedies: Sequence[str] = ()
     shared: Sequence[str] = ()
-    gives_up: Sequence[str] = ()
+    unenforced: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DoctorReport:
     """What `examine` found.
 
     Attributes:
@@ -93,7 +93,7 @@ class Found:
         }
 
 
-async def examine(image: str | None, say: Callable[[str], None]) -> Found:
+async def examine(image: str | None, say: Callable[[str], None]) -> DoctorReport:
     """Start a box of every kind, run a program in it, and look around; takes a few seconds and leaves nothing.
 
     Args:
@@ -110,7 +110,7 @@ async def examine(image: str | None, say: Callable[[str], None]) -> Found:
     version, shared = await _docker_daemon()
     if backends[1].problem is None:
         backends[1] = replace(backends[1], shared=shared)
-    return Found(backends, await clock.to_thread(_machine, version))
+    return DoctorReport(backends, await clock.to_thread(_machine, version))
 
 
 async def _local() -> BackendFound:
@@ -153,7 +153,7 @@ async def _docker_daemon() -> tuple[str, Sequence[str]]:
 async def _measure(name: str, backend: Backend, image: str | None) -> BackendFound:
     starts, execs = [], []
     capabilities: Mapping[str, bool] = {}
-    gives_up: Sequence[str] = ()
+    unenforced: Sequence[str] = ()
     problem = None
     try:
         with anyio.fail_after(_PROBE_S):
@@ -163,7 +163,7 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
                     began = clock.now()
                     box = await backend.start(SandboxSpec(image=image))
                     try:
-                        gives_up = [name for name in box.gives_up if name not in CAPABILITIES]
+                        unenforced = [name for name in box.unenforced if name not in CAPABILITIES]
                         await box.probe(_PROBE_S)
                         starts.append(clock.now() - began)
                         began = clock.now()
@@ -181,7 +181,7 @@ async def _measure(name: str, backend: Backend, image: str | None) -> BackendFou
         return BackendFound(name, problem)
     remedies = [_INSTALL["groups"]] if name == "local" and not capabilities["memory"] else []
     start_ms, exec_ms = (round(1000 * statistics.median(times), 1) for times in (starts, execs))
-    return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies, gives_up=gives_up)
+    return BackendFound(name, None, capabilities, start_ms, exec_ms, remedies, unenforced=unenforced)
 
 
 def _machine(docker_version: str) -> dict[str, str]:

@@ -13,9 +13,9 @@ import anyio
 from envkit import clock, registry
 from envkit.config import HealthSection, RestartSection
 from envkit.errors import UnknownEnvError, UnreachableError, UsageError
-from envkit.fleet import BoxClient, FleetHost, Home, Probing
+from envkit.fleet import EnvSandbox, FleetHost, HeartbeatTimes, WorkerClient
 from envkit.http.client.env_client import EnvClient
-from envkit.protocols import EnvHost, LastingEpisode
+from envkit.protocols import EnvHost, ResumableEpisode
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.restarts import RestartBudget
 from envkit.sandbox.bubblewrap import host_python
@@ -30,7 +30,7 @@ SandboxKind: TypeAlias = Literal["auto", "local", "docker", "process", "none"]
 Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 
 _SOCKET = "env.sock"
-_PULSE = "env.pulse"
+_HEARTBEAT = "env.heartbeat"
 _SERVE = f'exec "$0" -m envkit.wiring.env_server --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$1"'
 _HINT = (
     "it is registered in this process alone, which a sandbox does not see; register it through the entry point group "
@@ -48,7 +48,7 @@ async def sandbox_host(
     kind: SandboxKind = "auto",
     *,
     boxes: int,
-    slots_per_box: int,
+    slots_per_sandbox: int,
     health: HealthSection | None = None,
     restarts: RestartSection | None = None,
     call_timeout_s: float = 60.0,
@@ -60,7 +60,7 @@ async def sandbox_host(
         kind: ``"local"`` is bubblewrap, ``"docker"`` containers, ``"process"`` a plain child process, ``"none"`` this
             process; ``"auto"`` is bubblewrap where it works, otherwise a plain child process.
         boxes: Number of sandboxes.
-        slots_per_box: Episodes that each plays at once.
+        slots_per_sandbox: Episodes that each plays at once.
         health: When a sandbox counts as lost.
         restarts: How often lost ones are replaced.
         call_timeout_s: Seconds until a reset or step that is not answered raises a `DeadlineError`.
@@ -72,8 +72,8 @@ async def sandbox_host(
     """
     say = announce or _say_nothing
     if kind == "none":
-        say(f"sandbox: none, {boxes * slots_per_box} episodes at once in this process")
-        async with environments.slots(boxes * slots_per_box) as host:
+        say(f"sandbox: none, {boxes * slots_per_sandbox} episodes at once in this process")
+        async with environments.slots(boxes * slots_per_sandbox) as host:
             yield host
         return
     backend, what, why = await choose(kind)
@@ -82,13 +82,13 @@ async def sandbox_host(
     async with (
         backend,
         FleetHost(
-            partial(backend.start, env_box(slots_per_box, in_image=isinstance(backend, DockerBackend))),
+            partial(backend.start, env_box(slots_per_sandbox, in_image=isinstance(backend, DockerBackend))),
             partial(connect, call_timeout_s),
             boxes=boxes,
-            slots_per_box=slots_per_box,
+            slots_per_sandbox=slots_per_sandbox,
             restarts=RestartBudget(restarts.budget, restarts.window_s),
-            gives_up=True,
-            probing=Probing(health.interval_s, health.timeout_s, health.misses, longest_step_s=call_timeout_s),
+            unenforced=True,
+            probing=HeartbeatTimes(health.interval_s, health.timeout_s, health.misses, longest_step_s=call_timeout_s),
         ) as fleet,
     ):
         yield fleet
@@ -134,7 +134,7 @@ def env_box(capacity: int, *, in_image: bool, image: str | None = None) -> Sandb
 
 
 @asynccontextmanager
-async def connect(call_timeout_s: float, sandbox: Home) -> AsyncIterator[BoxClient]:
+async def connect(call_timeout_s: float, sandbox: EnvSandbox) -> AsyncIterator[WorkerClient]:
     """Open a client of the env server in a box.
 
     Args:
@@ -149,7 +149,7 @@ async def connect(call_timeout_s: float, sandbox: Home) -> AsyncIterator[BoxClie
 class _Inside:
     """The client of the server in a box, which says more about an environment that only this process knows."""
 
-    def __init__(self, client: EnvClient, sandbox: Home) -> None:
+    def __init__(self, client: EnvClient, sandbox: EnvSandbox) -> None:
         self._client = client
         self._sandbox = sandbox
 
@@ -160,14 +160,14 @@ class _Inside:
     async def health(self) -> object:
         return await self._client.health()
 
-    async def pulse(self) -> None:
-        with await self._sandbox.connect(_PULSE) as stream:
+    async def heartbeat(self) -> None:
+        with await self._sandbox.connect(_HEARTBEAT) as stream:
             await anyio.wait_readable(stream)
             if not stream.recv(1):
                 raise UnreachableError(f"the env server of sandbox {self._sandbox.id} does not answer")
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[LastingEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
         try:
             async with self._client.lease(task, id=id) as episode:
                 yield episode

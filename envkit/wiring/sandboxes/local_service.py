@@ -19,14 +19,14 @@ import anyio.lowlevel
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError, UsageError
 from envkit.sandbox.agent_client.process import Program
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.bubblewrap import backend as bubblewrap
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import JSON, ExecResult
 from envkit.wiring.sandboxes import running_servers
-from envkit.wiring.sandboxes.blocking import AnyBox, BackendKind, kind_of, opened, running, spec_of
+from envkit.wiring.sandboxes.blocking import AnySandbox, BackendKind, kind_of, opened, running, spec_of
 from envkit.wiring.sandboxes.running_servers import ServerNote
 
 TIMED_OUT = 124
@@ -39,7 +39,7 @@ _NOBODY: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Staying:
+class DetachedSandbox:
     """A box that stays.
 
     Attributes:
@@ -139,14 +139,14 @@ def say(result: ExecResult, bound_s: float) -> int:
     return _exit_code(result.exit_code)
 
 
-async def list_staying(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[Staying]:
+async def list_staying(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
     """Return the boxes of this machine that stay, of every backend that works here.
 
     Args:
         with_servers: Also those that servers have started.
         warn: Called with a line about what was left out.
     """
-    found: list[Staying] = []
+    found: list[DetachedSandbox] = []
     if bubblewrap.why_unavailable() is None:
         async with LocalBackend() as backend:
             found += await _staying(backend, with_servers)
@@ -158,7 +158,7 @@ async def list_staying(*, with_servers: bool, warn: Callable[[str], None]) -> Se
     return found
 
 
-async def _staying(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[Staying]:
+async def _staying(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
     owners = dict.fromkeys(await backend.staying(""), _NOBODY)
     if with_servers:
         for note in running_servers.known():
@@ -171,14 +171,14 @@ def _words(note: ServerNote) -> Sequence[str]:
     return f"of server {note.pid}{', which is gone' if note.is_gone() else ''}", note.address, note.ledger
 
 
-async def _look(backend: LocalBackend | DockerBackend, box_id: str, owner: Sequence[str]) -> Staying:
+async def _look(backend: LocalBackend | DockerBackend, box_id: str, owner: Sequence[str]) -> DetachedSandbox:
     try:
         box = await backend.attach(box_id, observes=True)
         stats = await box.stats()
         await box.release()
     except EnvkitError as error:
-        return Staying(box_id, {}, str(error), owner)
-    return Staying(box_id, stats, owner=owner)
+        return DetachedSandbox(box_id, {}, str(error), owner)
+    return DetachedSandbox(box_id, stats, owner=owner)
 
 
 async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
@@ -202,7 +202,7 @@ async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
 
 
 @asynccontextmanager
-async def _attached(box_id: str) -> AsyncIterator[Box]:
+async def _attached(box_id: str) -> AsyncIterator[AgentSandbox]:
     async with _keeper(box_id) as backend:
         yield await backend.attach(box_id)
 
@@ -215,7 +215,7 @@ async def _keeper(box_id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
         yield backend
 
 
-async def _attend(box: AnyBox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
+async def _attend(box: AnySandbox, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
     """Run a program with our standard input, output and terminal."""
     on_terminal = os.isatty(_IN) and os.isatty(_OUT)
     if tty and not on_terminal:
@@ -224,7 +224,7 @@ async def _attend(box: AnyBox, program: Sequence[str], timeout_s: float | None, 
         tty = tty or on_terminal
         program = _SHELL if tty else _PLAIN_SHELL
     bound_s = _FOR_EVER_S if timeout_s is None else timeout_s
-    if not isinstance(box, Box):  # an image without Python: nothing is seen before the program ends
+    if not isinstance(box, AgentSandbox):  # an image without Python: nothing is seen before the program ends
         return say(await box.exec(program, timeout_s=bound_s), bound_s)
     env = {"TERM": os.environ.get("TERM", "xterm")} if tty else {}
     async with box.program(program, timeout_s=bound_s, env=env, terminal=_size() if tty else None) as running_one:

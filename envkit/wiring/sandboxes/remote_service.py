@@ -22,7 +22,7 @@ from envkit.wiring.sandboxes.local_service import exit_code_of, say
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class RemoteServer:
     """Where a server is and how it is entered.
 
     Attributes:
@@ -54,7 +54,7 @@ class Server:
 
 
 async def run(
-    server: Server,
+    server: RemoteServer,
     options: Mapping[str, Any],
     program: Sequence[str],
     uploads: Sequence[tuple[Path, str]],
@@ -75,7 +75,7 @@ async def run(
 
 
 async def detach(
-    server: Server,
+    server: RemoteServer,
     options: Mapping[str, Any],
     program: Sequence[str],
     uploads: Sequence[tuple[Path, str]],
@@ -99,7 +99,7 @@ async def detach(
         tell(name)
 
 
-async def exec_in(server: Server, id: str, program: Sequence[str], timeout_s: float | None) -> int:
+async def exec_in(server: RemoteServer, id: str, program: Sequence[str], timeout_s: float | None) -> int:
     """Run a program in a sandbox of a server, without input, and return the exit code to end with."""
     _require(program)
     bound_s = timeout_s or MAX_TIMEOUT_S
@@ -113,14 +113,14 @@ async def exec_in(server: Server, id: str, program: Sequence[str], timeout_s: fl
     return await exit_code_of(run)
 
 
-async def log_of(server: Server, id: str) -> str:
+async def log_of(server: RemoteServer, id: str) -> str:
     """Return the end of what the command of a sandbox wrote to standard error."""
     async with server.client() as client:
         await client.view(id)
         return await client.get(id).log()
 
 
-async def remove(server: Server, ids: Sequence[str]) -> None:
+async def remove(server: RemoteServer, ids: Sequence[str]) -> None:
     """End sandboxes of a server; those that cannot be ended do not keep the others from it.
 
     Raises:
@@ -138,19 +138,19 @@ async def remove(server: Server, ids: Sequence[str]) -> None:
         raise ExceptionGroup("sandboxes that could not be ended", failures)
 
 
-async def views(server: Server) -> list[SandboxView]:
+async def views(server: RemoteServer) -> list[SandboxView]:
     """Return the sandboxes of a server, oldest first."""
     async with server.client() as client:
         return await client.views()
 
 
-async def snapshots(server: Server) -> list[KeptReply]:
+async def snapshots(server: RemoteServer) -> list[KeptReply]:
     """Return the snapshots of a server, oldest first."""
     async with server.client() as client:
         return await client.snapshots()
 
 
-async def remove_snapshots(server: Server, names: Sequence[str]) -> None:
+async def remove_snapshots(server: RemoteServer, names: Sequence[str]) -> None:
     """Remove snapshots of a server."""
     async with server.client() as client:
         for name in names:

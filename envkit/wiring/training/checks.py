@@ -73,7 +73,7 @@ def _check_packages(run: RunConfig) -> None:
 
 def _check_env(run: RunConfig) -> None:
     try:
-        made = environments.open_world(run.env.id, **run.env.options)
+        made = environments.open_env(run.env.id, **run.env.options)
         if not isinstance(made, AsyncEnv):
             made.close()
             with environments.make(run.env.id) as world:

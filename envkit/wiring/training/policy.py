@@ -241,7 +241,7 @@ class _Heard:
 def _listen(run: RunConfig) -> _Heard:
     """Play at random and note what is said."""
     spec = environments.find(run.env.id)
-    world = environments.open_world(run.env.id, **run.env.options)
+    world = environments.open_env(run.env.id, **run.env.options)
     if isinstance(world, AsyncEnv):
         raise UsageError(f"engine.model: a tiny policy cannot be made for {run.env.id}; name a model")
     rng = random.Random(run.seed)

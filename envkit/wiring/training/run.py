@@ -205,7 +205,7 @@ class _Run:
         async with sandbox_host(
             section.kind,
             boxes=section.boxes,
-            slots_per_box=per_box,
+            slots_per_sandbox=per_box,
             health=section.health,
             restarts=section.restarts,
             call_timeout_s=self._run.rollout.timeout_s,

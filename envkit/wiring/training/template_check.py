@@ -43,7 +43,7 @@ class Dialogue:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DialogueResult:
     """What became of a dialogue.
 
     Attributes:
@@ -60,7 +60,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TemplateReport:
     """What was found about a template.
 
     Attributes:
@@ -69,10 +69,10 @@ class Report:
     """
 
     stop: tuple[tuple[int, str], ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[DialogueResult, ...]
 
 
-def check_template(model: str) -> Report:
+def check_template(model: str) -> TemplateReport:
     """Render a bank of dialogues with the chat template of a model.
 
     Args:
@@ -87,7 +87,7 @@ def check_template(model: str) -> Report:
         raise UsageError(f"{path} has no chat template; envkit frames its observations with <answer> tags instead")
     added = tokenizer.added_tokens_decoder.values()
     special = sorted({*tokenizer.all_special_tokens, *(token.content for token in added if token.special)})
-    verdicts: list[Verdict] = []
+    verdicts: list[DialogueResult] = []
     for dialogue in bank(special):
         try:
             renderer = open_renderer(tokenizer, path, RendererSection(system=dialogue.system))
@@ -95,9 +95,9 @@ def check_template(model: str) -> Report:
         except UsageError as error:
             if dialogue.system is None:
                 raise
-            verdicts.append(Verdict(dialogue.name, "refused", error.detail))
+            verdicts.append(DialogueResult(dialogue.name, "refused", error.detail))
     stop = open_renderer(tokenizer, path, RendererSection()).stop
-    return Report(tuple((token, str(tokenizer.decode([token]))) for token in stop), tuple(verdicts))
+    return TemplateReport(tuple((token, str(tokenizer.decode([token]))) for token in stop), tuple(verdicts))
 
 
 def bank(special: Sequence[str]) -> list[Dialogue]:
@@ -131,13 +131,13 @@ class _Comparison:
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._special_ids = set(tokenizer.convert_tokens_to_ids(list(special)))
 
-    def run(self, dialogue: Dialogue) -> Verdict:
+    def run(self, dialogue: Dialogue) -> DialogueResult:
         renderer = self._renderer
         chat: Chat = [] if dialogue.system is None else [{"role": "system", "content": dialogue.system}]
         history: list[Exchange] = []
         ids: tuple[int, ...] = ()
         frames: list[str] = []
-        verdict = Verdict(dialogue.name, "same")
+        verdict = DialogueResult(dialogue.name, "same")
         for text, answer in zip(dialogue.observations, [*dialogue.answers, ""], strict=True):
             observation = Observation(text)
             chat.append({"role": "user", "content": text})
@@ -146,17 +146,17 @@ class _Comparison:
                 ids = renderer.open(observation) if prompt is None else prompt.ids
                 frames = [renderer.text(ids)]
                 if prompt is not None:
-                    verdict = Verdict(dialogue.name, "new sample")
+                    verdict = DialogueResult(dialogue.name, "new sample")
             else:
                 end = [token for token in history[-1].said[-1:] if token in renderer.stop]
                 frames.append(renderer.text([*end, *prompt.ids]))
                 ids += prompt.ids
             whole = self._whole(chat)
             if not self._is_same(ids, whole, chat):
-                verdict = Verdict(dialogue.name, "answers kept", self._first_difference(ids, whole))
+                verdict = DialogueResult(dialogue.name, "answers kept", self._first_difference(ids, whole))
                 expected = self._frames(chat, len(frames) - 1)
                 if [*map(_before_answer, expected)] != [*map(_before_answer, frames)]:
-                    return Verdict(dialogue.name, "differs", verdict.seen)
+                    return DialogueResult(dialogue.name, "differs", verdict.seen)
             history.append(Exchange(observation, renderer.demonstrate(answer)))
             ids += history[-1].said
             chat.append({"role": "assistant", "content": answer})

@@ -7,21 +7,21 @@ import os
 import struct
 import time
 
-from ..connection import Call, CallError
+from ..connection import CallError, IncomingCall
 from ..json_fallback import encoded
 from . import worker
 from .inputs import MAX_WAITING_BYTES, Input
-from .outputs import Output, Tail
+from .outputs import Output, OutputTail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..connection import Connection, Header
+    from ..connection import Header, HostConnection
     from ..event_loop import Timer
     from ..linux import User
     from ..users import Context
-    from .workers import Report
+    from .workers import WorkerReport
 
 _TIOCSWINSZ = 0x5414  # of Linux; a reduced Python has no `termios`
 _NO_START = 126
@@ -30,17 +30,17 @@ _TERMINAL_BYTES = 1 << 20
 """How much of a terminal is read at most once its program has ended."""
 
 
-class Exec(Call):
+class Exec(IncomingCall):
     """One program."""
 
-    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         self._context = context
         self._began = time.monotonic()
         self._streams = bool(header.get("stream"))
         self._acknowledges = False
         keep_bytes = int(header.get("keep_bytes", _KEEP_BYTES))
-        self._tails = {"out": Tail(keep_bytes), "err": Tail(keep_bytes)}
+        self._tails = {"out": OutputTail(keep_bytes), "err": OutputTail(keep_bytes)}
         self._outputs: list[Output] = []
         self._input: Input | None = None
         self._terminal: int | None = None
@@ -148,7 +148,7 @@ class Exec(Call):
     def _on_timeout(self) -> None:
         self._end_with(lambda: self._answer(None, timed_out=True))
 
-    def _on_ended(self, report: Report) -> None:
+    def _on_ended(self, report: WorkerReport) -> None:
         if report.left or self._context.lanes.has_strangers():
             self._end_with(lambda: self._answer(report.code))
         elif not self._ends:

@@ -16,7 +16,7 @@ PIECE_BYTES = 1 << 16
 _SLACK_BYTES = 1 << 20
 
 
-class Tail:
+class OutputTail:
     """The last `limit` bytes of what was added.
 
     Attributes:

@@ -75,7 +75,7 @@ def kill_once(choose: Callable[[Table], set[int]]) -> bool:
     return bool(stopped)
 
 
-class Ending:
+class TreeKill:
     """Ends everybody that `choose` names, and calls `then`; what the kernel holds is left alone after some seconds."""
 
     def __init__(

@@ -14,23 +14,23 @@ from __future__ import annotations
 import os
 import time
 
-from ..connection import Call, CallError
+from ..connection import CallError, IncomingCall
 from ..json_fallback import encoded
 from . import process_tree, worker
 from .inputs import Input
-from .outputs import Output, Tail
+from .outputs import Output, OutputTail
 from .workers import LOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..connection import Connection, Header
+    from ..connection import Header, HostConnection
     from ..event_loop import Timer
     from ..linux import User
     from ..users import Context
     from .process_tree import Table
-    from .workers import Lane, Report
+    from .workers import Worker, WorkerReport
 
 _SCRIPTS, _CODES = 9, 8
 # `read -N` takes blocks, and counts bytes only in the C locale; to change to that and back is a fifth of a turn's work,
@@ -57,10 +57,10 @@ _CODE_DIGITS = 3
 _GIVEN_UP = b"a script has written to the shell's own files; the shell is given up\n"
 
 
-class ShellCall(Call):
+class ShellCall(IncomingCall):
     """One script."""
 
-    def __init__(self, shell: Shell, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, shell: PersistentShell, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         self._shell = shell
         self.script = encoded(header["command"]) + b"\n"
@@ -76,7 +76,7 @@ class ShellCall(Call):
         self._shell.crashed(text)
 
 
-class Shell:
+class PersistentShell:
     """One shell, with the scripts that wait for it. It starts with the first of them."""
 
     def __init__(self, context: Context, user: User) -> None:
@@ -86,10 +86,10 @@ class Shell:
         self._current: ShellCall | None = None
         self._began = 0.0
         self._timer: Timer | None = None
-        self._lane: Lane | None = None
+        self._lane: Worker | None = None
         self._scripts: Input | None = None
         self._pid = 0
-        self._tails = {"out": Tail(_KEEP_BYTES), "err": Tail(_KEEP_BYTES)}
+        self._tails = {"out": OutputTail(_KEEP_BYTES), "err": OutputTail(_KEEP_BYTES)}
         self._outputs: list[Output] = []
         self._stopping: list[Callable[[], None]] | None = None
         self._codes = bytearray()
@@ -222,7 +222,7 @@ class Shell:
 
         self._stop(ended)
 
-    def _on_ended(self, report: Report) -> None:
+    def _on_ended(self, report: WorkerReport) -> None:
         """Bash itself has ended, or was killed."""
 
         def ended() -> None:

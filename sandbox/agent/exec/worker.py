@@ -43,7 +43,7 @@ _RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKIL
 _HAS_SPAWN = hasattr(os, "posix_spawn")
 
 
-class Order:
+class WorkerRequest:
     """One command, see the module's text."""
 
     def __init__(self, content: bytes) -> None:
@@ -90,7 +90,7 @@ def serve(fd: int, user: linux.User, parent: int) -> None:
         filler = os.dup(filler)
     while True:
         content, files = _receive(line)
-        _run(line, Order(content), files, 0.0 if user.yields else PATIENCE_S)
+        _run(line, WorkerRequest(content), files, 0.0 if user.yields else PATIENCE_S)
 
 
 def settle(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> None:
@@ -112,7 +112,7 @@ def settle(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> N
         _leave()
 
 
-def _run(line: socket, wanted: Order, files: list[int], patience_s: float) -> None:
+def _run(line: socket, wanted: WorkerRequest, files: list[int], patience_s: float) -> None:
     failed = 0
     try:
         pid = _start_patiently(wanted, files, patience_s)
@@ -145,7 +145,7 @@ def _wait(wanted: int) -> tuple[int, int]:
     return process_tree.exit_code(status), 1
 
 
-def _start_patiently(wanted: Order, files: list[int], patience_s: float) -> int:
+def _start_patiently(wanted: WorkerRequest, files: list[int], patience_s: float) -> int:
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -156,7 +156,7 @@ def _start_patiently(wanted: Order, files: list[int], patience_s: float) -> int:
         time.sleep(_RETRY_S)
 
 
-def _start(wanted: Order, files: list[int]) -> int:
+def _start(wanted: WorkerRequest, files: list[int]) -> int:
     """Start the command in a session of its own and return its pid."""
     if not wanted.argv or not wanted.argv[0]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"")
@@ -177,7 +177,7 @@ def _start(wanted: Order, files: list[int]) -> int:
         return _fork(program, wanted, files)
 
 
-def _fork(program: bytes, wanted: Order, files: list[int]) -> int:
+def _fork(program: bytes, wanted: WorkerRequest, files: list[int]) -> int:
     """Start `program` where posix_spawn is missing or too weak."""
     reader, writer = os.pipe()  # closed by a successful exec
     pid = os.fork()
@@ -219,7 +219,7 @@ def _find(name: bytes, path: bytes) -> bytes:
     raise OSError(number, os.strerror(number), name)
 
 
-def _complain(wanted: Order, files: list[int], error: OSError) -> None:
+def _complain(wanted: WorkerRequest, files: list[int], error: OSError) -> None:
     """Say on the command's standard error why it does not start."""
     name = error.filename if error.filename is not None else wanted.argv[0]
     text = os.fsencode(name) + b": " + os.fsencode(error.strerror or "cannot be started") + b"\n"

@@ -37,7 +37,7 @@ LOST = -9
 """Exit code of a command whose lane was killed."""
 
 
-class Report:
+class WorkerReport:
     """How a command ended.
 
     Attributes:
@@ -52,7 +52,7 @@ class Report:
         self.failed = failed
 
 
-class Lane:
+class Worker:
     """The outer end of a lane.
 
     Attributes:
@@ -60,7 +60,7 @@ class Lane:
         busy: Whether a command runs in it.
     """
 
-    def __init__(self, lanes: Lanes, user: linux.User) -> None:
+    def __init__(self, lanes: Workers, user: linux.User) -> None:
         ours, theirs = socketpair()
         us = os.getpid()
         number = theirs.fileno()
@@ -73,7 +73,7 @@ class Lane:
         self._line = ours
         self._unsent = b""
         self._on_started: Callable[[int], None] | None = None
-        self._on_ended: Callable[[Report], None] | None = None
+        self._on_ended: Callable[[WorkerReport], None] | None = None
         self._watch = lanes.loop.watch(ours.fileno(), on_read=self._on_answer, on_write=self._send, owner=self)
         self._watch.want(read=True)
 
@@ -81,7 +81,7 @@ class Lane:
         self,
         order: bytes,
         files: list[int],
-        on_ended: Callable[[Report], None],
+        on_ended: Callable[[WorkerReport], None],
         on_started: Callable[[int], None] | None = None,
     ) -> None:
         """Run a command, see `worker.order`; `files` are closed here."""
@@ -141,19 +141,19 @@ class Lane:
                 self._on_started(value)
             return
         self.busy = False
-        self._report(Report(value, bool(left), bool(failed)))
+        self._report(WorkerReport(value, bool(left), bool(failed)))
 
     def _lost(self) -> None:
         self.close()
-        self._report(Report(LOST, True, False))
+        self._report(WorkerReport(LOST, True, False))
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: WorkerReport) -> None:
         on_ended, self._on_ended = self._on_ended, None
         if on_ended is not None:
             on_ended(report)
 
 
-class Lanes:
+class Workers:
     """All lanes, and every other process that we forked.
 
     Args:
@@ -168,8 +168,8 @@ class Lanes:
         self.loop = loop
         self.agent: linux.User | None = None
         self._adopts: bool | None = None  # whether orphans of a lane's commands stay below the lane
-        self._all: set[Lane] = set()
-        self._idle: dict[linux.User, list[Lane]] = {}  # the last one is taken first
+        self._all: set[Worker] = set()
+        self._idle: dict[linux.User, list[Worker]] = {}  # the last one is taken first
         self._surplus: dict[linux.User, int] = {}  # how many of those nobody has taken since `_trim`
         self._children: dict[int, Callable[[int], None] | None] = {}
         self._yielding: set[int] = set()  # those of them that are ended, with all below, to make room
@@ -178,9 +178,9 @@ class Lanes:
         self._bound = linux.process_bound()
         lent = linux.lent_files()
         self._score = linux.Score(lent.get("s"))
-        self._agent_group = linux.AgentGroup(lent.get("g"))
+        self._agent_group = linux.JoinedCgroup(lent.get("g"))
 
-    def take(self, user: linux.User) -> Lane:
+    def take(self, user: linux.User) -> Worker:
         """Return a lane with that user's rights, which is then the caller's.
 
         Raises:
@@ -200,24 +200,24 @@ class Lanes:
             self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
             if lane.pid in self._children:  # else it was ended a moment ago, to make room
                 return lane
-        lane = Lane(self, user)
+        lane = Worker(self, user)
         self._all.add(lane)
         return lane
 
-    def give_back(self, lane: Lane) -> None:
+    def give_back(self, lane: Worker) -> None:
         """Keep a lane that has nothing left to do."""
         idle = self._idle.setdefault(lane.user, [])
         idle.append(lane)
         if len(idle) > 1 and not self._trims:
             self._trim_later()
 
-    def discard(self, lane: Lane) -> None:
+    def discard(self, lane: Worker) -> None:
         self._all.discard(lane)
         idle = self._idle.get(lane.user, [])
         if lane in idle:
             idle.remove(lane)
 
-    def spare(self, lane: Lane) -> None:
+    def spare(self, lane: Worker) -> None:
         """Never end what runs in a lane to make room."""
         self._yielding.discard(lane.pid)
 
@@ -286,7 +286,7 @@ class Lanes:
                 roots |= self._strangers(running)
             return process_tree.alive_below(roots, running)
 
-        process_tree.Ending(self.loop, doomed, then, owner)
+        process_tree.TreeKill(self.loop, doomed, then, owner)
 
     def _is_busy(self) -> bool:
         return any(lane.busy for lane in self._all)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from ..connection import Call
+from ..connection import IncomingCall
 from ..exec import worker
 from ..exec.inputs import Input
-from ..exec.outputs import PIECE_BYTES, Output, Tail
+from ..exec.outputs import PIECE_BYTES, Output, OutputTail
 from ..json_fallback import encoded
 from . import tar
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
 
-    from ..connection import Connection, Header
+    from ..connection import Header, HostConnection
     from ..users import Context
 else:
     import _signal as signal
@@ -29,14 +29,14 @@ _WAITING_BYTES = 4 << 20
 """How much may wait for the child before no more is taken from the host."""
 
 
-class _Tree(Call):
+class _Tree(IncomingCall):
     """What both have in common: the child, and the end that it comes to."""
 
-    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         self._context = context
         self._user = context.owner(header)
-        self._reason = Tail(_REASON_BYTES)
+        self._reason = OutputTail(_REASON_BYTES)
         self._code: int | None = None
         self._pid = 0
         self._problem: tuple[str, str] | None = None
@@ -95,7 +95,7 @@ class _Tree(Call):
 class Pack(_Tree):
     """Gives a file or folder as a tar archive."""
 
-    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(context, connection, number, header)
         path = context.inside(encoded(header["path"]))
         self._left = int(header["max_bytes"])
@@ -126,7 +126,7 @@ class Pack(_Tree):
 class Unpack(_Tree):
     """Takes a tar archive and makes a folder of it."""
 
-    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(context, connection, number, header)
         path = context.inside(encoded(header["path"]))
         theirs, ours = os.pipe()

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from ..connection import Call, CallError
+from ..connection import CallError, IncomingCall
 from ..framing import MAX_BODY_BYTES
 from ..json_fallback import encoded
 
@@ -14,16 +14,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..connection import Connection, Header
+    from ..connection import Header, HostConnection
     from ..users import Context
 
 _TRIES = 100
 
 
-class Read(Call):
+class Read(IncomingCall):
     """Gives a file's content, as fast as it is taken."""
 
-    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         path = encoded(header["path"])
         self._max_bytes = int(header["max_bytes"])
@@ -69,10 +69,10 @@ class Read(Call):
             self.fail(problem.code, str(problem))
 
 
-class Write(Call):
+class Write(IncomingCall):
     """Writes a file beside the name it gets, and renames it once it is whole."""
 
-    def __init__(self, context: Context, connection: Connection, number: int, header: Header) -> None:
+    def __init__(self, context: Context, connection: HostConnection, number: int, header: Header) -> None:
         super().__init__(connection, number)
         self._user = context.owner(header)
         self._path = context.inside(encoded(header["path"]))

@@ -59,7 +59,7 @@ def _unlock(name: bytes, about: os.stat_result, folder: int | None = None) -> in
     return mode
 
 
-class _Folders:
+class _OpenFolders:
     """The folders of a tree, each opened from the one above it, so that no link is followed; one is open at a time.
 
     Args:
@@ -95,7 +95,7 @@ class _Folders:
 
 def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object], closed: int | None) -> None:
     device = os.fstat(top).st_dev
-    folders = _Folders(top)
+    folders = _OpenFolders(top)
     modes: dict[tuple[bytes, ...], int] = {} if closed is None else {(): closed}
     waiting: list[tuple[bytes, ...]] = [()]
     at: tuple[bytes, ...] = ()

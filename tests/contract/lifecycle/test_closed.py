@@ -8,7 +8,7 @@ import pytest
 
 from envkit.protocols import Sandbox
 from tests.contract.boxes import Kind, run
-from tests.contract.shared import AnyBox, Shared
+from tests.contract.shared import AnySandbox, Shared
 
 CLOSE = """
 mkdir -p tree/no/deep tree/unlisted && echo in > tree/no/deep/file && echo seen > tree/unlisted/file &&
@@ -24,7 +24,7 @@ async def sh(box: Sandbox, command: str) -> str:
 
 
 def test_a_download_holds_what_is_in_closed_folders_and_leaves_them_closed(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await sh(box, CLOSE)
         await box.download("tree", tmp_path / "copy")
         copy = tmp_path / "copy"

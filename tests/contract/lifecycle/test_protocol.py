@@ -26,7 +26,7 @@ from envkit.errors import (
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.types import SandboxSpec
 from tests.contract.boxes import KINDS, PARAMS, Kind, run
-from tests.contract.shared import AnyBox, Shared
+from tests.contract.shared import AnySandbox, Shared
 from tests.sandbox.fake.backend import FakeBackend
 
 ALL = pytest.mark.parametrize("name", [*PARAMS, "fake"])
@@ -207,7 +207,7 @@ def test_a_spec_that_makes_no_sense_is_refused_at_once(kind: Kind, fields: dict[
 
 
 def test_what_cannot_be_run_is_a_mistake_of_the_caller_and_the_box_goes_on(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for asked in MISTAKES:
             order: dict[str, Any] = {"argv": ["true"], "timeout_s": 5, **asked}
             with pytest.raises(ValueError, match=r"must be|no text|cannot have"):

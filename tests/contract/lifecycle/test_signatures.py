@@ -8,10 +8,10 @@ import pytest
 
 from envkit.http.client.remote_sandbox import RemoteSandbox, RemoteShell
 from envkit.protocols import Sandbox, Shell
-from envkit.sandbox.agent_client.sandbox import Box
-from envkit.sandbox.agent_client.shell import BoxShell
-from envkit.sandbox.docker.agentless import FallbackBox
-from envkit.sandbox.pool.lease import Handle, WatchedShell
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
+from envkit.sandbox.agent_client.shell import AgentShell
+from envkit.sandbox.docker.agentless import AgentlessSandbox
+from envkit.sandbox.pool.lease import Lease, WatchedShell
 from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell
 from tests.sandbox.fake.backend import FakeBox, FakeShell
 
@@ -26,7 +26,7 @@ def arguments(written: type, call: str) -> list[tuple[str, object, object]]:
 
 
 @pytest.mark.parametrize("call", [*CALLS, "probe", "wait"])
-@pytest.mark.parametrize("written", [Box, FakeBox, FallbackBox, Handle, RemoteSandbox])
+@pytest.mark.parametrize("written", [AgentSandbox, FakeBox, AgentlessSandbox, Lease, RemoteSandbox])
 def test_a_call_of_a_sandbox_has_the_names_and_defaults_of_the_protocol(written: type, call: str) -> None:
     assert arguments(written, call) == arguments(Sandbox, call)
 
@@ -36,6 +36,6 @@ def test_a_call_of_the_blocking_face_has_the_names_and_defaults_of_the_protocol(
     assert arguments(BlockingSandbox, call) == arguments(Sandbox, call)
 
 
-@pytest.mark.parametrize("written", [BoxShell, FakeShell, WatchedShell, RemoteShell, BlockingShell])
+@pytest.mark.parametrize("written", [AgentShell, FakeShell, WatchedShell, RemoteShell, BlockingShell])
 def test_a_command_of_a_shell_has_the_names_and_defaults_of_the_protocol(written: type) -> None:
     assert arguments(written, "run") == arguments(Shell, "run")

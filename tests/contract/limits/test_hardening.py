@@ -12,7 +12,7 @@ import pytest
 
 from envkit.types import ExecResult, SandboxUser
 from tests.contract.boxes import ISOLATING, Kind, run
-from tests.contract.shared import AnyBox, Shared
+from tests.contract.shared import AnySandbox, Shared
 from tests.sandbox.containers import docker
 
 pytestmark = ISOLATING
@@ -95,13 +95,13 @@ def python(kind: Kind) -> str:
     return str(Path(kind.python).resolve()) if kind.name == "local" else kind.python
 
 
-async def sh(box: AnyBox, command: str, user: SandboxUser = "agent") -> str:
+async def sh(box: AnySandbox, command: str, user: SandboxUser = "agent") -> str:
     """Run a line of shell, and return all that it wrote."""
     result = await box.exec(["sh", "-c", command], timeout_s=30, user=user)
     return result.stdout + result.stderr
 
 
-async def require_alive(box: AnyBox) -> None:
+async def require_alive(box: AnySandbox) -> None:
     assert (await box.exec(["echo", "alive"], timeout_s=20)).stdout == "alive\n"
 
 
@@ -194,7 +194,7 @@ def test_nothing_else_can_be_written(kind: Kind, hostile: Shared, user: SandboxU
         own = (*own, "/dev", "/sys/fs/cgroup/memory/agent/tasks")
     places = "/ /usr/bin /etc /var/tmp /var/lib /home /opt /run /sys /sys/fs/cgroup /proc /root"
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         found = (await sh(box, find, user)).split()
         assert [place for place in found if not place.startswith(own)] == []
         said = await sh(box, f"for place in {places}; do echo x 2>&1 > $place/evil && echo WROTE $place; done", user)
@@ -205,7 +205,7 @@ def test_nothing_else_can_be_written(kind: Kind, hostile: Shared, user: SandboxU
 
 @without_rights
 def test_programs_have_no_capability_and_can_gain_none(kind: Kind, hostile: Shared, user: SandboxUser) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         said = await sh(box, "grep -E 'Cap|NoNewPrivs|Seccomp:' /proc/self/status", user)
         status = dict(line.split(":\t") for line in said.splitlines())
         assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
@@ -220,7 +220,7 @@ def test_root_has_only_the_capabilities_that_starting_programs_needs(kind: Kind,
     if kind.name == "local":
         needed |= 1 << 8  # SETPCAP
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         said = await sh(box, "grep -E 'Cap|NoNewPrivs|Seccomp:' /proc/self/status", "root")
         status = dict(line.split(":\t") for line in said.splitlines())
         for name in ("CapEff", "CapBnd"):
@@ -239,7 +239,7 @@ def test_the_kernels_settings_cannot_be_written_nor_its_secrets_read(
         settings.append("1/oom_score_adj")
     secrets = ["kcore", "keys", "kmsg", "timer_list", "sched_debug"]
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         tried = await box.exec([python(kind), "-c", OPEN, *settings, "read", *secrets], timeout_s=30, user=user)
         assert (tried.exit_code, tried.stderr) == (0, "")
         # Docker puts empty files in their places.
@@ -253,7 +253,7 @@ def test_the_kernels_settings_cannot_be_written_nor_its_secrets_read(
 def test_processes_of_the_host_are_invisible(kind: Kind, hostile: Shared, user: SandboxUser) -> None:
     own = {Path(python(kind)).name, "python3", "python", "sh", "cat"}
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         names = (await sh(box, "cat /proc/[0-9]*/comm", user)).split()
         assert {"sh"} <= set(names) <= own
         assert len(names) < 16
@@ -263,7 +263,7 @@ def test_processes_of_the_host_are_invisible(kind: Kind, hostile: Shared, user: 
 
 @everybody
 def test_the_doors_out_of_a_sandbox_are_shut(hostile: Shared, user: SandboxUser) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for command in DOORS:
             result = await box.exec(["sh", "-c", command], timeout_s=20, user=user)
             assert result.exit_code not in (0, 127), command
@@ -283,7 +283,7 @@ def test_no_address_can_be_reached(kind: Kind, hostile: Shared, user: SandboxUse
         ours = probe.getsockname()[0]
     hosts = ["1.1.1.1", "169.254.169.254", gateway, ours]
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         with socket.create_server(("0.0.0.0", 0)) as listener:
             port = str(listener.getsockname()[1])
             done = await box.exec([python(kind), "-c", CONNECT, port, *hosts, "127.0.0.1"], timeout_s=30, user=user)
@@ -296,7 +296,7 @@ def test_no_address_can_be_reached(kind: Kind, hostile: Shared, user: SandboxUse
 def test_the_docker_daemon_is_not_reached(kind: Kind, hostile: Shared, user: SandboxUser) -> None:
     sockets = "find / -xdev '(' -name 'docker*.sock' -o -name 'containerd*.sock' ')' 2>/dev/null; env | grep -i docker"
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         assert await sh(box, sockets, user) == ""
         if kind.name == "local":
             assert (await sh(box, "ls /run /var/run 2>/dev/null", user)).split() == ["/run:", "envkit", "envkit-grader"]
@@ -312,7 +312,7 @@ def test_neither_files_nor_variables_of_the_host_are_seen(
     if kind.name == "local" and user == "root":
         secrets = secrets[:1]  # it has a view of the host's /usr, with the rights of the host's root or of nobody
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         said = await sh(box, f"({look}) 2>/dev/null", user)
         assert secrets[0].name not in said
         for secret in secrets:
@@ -328,7 +328,7 @@ def test_neither_files_nor_variables_of_the_host_are_seen(
 def test_process_1_cannot_be_read_steered_or_ended(hostile: Shared, user: SandboxUser) -> None:
     reads = "head -c 1 /proc/1/mem; head -c 1 /proc/1/environ; ls /proc/1/fd/ /proc/1/root/"
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         said = await sh(box, f"{reads}; kill -9 1; kill -STOP 1", user)
         assert said.count("Permission denied") == 4
         assert said.count("not permitted") == 2
@@ -340,7 +340,7 @@ def test_process_1_cannot_be_read_steered_or_ended(hostile: Shared, user: Sandbo
 def test_not_even_root_reads_or_ends_process_1(hostile: Shared) -> None:
     reads = "head -c 1 /proc/1/mem; cat /proc/1/environ /proc/1/maps; readlink /proc/1/fd/*; kill -9 1; echo end"
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         said = await sh(box, reads, "root")
         assert said.count("Permission denied") == 3
         assert "\nend\n" in f"\n{said}"
@@ -355,7 +355,7 @@ def test_a_bound_can_be_read_but_not_raised_nor_left(hostile: Shared, user: Sand
     find = "cd /sys/fs/cgroup; [ -e pids.max ] || cd pids"
     tries = "cat pids.max; echo max > pids.max; echo $$ > cgroup.procs; cat pids.max"
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         result = await box.exec(["sh", "-c", f"{find}; {tries}"], timeout_s=20, user=user)
         assert result.stdout == "64\n64\n"
 
@@ -367,7 +367,7 @@ def test_orphans_leave_no_zombies(hostile: Shared, user: SandboxUser) -> None:
     orphans = "for i in 1 2 3 4 5 6 7 8 9 10; do sh -c '(sleep 0.1 &)'; done; sleep 0.4"
     count = "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l"
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         first: ExecResult = await box.exec(["sh", "-c", orphans], timeout_s=20, user=user)
         assert (first.exit_code, await sh(box, count, user)) == (0, "0\n")
 
@@ -378,7 +378,7 @@ def test_files_in_the_common_folder_are_their_owners_alone(hostile: Shared) -> N
     hide = "umask 077; mkdir /tmp/grading; echo expected > /tmp/grading/key; echo x > /workspace/answer"
     steal = "cat /tmp/grading/key; rm -r /tmp/grading; mv /tmp/grading /tmp/mine; ls /tmp"
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("/workspace/answer", b"42")
         assert "Permission denied" in await sh(box, hide, "grader")
         assert (await box.exec(["sh", "-c", steal], timeout_s=20)).stdout == "grading\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from tests.contract.boxes import Kind, run
 
 EVIDENCE = Path(__file__).parents[3] / "benchmarks" / "evidence" / "memory_without_owner.py"
@@ -47,13 +47,13 @@ TAKE = "bytearray(int(__import__('sys').argv[1]) << 20)"
 
 
 @asynccontextmanager
-async def box_of(kind: Kind) -> AsyncIterator[Box]:
+async def box_of(kind: Kind) -> AsyncIterator[AgentSandbox]:
     async with kind.backend() as backend:
         if not backend.capabilities()["memory"]:
             pytest.skip("memory is not bounded here")
         box = await backend.start(kind.spec(memory_mib=MEMORY_MIB))
-        assert isinstance(box, Box)
-        if "memory_reserve" in box.gives_up:
+        assert isinstance(box, AgentSandbox)
+        if "memory_reserve" in box.unenforced:
             pytest.skip("no memory can be reserved here")
         yield box
 

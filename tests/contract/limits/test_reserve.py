@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from envkit.errors import MissingFileError
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.types import SandboxUser
 from tests.contract.boxes import Backend, Kind, run
 
@@ -95,7 +95,7 @@ def needs_bound(kind: Kind, backend: Backend) -> None:
         pytest.skip("processes are not bounded here")
 
 
-async def fill(box: Box, kind: Kind, bomb: str) -> None:
+async def fill(box: AgentSandbox, kind: Kind, bomb: str) -> None:
     """Run a program in the background of a shell until it says that it is where it wants to be."""
     await box.write("bomb.py", bomb.encode())
     await box.shell().run(f"{kind.python} bomb.py 2>/dev/null &", timeout_s=20)
@@ -116,7 +116,7 @@ def test_a_grader_runs_in_a_box_that_the_agent_has_filled(kind: Kind, name: str)
             users: tuple[SandboxUser, ...] = ("grader", "root") if backend.capabilities()["uid"] else ("grader",)
             for user in users:
                 box = await backend.start(kind.spec(pids=PIDS))
-                assert isinstance(box, Box)
+                assert isinstance(box, AgentSandbox)
                 await fill(box, kind, BOMBS[name])
                 assert (await box.exec(["true"], timeout_s=20)).exit_code == 126
                 result = await box.exec(["sh", "-c", "(true) && ls / | wc -l"], user=user, timeout_s=20)
@@ -138,7 +138,7 @@ def test_files_pass_both_ways_in_a_box_that_the_agent_has_filled(kind: Kind, nam
         async with kind.backend() as backend:
             needs_bound(kind, backend)
             box = await backend.start(kind.spec(pids=PIDS))
-            assert isinstance(box, Box)
+            assert isinstance(box, AgentSandbox)
             await fill(box, kind, BOMBS[name])
             await box.write("answer", b"42")
             assert await box.read("answer") == b"42"
@@ -154,7 +154,7 @@ def test_a_grader_keeps_its_room_when_the_agent_waits_for_it_to_begin(kind: Kind
         async with kind.backend() as backend:
             needs_bound(kind, backend)
             box = await backend.start(kind.spec(pids=PIDS))
-            assert isinstance(box, Box)
+            assert isinstance(box, AgentSandbox)
             await fill(box, kind, LATER)
             result = await box.exec([kind.python, "-c", GRADE], user="grader", timeout_s=60)
             # The few processes that it could not start were those of one moment.
@@ -205,7 +205,7 @@ def test_a_box_s_own_program_is_not_ended_for_want_of_room(kind: Kind) -> None:
         async with kind.backend() as backend:
             needs_bound(kind, backend)
             box = await backend.start(kind.spec("sleep", "600", pids=PIDS))
-            assert isinstance(box, Box)
+            assert isinstance(box, AgentSandbox)
             await fill(box, kind, BOMBS["programs that start others"])
             assert (await box.exec(["true"], user="grader", timeout_s=20)).exit_code == 0
             assert (await box.exec(["true"], timeout_s=20)).exit_code == 0

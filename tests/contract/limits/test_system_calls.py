@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.host import seccomp
 from envkit.types import SandboxUser
 from tests.contract.boxes import Kind, run
-from tests.contract.shared import AnyBox, Shared
+from tests.contract.shared import AnySandbox, Shared
 from tests.sandbox.containers import image
 
 # Makes each call that it is told, with zeros and with families of sockets, and writes the errors as JSON.
@@ -92,7 +92,7 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 
 
 @asynccontextmanager
-async def filtered(kind: Kind, *command: str, **fields: object) -> AsyncIterator[Box]:
+async def filtered(kind: Kind, *command: str, **fields: object) -> AsyncIterator[AgentSandbox]:
     """Start a box of a kind that filters system calls."""
     if kind.has_images:
         fields["image"] = image()
@@ -100,7 +100,7 @@ async def filtered(kind: Kind, *command: str, **fields: object) -> AsyncIterator
         if not backend.capabilities()["seccomp"]:
             pytest.skip("no filter of system calls here")
         box = await backend.start(kind.spec(*command, **fields))
-        assert isinstance(box, Box)
+        assert isinstance(box, AgentSandbox)
         yield box
 
 
@@ -127,7 +127,7 @@ def test_what_reaches_past_the_box_is_refused_to_programs_and_shells(
 ) -> None:
     shared.require("seccomp")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         done = await box.exec([kind.python, "-c", TRIES, orders()], timeout_s=30, user=user)
         assert done.exit_code == 0, done.stderr
         require_refused(done.stdout)
@@ -154,7 +154,7 @@ def test_what_reaches_past_the_box_is_refused_to_its_command(kind: Kind) -> None
 def test_the_second_interface_of_the_kernel_is_closed(kind: Kind, shared: Shared) -> None:
     shared.require("seccomp")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         done = await box.exec([kind.python, "-c", OTHER_INTERFACE], timeout_s=30)
         assert (done.exit_code, done.stdout) == (0, "0\n"), done.stderr
 
@@ -167,7 +167,7 @@ def test_threads_processes_sockets_and_work_with_files_go_on_as_ever(
 ) -> None:
     shared.require("seccomp")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         done = await box.exec([kind.python, "-W", "ignore", "-c", WORKS], timeout_s=60, user=user)
         assert (done.exit_code, done.stdout, done.stderr) == (0, "all of it\n", "")
         done = await box.shell(user=user).run(

@@ -14,7 +14,7 @@ import pytest
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.protocols import Sandbox
 from tests.contract.boxes import Kind, run
-from tests.contract.shared import AnyBox, Shared
+from tests.contract.shared import AnySandbox, Shared
 
 # Listens on a socket of the name or the port that it is told, and sends each connection back what comes from it.
 SERVER = """
@@ -159,7 +159,7 @@ def test_a_connection_ends_with_its_box(kind: Kind, place: str | int) -> None:
 
 
 def test_where_nobody_listens_is_unreachable(kind: Kind, shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         leave = "import os, socket; socket.socket(socket.AF_UNIX).bind(os.environ['ENVKIT_SOCKETS'] + '/old.sock')"
         with pytest.raises(UnreachableError, match="No such file"):
             await box.connect("new.sock")
@@ -173,7 +173,7 @@ def test_where_nobody_listens_is_unreachable(kind: Kind, shared: Shared) -> None
 
 
 def test_only_names_within_the_folder_of_sockets_are_connected_to(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for name in ("", ".", "..", "../../etc/passwd", "/var/run/docker.sock", "a\0b"):
             with pytest.raises(UnreachableError, match="is not the name of a socket"):
                 await box.connect(name)
@@ -204,7 +204,7 @@ def test_what_is_not_a_socket_itself_is_not_connected_to(shared: Shared, host_so
         "folder": "mkdir $0",
     }
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for bait, make in baits.items():
             made = await box.exec(["sh", "-c", f'cd "$ENVKIT_SOCKETS"; {make}', bait], timeout_s=10)
             assert made.exit_code == 0, bait

@@ -12,7 +12,7 @@ from envkit.errors import UnsupportedError
 from envkit.protocols import Sandbox
 from envkit.types import ExecResult, SandboxUser
 from tests.contract.boxes import ALSO_REMOTE, SOON_S, Kind, run, sleepers, until
-from tests.contract.shared import AnyBox, Shared
+from tests.contract.shared import AnySandbox, Shared
 
 ALL_BYTES = bytes(range(256))
 
@@ -23,7 +23,7 @@ async def sh(box: Sandbox, command: str, *, timeout_s: float = 20, user: Sandbox
 
 @ALSO_REMOTE
 def test_output_and_exit_code_are_the_programs(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         result = await sh(box, "echo out; echo err >&2; exit 5")
         assert (result.exit_code, result.stdout, result.stderr) == (5, "out\n", "err\n")
         assert (result.timed_out, result.truncated_bytes, result.is_out_of_memory) == (False, 0, False)
@@ -33,7 +33,7 @@ def test_output_and_exit_code_are_the_programs(shared: Shared) -> None:
 
 
 def test_a_signal_is_a_negative_exit_code(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGABRT):
             assert (await sh(box, f"kill -{number} $$")).exit_code == -number
 
@@ -41,7 +41,7 @@ def test_a_signal_is_a_negative_exit_code(shared: Shared) -> None:
 
 
 def test_a_program_that_cannot_be_started_is_a_result(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         missing = await box.exec(["no-such-program", "x"], timeout_s=20)
         assert missing.exit_code == 127
         assert "no-such-program: No such file or directory" in missing.stderr
@@ -57,7 +57,7 @@ def test_a_program_that_cannot_be_started_is_a_result(shared: Shared) -> None:
 def test_every_byte_passes_both_ways_as_it_is(shared: Shared) -> None:
     content = ALL_BYTES * 3000 + b"no line end\r"
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         result = await box.exec(["sh", "-c", "tee /dev/stderr"], stdin=content, timeout_s=20)
         assert result.stdout_bytes == content
         assert result.stderr_bytes == content
@@ -67,7 +67,7 @@ def test_every_byte_passes_both_ways_as_it_is(shared: Shared) -> None:
 
 @ALSO_REMOTE
 def test_a_line_of_ten_megabytes_passes_whatever_its_end(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for end in (b"", b"\n", b"\r\n"):
             content = b"x" * 10_000_000 + end
             result = await box.exec(["cat"], stdin=content, timeout_s=60, max_output_bytes=11_000_000)
@@ -79,7 +79,7 @@ def test_a_line_of_ten_megabytes_passes_whatever_its_end(shared: Shared) -> None
 
 @ALSO_REMOTE
 def test_of_too_much_output_the_end_is_kept_and_the_rest_is_counted(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         flood = "head -c 3000000 /dev/zero | tr '\\0' x; echo the end; echo err >&2"
         result = await sh(box, flood)
         assert result.stdout_bytes == b"x" * ((1 << 20) - 8) + b"the end\n"
@@ -94,7 +94,7 @@ def test_of_too_much_output_the_end_is_kept_and_the_rest_is_counted(shared: Shar
 
 
 def test_output_that_nobody_could_keep_is_drained(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         result = await sh(box, "head -c 400000000 /dev/zero", timeout_s=60)
         assert result.exit_code == 0
         assert result.truncated_bytes == 400_000_000 - (1 << 20)
@@ -103,7 +103,7 @@ def test_output_that_nobody_could_keep_is_drained(shared: Shared) -> None:
 
 
 def test_unicode_passes_and_what_cannot_be_decoded_is_replaced(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         words = ["\N{SNOWMAN}", "h\u00e9llo", "\U0001f600"]
         result = await box.exec(["printf", "%s.", *words], timeout_s=20)
         assert result.stdout == "".join(f"{word}." for word in words)
@@ -115,7 +115,7 @@ def test_unicode_passes_and_what_cannot_be_decoded_is_replaced(shared: Shared) -
 
 @ALSO_REMOTE
 def test_arguments_arrive_as_they_are(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         arguments = ["two words", "", "line\nend", "-n", "$HOME", "'\"\\", "\udcff", "x" * 100_000]
         result = await box.exec(["printf", "%s\\0", *arguments], timeout_s=20)
         assert result.stdout_bytes == b"".join(
@@ -127,7 +127,7 @@ def test_arguments_arrive_as_they_are(shared: Shared) -> None:
 
 @ALSO_REMOTE
 def test_arguments_and_variables_with_nul_and_those_that_are_too_large_are_refused(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         with pytest.raises(ValueError, match="holds NUL"):
             await box.exec(["echo", "a\0b"], timeout_s=20)
         with pytest.raises(ValueError, match="holds NUL"):
@@ -155,7 +155,7 @@ def test_a_program_has_the_boxs_environment_and_its_own_and_none_of_ours(
 
 
 def test_a_program_starts_in_the_boxs_folder_or_where_it_is_told(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         assert (await box.exec(["pwd"], timeout_s=20)).stdout == f"{box.work}\n"
         assert (await box.exec(["pwd"], cwd="/usr", timeout_s=20)).stdout == "/usr\n"
         assert (await sh(box, "mkdir -p inner && touch inner/x && ls inner")).stdout == "x\n"
@@ -164,7 +164,7 @@ def test_a_program_starts_in_the_boxs_folder_or_where_it_is_told(shared: Shared)
 
 
 def test_standard_input_is_empty_and_nothing_else_is_open(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         assert (await box.exec(["cat"], timeout_s=20)).stdout == ""
         assert (await box.exec(["ls", "/proc/self/fd"], timeout_s=20)).stdout.split() == ["0", "1", "2", "3"]
 
@@ -172,7 +172,7 @@ def test_standard_input_is_empty_and_nothing_else_is_open(shared: Shared) -> Non
 
 
 def test_input_that_is_not_read_does_not_hold_the_answer_back(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         result = await box.exec(["echo", "deaf"], stdin=b"x" * 5_000_000, timeout_s=20)
         assert (result.exit_code, result.stdout) == (0, "deaf\n")
 
@@ -183,7 +183,7 @@ def test_input_that_is_not_read_does_not_hold_the_answer_back(shared: Shared) ->
 def test_a_slow_program_is_ended_with_everything_that_it_started_and_what_it_said_is_kept(
     shared: Shared, marker: str
 ) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         stubborn = f"trap '' TERM HUP INT; echo begun; (setsid sleep {marker} &) & sleep {marker}"
         began = clock.now()
         result = await sh(box, stubborn, timeout_s=1)
@@ -197,7 +197,7 @@ def test_a_slow_program_is_ended_with_everything_that_it_started_and_what_it_sai
 
 
 def test_what_a_program_leaves_behind_is_ended_and_does_not_hold_the_answer_back(shared: Shared, marker: str) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         result = await sh(box, f"setsid sleep {marker} & (sleep {marker} &); echo done")
         assert (result.exit_code, result.stdout) == (0, "done\n")
         assert result.duration_s < SOON_S
@@ -208,7 +208,7 @@ def test_what_a_program_leaves_behind_is_ended_and_does_not_hold_the_answer_back
 
 @ALSO_REMOTE
 def test_a_cancelled_program_is_ended(shared: Shared, marker: str) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: box.exec(["sh", "-c", f"sleep {marker} & sleep {marker}"], timeout_s=100))
             await until(lambda: len(sleepers(marker)) == 2)
@@ -220,7 +220,7 @@ def test_a_cancelled_program_is_ended(shared: Shared, marker: str) -> None:
 
 
 def test_a_program_cancelled_at_any_moment_disturbs_nobody(shared: Shared, marker: str) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for moment_s in (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016):
             with anyio.move_on_after(moment_s):
                 await box.exec(["sleep", marker], stdin=b"x" * 100_000, timeout_s=100)
@@ -231,7 +231,7 @@ def test_a_program_cancelled_at_any_moment_disturbs_nobody(shared: Shared, marke
 
 
 def test_sixteen_programs_at_once_each_get_their_own_output(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         outputs: dict[int, list[str]] = {number: [] for number in range(16)}
 
         async def one(number: int) -> None:
@@ -248,7 +248,7 @@ def test_sixteen_programs_at_once_each_get_their_own_output(shared: Shared) -> N
 
 
 def test_programs_run_side_by_side(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         async with anyio.create_task_group() as tasks:
             for mine, other in (("a", "b"), ("b", "a")):  # each waits for the other's sign
                 tasks.start_soon(sh, box, f"touch {mine}; until [ -e {other} ]; do sleep 0.01; done")
@@ -261,7 +261,7 @@ def test_users_are_who_they_should_be(shared: Shared) -> None:
     users: dict[SandboxUser, int] = {"agent": 1000, "grader": 1001, "root": 0}
     has_users = shared.has("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         if has_users:
             for user, uid in users.items():
                 assert (await sh(box, "id -u; id -g; id -G", user=user)).stdout == f"{uid}\n" * 3
@@ -275,7 +275,7 @@ def test_users_are_who_they_should_be(shared: Shared) -> None:
 def test_a_grader_reads_what_the_agent_wrote_and_not_the_other_way_round(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("answer", b"42")
         wait = "until [ -e /tmp/{} ]; do sleep 0.01; done".format
         grade = f"umask 077; cat /workspace/answer; echo secret > /tmp/grade; {wait('peeked')}"

@@ -13,7 +13,7 @@ import pytest
 from envkit.errors import MissingFileError, RefusedFileError, TooLargeError, UnsupportedError, UsageError
 from envkit.protocols import Sandbox
 from tests.contract.boxes import ALSO_REMOTE, Kind, run
-from tests.contract.shared import AnyBox, Shared
+from tests.contract.shared import AnySandbox, Shared
 
 ALL_BYTES = bytes(range(256))
 
@@ -59,7 +59,7 @@ def tree(tmp_path: Path) -> Path:
 
 @ALSO_REMOTE
 def test_what_is_written_is_read_again(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for content in (b"", b"\0", ALL_BYTES * 5000, b"line\r\n", b"x" * (10 << 20), b"short again"):
             await box.write("file", content)
             assert await box.read("file") == content
@@ -70,7 +70,7 @@ def test_what_is_written_is_read_again(shared: Shared) -> None:
 
 @ALSO_REMOTE
 def test_names_are_relative_to_the_boxs_folder_or_absolute_and_folders_are_made(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for name in ("a", "deep/deeper/a", f"{box.work}/other/a", "two words/\N{SNOWMAN}\n", "\udcff/a"):
             await box.write(name, name.encode(errors="surrogateescape"))
             assert await box.read(name) == name.encode(errors="surrogateescape")
@@ -80,7 +80,7 @@ def test_names_are_relative_to_the_boxs_folder_or_absolute_and_folders_are_made(
 
 
 def test_files_lie_as_deep_as_their_names_are_long(shared: Shared, tree: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("d/" * 1500 + "file", b"deep")
         assert await box.read("d/" * 1500 + "file") == b"deep"
         with pytest.raises(RefusedFileError, match="File name too long"):
@@ -93,7 +93,7 @@ def test_files_lie_as_deep_as_their_names_are_long(shared: Shared, tree: Path) -
 
 
 def test_a_file_has_the_mode_that_was_asked_for_and_belongs_to_the_agent(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("run", b"#!/bin/sh\necho ran\n", mode=0o755)
         await box.write("plain", b"")
         await box.write("secret", b"x", mode=0o600)
@@ -104,7 +104,7 @@ def test_a_file_has_the_mode_that_was_asked_for_and_belongs_to_the_agent(shared:
 
 
 def test_a_file_is_replaced_as_a_whole(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("file", b"old" * 1000)
         await sh(box, "ln file second")
         await box.write("file", b"new")
@@ -117,7 +117,7 @@ def test_a_file_is_replaced_as_a_whole(shared: Shared) -> None:
 def test_a_write_that_is_cancelled_happens_as_a_whole_or_not_at_all_and_leaves_nothing_else(shared: Shared) -> None:
     new = b"x" * (60 << 20)
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("file", b"old")
         for moment_s in (0.001, 0.005, 0.02):
             with anyio.move_on_after(moment_s):
@@ -130,7 +130,7 @@ def test_a_write_that_is_cancelled_happens_as_a_whole_or_not_at_all_and_leaves_n
 
 @ALSO_REMOTE
 def test_what_cannot_be_read_is_missing(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await sh(box, "mkdir folder; mkfifo pipe; ln -s loop loop; ln -s nowhere dangling; echo x > file")
         for name in ("nothing", "folder", "pipe", "loop", "dangling", "file/x", "/dev/zero", ""):
             with pytest.raises(MissingFileError, match=f"^{box.id}: "):
@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_missing(shared: Shared) -> None:
 
 @ALSO_REMOTE
 def test_what_is_too_large_is_not_read(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("file", b"x" * 1000)
         assert len(await box.read("file", max_bytes=1000)) == 1000
         with pytest.raises(TooLargeError):
@@ -157,7 +157,7 @@ def test_what_is_too_large_is_not_read(shared: Shared) -> None:
 
 @ALSO_REMOTE
 def test_what_cannot_be_written_is_refused(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("file", b"x")
         await sh(box, "mkdir folder")
         for name in ("folder", "file/inner", "/proc/x", ""):
@@ -169,7 +169,7 @@ def test_what_cannot_be_written_is_refused(shared: Shared) -> None:
 
 
 def test_files_are_read_and_written_side_by_side(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         async def one(number: int) -> None:
             content = bytes([number]) * (1 << 20)
             await box.write(f"file-{number}", content)
@@ -185,7 +185,7 @@ def test_files_are_read_and_written_side_by_side(shared: Shared) -> None:
 
 @ALSO_REMOTE
 def test_a_folder_goes_in_and_out_as_it_is(shared: Shared, tree: Path, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.upload(tree, "new/place")
         assert await sh(box, "cd new/place && ./deep/deeper/up && find . -printf x") == f"ran\n{'x' * 12}"
         assert await sh(box, "find new -not -user $(id -u) | wc -l") == "0\n"
@@ -200,7 +200,7 @@ def test_a_folder_goes_in_and_out_as_it_is(shared: Shared, tree: Path, tmp_path:
 
 
 def test_a_file_goes_in_and_out_under_a_new_name(shared: Shared, tree: Path, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.upload(tree / "bytes", "deep/new")
         await box.upload(tree / "deep" / "run.sh", "run")
         assert await box.read("deep/new") == ALL_BYTES * 5000
@@ -212,7 +212,7 @@ def test_a_file_goes_in_and_out_under_a_new_name(shared: Shared, tree: Path, tmp
 
 
 def test_links_go_in_as_links(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         secret = tmp_path / "secret"
         secret.write_text("secret")
         (tmp_path / "tree").mkdir()
@@ -229,7 +229,7 @@ def test_links_go_in_as_links(shared: Shared, tmp_path: Path) -> None:
 
 
 def test_a_thousand_files_go_in_and_out(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         source = tmp_path / "many"
         source.mkdir()
         for number in range(1000):
@@ -243,7 +243,7 @@ def test_a_thousand_files_go_in_and_out(shared: Shared, tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_missing_or_special_does_not_go_in(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         (tmp_path / "tree").mkdir()
         os.mkfifo(tmp_path / "tree" / "pipe")
         with pytest.raises(UsageError, match="nothing: No such file"):
@@ -256,7 +256,7 @@ def test_a_source_that_is_missing_or_special_does_not_go_in(shared: Shared, tmp_
 
 
 def test_a_folder_does_not_go_where_nothing_can_be_written(shared: Shared, tree: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("file", b"x")
         for target in ("file", "file/inner", "/proc/x"):
             with pytest.raises(RefusedFileError, match=f"^{box.id}: "):
@@ -266,7 +266,7 @@ def test_a_folder_does_not_go_where_nothing_can_be_written(shared: Shared, tree:
 
 
 def test_a_link_that_leads_out_does_not_come_out_and_leaves_nothing(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for make, said in (
             ("ln -s /etc/passwd bad", "'bad' is a link to '/etc/passwd'"),
             ("ln -s ../x bad", "'bad' is a link to '../x'"),
@@ -283,7 +283,7 @@ def test_a_link_that_leads_out_does_not_come_out_and_leaves_nothing(shared: Shar
 
 
 def test_rights_that_a_file_gives_away_stay_inside(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await sh(box, "mkdir tree; touch tree/x; chmod 6777 tree/x; mkfifo tree/pipe")
         await box.download("tree", tmp_path / "copy")
         assert described(tmp_path / "copy") == {"x": (0o777, b"")}
@@ -292,7 +292,7 @@ def test_rights_that_a_file_gives_away_stay_inside(shared: Shared, tmp_path: Pat
 
 
 def test_a_folder_that_is_too_large_does_not_come_out_and_leaves_nothing(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await sh(box, "mkdir tree; head -c 600 /dev/zero > tree/a; cp tree/a tree/b")
         with pytest.raises(TooLargeError):
             await box.download("tree", tmp_path / "copy", max_bytes=1199)
@@ -307,7 +307,7 @@ def test_a_folder_that_is_too_large_does_not_come_out_and_leaves_nothing(shared:
 
 
 def test_what_is_missing_does_not_come_out(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         with pytest.raises(MissingFileError):
             await box.download("nothing", tmp_path / "copy")
         assert names(tmp_path) == []
@@ -322,7 +322,7 @@ def test_what_is_missing_does_not_come_out(shared: Shared, tmp_path: Path) -> No
 
 
 def test_a_copy_that_is_cancelled_leaves_nothing_and_the_box_goes_on(shared: Shared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await sh(box, "mkdir tree; head -c 60000000 /dev/zero > tree/a")
         with anyio.move_on_after(0.02) as limit:
             await box.download("tree", tmp_path / "copy")

@@ -12,9 +12,9 @@ import pytest
 
 from envkit.errors import MissingFileError, RefusedFileError, UnsupportedError
 from envkit.protocols import Sandbox
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from tests.contract.boxes import Kind, run, until
-from tests.contract.shared import AnyBox, Shared
+from tests.contract.shared import AnySandbox, Shared
 
 # Tries, for as long as it is told, all that could make a grader run or give away something; says what came of it.
 TRY_ALL = """
@@ -89,7 +89,7 @@ def test_the_agents_programs_never_get_at_a_graders_script_between_its_writing_a
 ) -> None:
     shared.require("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         script = f"{box.grader_home}/deep/grade.sh"
         verdicts = set()
 
@@ -114,7 +114,7 @@ def test_the_agents_programs_never_get_at_a_graders_script_between_its_writing_a
 def test_a_graders_file_belongs_to_it_and_is_closed_unless_a_mode_is_given(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         home = box.grader_home
         await box.write(f"{home}/a/b/plain", b"1", user="grader")
         await box.write(f"{home}/open", b"2", mode=0o755, user="grader")
@@ -137,7 +137,7 @@ def test_a_graders_folder_goes_in_and_out_and_is_open_to_nobody_else(
 ) -> None:
     shared.require("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for target in (f"{box.grader_home}/tests", box.grader_home, "/tmp/tests"):
             await box.upload(tests, target, user="grader")
             found = await sh(box, f"cd {target}; ./run.sh; stat -c ' %u %a' . inner inner/key", "grader")
@@ -157,7 +157,7 @@ def test_a_graders_folder_goes_in_and_out_and_is_open_to_nobody_else(
 def test_what_a_graders_programs_leave_is_closed_to_the_agent(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         leave = "mkdir /tmp/grades; echo 42 > /tmp/grades/all; echo 42 > /tmp/grade"
         await sh(box, leave, "grader")
         assert (await box.shell(user="grader").run("echo 42 > /tmp/other", timeout_s=20)).exit_code == 0
@@ -172,7 +172,7 @@ def test_what_a_graders_programs_leave_is_closed_to_the_agent(shared: Shared) ->
 def test_a_link_of_the_agents_leads_a_grader_no_further_than_it_may_go(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.write("answer", b"mine")
         assert await box.read("answer", user="grader") == b"mine"
         await sh(box, "ln -s /etc/shadow link; ln -s /etc folder")
@@ -189,7 +189,7 @@ def test_a_link_of_the_agents_leads_a_grader_no_further_than_it_may_go(shared: S
 def test_files_are_reached_with_the_agents_rights_alone(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await sh(box, "umask 077; mkdir /tmp/g; echo secret > /tmp/g/x; echo secret > /tmp/gx", user="grader")
         await sh(box, "ln -s /tmp/gx link; ln -s /tmp/g folder")
         for name in ("/tmp/gx", "link", "folder/x", "/etc/shadow", "/proc/1/environ"):
@@ -214,7 +214,7 @@ def test_a_snapshot_leaves_out_what_a_grader_keeps_closed(kind: Kind, tests: Pat
             await box.write("/tmp/grade", b"42", user="grader")
             await box.write(f"{box.grader_home}/key", b"42", user="grader")
             again = await backend.restore(await box.snapshot(), kind.spec())
-            assert isinstance(again, Box)
+            assert isinstance(again, AgentSandbox)
             look = f"cat /workspace/one; ls -A {again.grader_home}; ls -d /tmp/tests /tmp/grade 2>&1 | grep -c cannot"
             assert await sh(again, look, "grader") == "12\n"
 
@@ -226,7 +226,7 @@ def test_a_grader_reads_no_settings_that_the_agent_wrote(kind: Kind, shared: Sha
         pytest.skip("one user is all that there is")
     has_users = shared.has("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         home = box.grader_home if has_users else "/"
         await sh(box, "echo 'echo mine' >~/.bash_profile")
         login = partial(box.exec, ["bash", "-lc", "echo $HOME"], timeout_s=20)
@@ -242,7 +242,7 @@ def test_a_grader_starts_in_its_home_and_imports_nothing_that_the_agent_left_in_
 ) -> None:
     load = [kind.python, "-c", "import json; print(json.dumps(6 * 7))"]
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         work = (await sh(box, "echo \"print('hijacked')\" > json.py; pwd")).strip()
         assert (await box.exec(load, timeout_s=20, user="grader")).stdout == "42\n"
         shell = box.shell(user="grader")
@@ -275,7 +275,7 @@ def test_where_all_are_one_user_a_grader_writes_as_that_user(kind: Kind, tests: 
 
 
 def test_nobody_reads_or_writes_files_as_root(shared: Shared, tests: Path, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for call in (
             box.read("/etc/passwd", user="root"),  # type: ignore[arg-type]
             box.write("/tmp/x", b"", user="root"),  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from envkit import clock
 from envkit.errors import SandboxLostError
 from tests.contract.boxes import ALSO_REMOTE, SOON_S, Kind, run, sleepers, until
-from tests.contract.shared import AnyBox, Shared
+from tests.contract.shared import AnySandbox, Shared
 
 COMMANDS = [
     ("echo a; echo b >&2; (exit 5)", 5, "a\n", "b\n"),
@@ -36,7 +36,7 @@ ENDS = ["exit 3", "exec sh -c 'exit 3'", "set -e; (exit 3)", "kill -9 $$", "echo
 
 @ALSO_REMOTE
 def test_folder_variables_functions_and_exit_code_stay_for_the_next_command(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         for command in (
             "mkdir -p a/b && cd a/b",
@@ -53,7 +53,7 @@ def test_folder_variables_functions_and_exit_code_stay_for_the_next_command(shar
 
 
 def test_a_command_gives_what_it_wrote_and_its_code(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for command, *expected in COMMANDS:
             shell = box.shell()
             result = await shell.run(command, timeout_s=20)
@@ -65,7 +65,7 @@ def test_a_command_gives_what_it_wrote_and_its_code(shared: Shared) -> None:
 
 
 def test_a_shell_that_was_told_to_be_different_still_answers(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for command in CHANGES:
             shell = box.shell()
             await shell.run(command, timeout_s=20)
@@ -79,7 +79,7 @@ def test_a_shell_that_was_told_to_be_different_still_answers(shared: Shared) -> 
 
 @ALSO_REMOTE
 def test_a_command_that_ends_its_shell_says_so_and_the_next_begins_in_a_new_one(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         for command in ENDS:
             shell = box.shell()
             await shell.run("X=1", timeout_s=20)
@@ -94,7 +94,7 @@ def test_a_command_that_ends_its_shell_says_so_and_the_next_begins_in_a_new_one(
 
 
 def test_a_syntax_error_is_a_result(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         await shell.run("X=1", timeout_s=20)
         result = await shell.run("if then", timeout_s=20)
@@ -106,7 +106,7 @@ def test_a_syntax_error_is_a_result(shared: Shared) -> None:
 
 
 def test_two_hundred_thousand_lines_and_every_byte_pass(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         result = await shell.run("seq 1 200000", timeout_s=60, max_output_bytes=1 << 21)
         assert result.stdout_bytes == b"".join(b"%d\n" % number for number in range(1, 200_001))
@@ -120,7 +120,7 @@ def test_two_hundred_thousand_lines_and_every_byte_pass(shared: Shared) -> None:
 
 @ALSO_REMOTE
 def test_a_slow_command_is_ended_and_the_shell_stays_where_it_can(shared: Shared, marker: str) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         await shell.run("X=1; cd /usr", timeout_s=20)
         began = clock.now()
@@ -134,7 +134,7 @@ def test_a_slow_command_is_ended_and_the_shell_stays_where_it_can(shared: Shared
 
 
 def test_a_loop_without_end_costs_the_shell_its_state_and_says_so(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         await shell.run("X=1", timeout_s=20)
         late = await shell.run("while :; do :; done", timeout_s=0.5)
@@ -158,7 +158,7 @@ FORGERIES = {
 def test_what_a_script_says_after_forging_its_end_is_not_taken_for_the_next_ones(
     shared: Shared, pause_s: float
 ) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         async def forge(name: str) -> None:
             shell = box.shell(name.replace(" ", "-"))
             await shell.run("X=1", timeout_s=20)
@@ -182,7 +182,7 @@ def test_what_a_script_says_after_forging_its_end_is_not_taken_for_the_next_ones
 def test_a_script_that_forges_its_end_and_goes_on_cannot_outlive_the_time_of_the_next(
     shared: Shared, marker: str
 ) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         forged = f"printf '%s 0\\0' ${{_envkit_head:0:9}} >&10; sleep {marker}; echo stale"
         assert (await shell.run(forged, timeout_s=20)).exit_code == 0
@@ -197,7 +197,7 @@ def test_a_script_that_forges_its_end_and_goes_on_cannot_outlive_the_time_of_the
 def test_jobs_in_the_background_run_on_until_the_shell_is_closed_and_hold_nobody_back(
     shared: Shared, marker: str
 ) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         began = clock.now()
         result = await shell.run(f"(setsid sleep {marker} &); sleep {marker} & echo started", timeout_s=20)
@@ -213,7 +213,7 @@ def test_jobs_in_the_background_run_on_until_the_shell_is_closed_and_hold_nobody
 
 
 def test_a_cancelled_command_is_ended_and_the_next_one_runs(shared: Shared, marker: str) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: shell.run(f"sleep {marker} & sleep {marker}", timeout_s=100))
@@ -226,7 +226,7 @@ def test_a_cancelled_command_is_ended_and_the_next_one_runs(shared: Shared, mark
 
 
 def test_callers_of_one_shell_wait_for_each_other_in_order(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         await shell.run("count=0", timeout_s=20)
         seen = []
@@ -247,7 +247,7 @@ def test_callers_of_one_shell_wait_for_each_other_in_order(shared: Shared) -> No
 
 
 def test_shells_of_different_names_have_nothing_in_common_and_run_side_by_side(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         async def one(mine: str, other: str) -> None:
             command = f"name={mine}; touch {mine}; until [ -e {other} ]; do sleep 0.01; done"
             await box.shell(mine).run(command, timeout_s=20)
@@ -264,7 +264,7 @@ def test_shells_of_different_names_have_nothing_in_common_and_run_side_by_side(s
 
 
 def test_a_command_that_cannot_be_sent_is_refused_and_disturbs_nobody(shared: Shared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         shell = box.shell()
         with pytest.raises(ValueError, match="cannot hold NUL"):
             await shell.run("echo a\0b", timeout_s=20)
@@ -279,7 +279,7 @@ def test_a_command_that_cannot_be_sent_is_refused_and_disturbs_nobody(shared: Sh
 def test_a_users_shell_is_the_users(shared: Shared) -> None:
     shared.require("uid")
 
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.shell().run("X=agent", timeout_s=20)
         assert (await box.shell(user="grader").run("id -u; echo ${X-none}", timeout_s=20)).stdout == "1001\nnone\n"
         await box.shell(user="grader").close()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envkit.environments.board import MOVES
-from envkit.environments.boards.batch import Batch, batch_of
+from envkit.environments.boards.batch import BoardBatch, batch_of
 from envkit.environments.boards.level_cache import Drawn
 from envkit.environments.boards.physics import CODES, STAY, Physics
 from envkit.environments.frozen_lake import LakeGame
@@ -275,7 +275,7 @@ def _assert_batch_plays(physics: Physics, boards: list[str], side: int, rng: ran
             assert batch.texts(physics.symbols, np.array(over)) == [boards[row] for row in over]
 
 
-def _place(batch: Batch, physics: Physics, boards: Sequence[str], rows: Sequence[int]) -> None:
+def _place(batch: BoardBatch, physics: Physics, boards: Sequence[str], rows: Sequence[int]) -> None:
     cells = [boards[row].replace("\n", "") for row in rows]
     wanted = np.array([board.count(physics.wanted) for board in cells])
     drawn = Drawn(

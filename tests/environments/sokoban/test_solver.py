@@ -10,7 +10,7 @@ from envkit.environments.board import MOVES
 from envkit.environments.sokoban import play
 from envkit.environments.sokoban.levels import draw_level
 from envkit.environments.sokoban.solver import solve
-from envkit.errors import OutOfReachError, UsageError
+from envkit.errors import SearchLimitError, UsageError
 from tests.environments.claimed_levels import KINDS, Kind, broken_claims, cost_of
 from tests.environments.sokoban.slow_sokoban import slow_cost
 
@@ -80,7 +80,7 @@ def test_a_large_room_without_inner_walls_is_solved_too() -> None:
 
 def test_a_search_that_may_not_go_on_says_that_it_does_not_know() -> None:
     board = draw_level(1, 8, 2, (20, 26)).board
-    with pytest.raises(OutOfReachError, match=r"no solution is known after searching \d+ states"):
+    with pytest.raises(SearchLimitError, match=r"no solution is known after searching \d+ states"):
         solve(board, max_states=50)
     assert solve(board, max_states=5000) is not None
 

@@ -19,14 +19,14 @@ from envkit.http.api.app import create_app
 from envkit.http.auth.caller import EVERYBODY
 from envkit.http.auth.tokens import TokenStore
 from envkit.http.limits import timeouts
-from envkit.http.limits.memory_budget import WAIT_S, Bodies
+from envkit.http.limits.memory_budget import WAIT_S, MemoryBudget
 from envkit.http.server import http_connection
-from envkit.http.server.middleware import Guard
+from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.sandbox.transfer import tar_stream
 from tests.http.boxes import scripted
+from tests.http.envs import slots
 from tests.http.pools import SmallPool
-from tests.http.worlds import slots
 
 MIB = 1 << 20
 Asked: TypeAlias = Callable[..., Awaitable[httpx.Response]]
@@ -35,7 +35,7 @@ Asked: TypeAlias = Callable[..., Awaitable[httpx.Response]]
 class Stage:
     """A server with one sandbox, ``a``, which has room for as much as `bodies` say."""
 
-    def __init__(self, address: str, bodies: Bodies, client: httpx.AsyncClient) -> None:
+    def __init__(self, address: str, bodies: MemoryBudget, client: httpx.AsyncClient) -> None:
         self.port = int(address.rpartition(":")[2])
         self.bodies = bodies
         self.client = client
@@ -54,7 +54,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def served(bodies: Bodies, tokens: TokenStore | None = None) -> AsyncIterator[Stage]:
+async def served(bodies: MemoryBudget, tokens: TokenStore | None = None) -> AsyncIterator[Stage]:
     addresses: list[str] = []
     is_ready = anyio.Event()
 
@@ -64,7 +64,7 @@ async def served(bodies: Bodies, tokens: TokenStore | None = None) -> AsyncItera
 
     async with slots() as host, scripted() as backend, anyio.create_task_group() as tasks:
         app = create_app(host, pool=SmallPool(backend), trees=tar_stream)
-        guard = Guard(app, tokens, bodies=bodies)
+        guard = AuthMiddleware(app, tokens, bodies=bodies)
         tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
         await is_ready.wait()
         async with httpx.AsyncClient(base_url=addresses[0], trust_env=False, timeout=None) as client:
@@ -76,7 +76,7 @@ async def served(bodies: Bodies, tokens: TokenStore | None = None) -> AsyncItera
 
 def on_stage(main: Callable[[Stage], Awaitable[None]], most: int) -> None:
     async def run() -> None:
-        async with served(Bodies(most)) as stage:
+        async with served(MemoryBudget(most)) as stage:
             await main(stage)
             await anyio.sleep(0.1)
             assert stage.bodies.held == 0
@@ -115,7 +115,7 @@ def test_programs_that_may_say_little_run_by_the_dozen() -> None:
 
 def test_an_answer_that_is_there_is_counted_as_it_is_though_less_was_expected() -> None:
     async def main() -> None:
-        bodies = Bodies(2 * MIB)
+        bodies = MemoryBudget(2 * MIB)
         room = bodies.room(EVERYBODY)
         await room.expect(MIB // 8)
         room.settle(3 * MIB)

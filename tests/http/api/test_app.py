@@ -11,11 +11,11 @@ import pytest
 
 from envkit import clock
 from envkit.registry import EnvSpec
+from tests.http.envs import serving, slots
 from tests.http.stage import over_http
-from tests.http.worlds import serving, slots
 
 COUNT = {"env_id": "Count-v0", "seed": 7}
-ENVS = [EnvSpec("Count-v0", "tests.http.worlds:Count", {"end": 3}, summary="Counts its steps.")]
+ENVS = [EnvSpec("Count-v0", "tests.http.envs:Count", {"end": 3}, summary="Counts its steps.")]
 
 
 def test_an_episode_is_made_played_looked_at_and_ended() -> None:
@@ -177,7 +177,7 @@ def test_errors_of_the_world_and_of_the_task_keep_their_fields() -> None:
         raised = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "raise"})
         assert (raised.status_code, raised.json()["type"]) == (500, "env_error")
         fields = raised.json()["fields"]
-        assert fields.pop("place").startswith("worlds.py:")
+        assert fields.pop("place").startswith("envs.py:")
         assert fields == {"env_id": "Count-v0", "cause": "ValueError in step: boom", "trace": ""}
 
     over_http(main)

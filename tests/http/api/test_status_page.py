@@ -19,9 +19,9 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.types import CauseKind, Phase, SandboxSpec, SandboxState, SandboxView
 from tests.causes import cause
+from tests.http.envs import serving, slots
 from tests.http.guarded import Stage, on_stage
 from tests.http.stage import over_http
-from tests.http.worlds import serving, slots
 from tests.sandbox.fake.backend import FakeBackend
 
 COUNT = {"env_id": "Count-v0", "seed": 1}

@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from envkit import clock
-from envkit.http.api.operations import Calls
+from envkit.http.api.operations import Operations
 from envkit.http.api.websocket import Sockets
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.rate_limit import Bucket, Rate
@@ -20,7 +20,7 @@ from envkit.http.protocol.asgi import Message
 from envkit.http.protocol.messages import MAX_FRAMES
 from envkit.http.sessions.table import SessionTable
 from envkit.types import Task
-from tests.http.worlds import Lender, serving, slots
+from tests.http.envs import Lender, serving, slots
 
 Main: TypeAlias = Callable[[ClientConnection], Awaitable[None]]
 Json: TypeAlias = dict[str, Any]
@@ -210,7 +210,7 @@ def test_a_socket_that_has_to_wait_hears_its_end() -> None:
 
         began = clock.now()
         async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks:
-            sockets = Sockets(Calls(sessions, tuple), tasks, 1 << 20)
+            sockets = Sockets(Operations(sessions, tuple), tasks, 1 << 20)
             await sockets.serve(Caller("acme", bucket=bucket), receive, send)
         return clock.now() - began
 
@@ -236,7 +236,7 @@ def test_a_socket_that_has_to_wait_loses_nothing() -> None:
                 sender.send_nowait({"type": "websocket.disconnect", "code": 1000})
 
         async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks, sender, receiver:
-            sockets = Sockets(Calls(sessions, tuple), tasks, 1 << 20)
+            sockets = Sockets(Operations(sessions, tuple), tasks, 1 << 20)
             began = clock.now()
             await sockets.serve(Caller("acme", bucket=bucket), receiver.receive, send)
         return clock.now() - began, answered

@@ -15,7 +15,7 @@ from envkit.errors import UnauthorizedError
 from envkit.http.auth.tokens import FRESH_S, TokenStore
 from envkit.http.client.env_client import EnvClient
 from envkit.http.protocol.asgi import Message, Receive, Scope, Send
-from envkit.http.server.middleware import Guard
+from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from tests.http.guarded import Stage, Stream, on_stage, open_socket
 
@@ -51,7 +51,7 @@ def test_a_stream_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
 
             headers = [(b"authorization", f"Bearer {token}".encode())]
             scope: Scope = {"type": "http", "path": "/v1/events", "method": "GET", "headers": headers}
-            await Guard(Stream(), tokens)(scope, receive, send)
+            await AuthMiddleware(Stream(), tokens)(scope, receive, send)
         assert [message.get("more_body", False) for message in sent] == [
             False,
             True,
@@ -103,7 +103,7 @@ def test_a_stream_that_is_cut_does_not_look_complete(tmp_path: Path, caplog: pyt
             headers = {"Authorization": f"Bearer {tokens.create('ops', ['admin'], 'ops')}"}
             async with anyio.create_task_group() as tasks:
                 run = partial(serve, port=0, on_ready=on_ready, handle_signals=False, drain_s=1)
-                tasks.start_soon(run, Guard(Served(), tokens))
+                tasks.start_soon(run, AuthMiddleware(Served(), tokens))
                 await is_ready.wait()
                 async with (
                     httpx.AsyncClient(base_url=addresses[0], trust_env=False) as client,

@@ -6,7 +6,7 @@ import pytest
 
 from envkit.errors import ForbiddenError
 from envkit.http.auth.caller import EVERYBODY, Caller
-from envkit.http.auth.sandbox_policy import Permits
+from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.types import SandboxSpec
 
 USER = Caller("acme", frozenset({"play", "sandbox"}), "1")
@@ -23,23 +23,23 @@ WISHES = {
 @pytest.mark.parametrize("named", WISHES)
 def test_what_reaches_out_of_the_box_is_for_administrators(named: str) -> None:
     with pytest.raises(ForbiddenError, match=f"^{named}"):
-        Permits().require(WISHES[named], USER)
-    Permits().require(WISHES[named], ADMIN)
-    Permits().require(WISHES[named], EVERYBODY)
+        SandboxPolicy().require(WISHES[named], USER)
+    SandboxPolicy().require(WISHES[named], ADMIN)
+    SandboxPolicy().require(WISHES[named], EVERYBODY)
 
 
 @pytest.mark.parametrize("caller", [USER, ADMIN, EVERYBODY])
 def test_nobody_may_see_the_servers_own_files(caller: Caller) -> None:
     with pytest.raises(ForbiddenError, match=r"^views: a server shows sandboxes nothing of its machine"):
-        Permits().require(SandboxSpec(views=(("/etc", "/data"),)), caller)
+        SandboxPolicy().require(SandboxSpec(views=(("/etc", "/data"),)), caller)
 
 
 def test_an_ordinary_sandbox_is_for_everybody() -> None:
-    Permits().require(SandboxSpec(memory_mib=64, command=("true",)), USER)
+    SandboxPolicy().require(SandboxSpec(memory_mib=64, command=("true",)), USER)
 
 
 def test_what_the_server_lists_may_be_asked_for() -> None:
-    permits = Permits(networks=("*.example.org",), profiles=("strict", "system"), images=("swe/*",))
+    permits = SandboxPolicy(networks=("*.example.org",), profiles=("strict", "system"), images=("swe/*",))
     permits.require(SandboxSpec(network=("a.example.org",), profile="system", image="swe/one"), USER)
     for spec in (SandboxSpec(network=("a.example.org", "b.org")), SandboxSpec(network="open")):
         with pytest.raises(ForbiddenError, match="network"):
@@ -47,13 +47,13 @@ def test_what_the_server_lists_may_be_asked_for() -> None:
 
 
 def test_what_reaches_nothing_is_for_everybody_whatever_the_server_lists() -> None:
-    Permits(networks=("pypi.org",), profiles=("system",)).require(SandboxSpec(), USER)
-    Permits(networks=(), profiles=()).require(SandboxSpec(network=()), USER)
+    SandboxPolicy(networks=("pypi.org",), profiles=("system",)).require(SandboxSpec(), USER)
+    SandboxPolicy(networks=(), profiles=()).require(SandboxSpec(network=()), USER)
 
 
 @pytest.mark.parametrize("image", ["/srv/images/../../etc", "/srv/images/..", "swe/../secret", "swe/a/../../secret"])
 def test_no_image_climbs_out_of_what_is_listed(image: str) -> None:
-    permits = Permits(images=("/srv/images/*", "swe/*"))
+    permits = SandboxPolicy(images=("/srv/images/*", "swe/*"))
     with pytest.raises(ForbiddenError, match=r"^image: '.*' has '\.\.' in it$"):
         permits.require(SandboxSpec(image=image), USER)
     permits.require(SandboxSpec(image="swe/one..two"), USER)
@@ -62,19 +62,19 @@ def test_no_image_climbs_out_of_what_is_listed(image: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["*", "op*", "?pen"])
 def test_no_pattern_of_hosts_opens_the_network_of_the_machine(pattern: str) -> None:
-    permits = Permits(networks=(pattern,))
+    permits = SandboxPolicy(networks=(pattern,))
     with pytest.raises(ForbiddenError, match="'open' needs a token"):
         permits.require(SandboxSpec(network="open"), USER)
     permits.require(SandboxSpec(network=("open",)), USER)
 
 
 def test_an_open_network_holds_every_host() -> None:
-    permits = Permits(networks=("none", "open"))
+    permits = SandboxPolicy(networks=("none", "open"))
     for network in ("none", "open", ("b.org",)):
         permits.require(SandboxSpec(network=network), USER)
 
 
 def test_without_isolation_only_administrators_have_sandboxes() -> None:
     with pytest.raises(ForbiddenError, match="isolate nothing"):
-        Permits(isolates=False).require(SandboxSpec(), USER)
-    Permits(isolates=False).require(SandboxSpec(), ADMIN)
+        SandboxPolicy(isolates=False).require(SandboxSpec(), USER)
+    SandboxPolicy(isolates=False).require(SandboxSpec(), ADMIN)

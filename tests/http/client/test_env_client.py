@@ -28,8 +28,8 @@ from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode
 from envkit.types import Reset, Step, Task
 from tests.causes import cause
+from tests.http.envs import Lender, Line, serving, slots
 from tests.http.stage import by_client
-from tests.http.worlds import Lender, Line, serving, slots
 
 COUNT = Task("Count-v0", 7)
 SLEEPER = Task("Sleeper-v0", 0)

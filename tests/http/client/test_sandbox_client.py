@@ -27,12 +27,12 @@ from envkit.protocols import Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.http.boxes import Relay, by_client, scripted
+from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
-from tests.http.worlds import serving, slots
 from tests.sandbox.containers import image
 from tests.sandbox.fake.backend import FakeBackend, FakeBox
 
@@ -239,7 +239,7 @@ def test_who_waits_for_room_stands_in_line_with_all_others_and_is_wanted_room_fo
         async with (
             scripted() as backend,
             slots() as host,
-            Pool([Node("here", backend, Holds(boxes=1))]) as pool,
+            Pool([Node("here", backend, Capacity(boxes=1))]) as pool,
             serving(host, pool=pool) as address,
             SandboxClient(address) as client,
         ):
@@ -267,7 +267,7 @@ def test_who_waits_for_room_holds_up_no_shutdown() -> None:
         async with (
             scripted() as backend,
             slots() as host,
-            Pool([Node("here", backend, Holds(boxes=1))]) as pool,
+            Pool([Node("here", backend, Capacity(boxes=1))]) as pool,
             anyio.create_task_group() as tasks,
         ):
             async with serving(host, pool=pool, drain_s=40, slow_reset_s=60) as address:
@@ -390,7 +390,7 @@ def test_a_blocking_sandbox_can_be_that_of_a_server() -> None:
                 with box.restore(kept) as other:
                     assert other.read("one") == b"text"
                 with pytest.raises(UnsupportedError):
-                    _ = box.gives_up
+                    _ = box.unenforced
             with pytest.raises(SandboxLostError):
                 box.read("one")
             with pytest.raises(UsageError, match="leave backend out"):

@@ -16,8 +16,8 @@ from envkit.http.api.app import create_app
 from envkit.http.protocol.asgi import Receive, Scope, Send, read_body, respond
 from envkit.http.server.server import serve
 from envkit.sandbox.transfer import tar_stream
+from tests.http.envs import slots
 from tests.http.pools import SmallPool
-from tests.http.worlds import slots
 from tests.sandbox.fake.backend import FakeBackend
 
 Opened: TypeAlias = Callable[[], Awaitable[SocketStream]]

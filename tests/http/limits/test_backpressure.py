@@ -12,15 +12,15 @@ from anyio.abc import SocketStream
 
 from envkit import clock
 from envkit.http.api.app import create_app
-from envkit.http.limits.memory_budget import Bodies
+from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.server import http_connection
-from envkit.http.server.middleware import Guard
+from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.http.server.websocket_connection import HOLD_S
 from tests.http.boxes import scripted
+from tests.http.envs import slots
 from tests.http.pools import SmallPool
 from tests.http.raw import UPGRADE, frame
-from tests.http.worlds import slots
 
 MIB = 1 << 20
 TASK = b'"env_id":"Count-v0","seed":1,"options":{"end":100000}'
@@ -32,7 +32,7 @@ STEP = b'{"id":%d,"method":"step","params":{"session_id":"%b","turn":%d,"action"
 class Stage:
     """A server of which sockets may hold half of `most` bytes."""
 
-    def __init__(self, port: int, bodies: Bodies) -> None:
+    def __init__(self, port: int, bodies: MemoryBudget) -> None:
         self.bodies = bodies
         self._port = port
 
@@ -55,9 +55,9 @@ def on_stage(main: Callable[[Stage], Awaitable[None]], most: int) -> None:
             ports.append(int(address.rpartition(":")[2]))
             is_ready.set()
 
-        bodies = Bodies(most)
+        bodies = MemoryBudget(most)
         async with slots() as host, scripted() as backend, anyio.create_task_group() as tasks:
-            guard = Guard(create_app(host, pool=SmallPool(backend)), bodies=bodies)
+            guard = AuthMiddleware(create_app(host, pool=SmallPool(backend)), bodies=bodies)
             tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
             await is_ready.wait()
             await main(Stage(ports[0], bodies))

@@ -15,17 +15,17 @@ from envkit import clock
 from envkit.errors import CapacityError, RateLimitError
 from envkit.http.api.app import create_app
 from envkit.http.auth.caller import EVERYBODY, Caller
-from envkit.http.limits.memory_budget import WAIT_S, Bodies
+from envkit.http.limits.memory_budget import WAIT_S, MemoryBudget
 from envkit.http.protocol.asgi import RETRY_AFTER_S
-from envkit.http.server.middleware import Guard
+from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
-from tests.http.worlds import slots
+from tests.http.envs import slots
 
 Opened: TypeAlias = Callable[[], Awaitable[SocketStream]]
 KIB = 1 << 10
 
 
-async def hold_for(bodies: Bodies, tenant: str | None, count: int, seconds: float) -> None:
+async def hold_for(bodies: MemoryBudget, tenant: str | None, count: int, seconds: float) -> None:
     await bodies.hold(tenant, count)
     await anyio.sleep(seconds)
     bodies.free(tenant, count)
@@ -33,7 +33,7 @@ async def hold_for(bodies: Bodies, tenant: str | None, count: int, seconds: floa
 
 def test_a_body_waits_for_room_and_is_refused_when_there_is_none_for_long() -> None:
     async def main() -> None:
-        bodies = Bodies(100, share=1.0)
+        bodies = MemoryBudget(100, share=1.0)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold_for, bodies, None, 60, 5)
             await anyio.sleep(1)
@@ -50,7 +50,7 @@ def test_a_body_waits_for_room_and_is_refused_when_there_is_none_for_long() -> N
 
 def test_of_the_room_a_tenant_has_its_share_and_leaves_the_rest_to_others() -> None:
     async def main() -> None:
-        bodies = Bodies(100, share=0.5)
+        bodies = MemoryBudget(100, share=0.5)
         await bodies.hold("ann", 30)
         with pytest.raises(RateLimitError, match="the requests of a tenant"):
             await bodies.hold("ann", 30)
@@ -67,7 +67,7 @@ def test_of_the_room_a_tenant_has_its_share_and_leaves_the_rest_to_others() -> N
 
 def test_a_body_that_is_larger_than_the_room_passes_alone() -> None:
     async def main() -> None:
-        bodies = Bodies(100, share=0.5)
+        bodies = MemoryBudget(100, share=0.5)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold_for, bodies, "ann", 500, 3)
             await anyio.sleep(1)
@@ -79,7 +79,7 @@ def test_a_body_that_is_larger_than_the_room_passes_alone() -> None:
 
 def test_a_body_takes_what_it_announces_or_grows_and_folders_take_nothing() -> None:
     async def reach(path: str, headers: list[tuple[bytes, bytes]], count: int) -> int:
-        bodies = Bodies(100, share=0.5)
+        bodies = MemoryBudget(100, share=0.5)
         return await bodies.begin(bodies.room(Caller("ann")), path, headers).reach(count)
 
     async def main() -> None:
@@ -88,7 +88,7 @@ def test_a_body_takes_what_it_announces_or_grows_and_folders_take_nothing() -> N
         assert await reach("/v1/sandboxes/a/shells/tree", length, 100_000) == 3_000_000
         assert await reach("/v1/sandboxes/a/files", [], 100_000) == 100_000 + (1 << 20)
         assert await reach("/v1/sandboxes/a/tree", length, 100_000) > 1 << 60
-        bodies = Bodies(100 * KIB, share=0.5)
+        bodies = MemoryBudget(100 * KIB, share=0.5)
         room = bodies.room(EVERYBODY)
         growing = bodies.begin(room, "/", [])
         assert await growing.reach(await growing.reach(70 * KIB) + 1) > 2 << 20
@@ -142,7 +142,7 @@ def test_a_server_that_holds_enough_says_when_to_come_again_and_takes_small_bodi
             return await anyio.connect_tcp("127.0.0.1", ports[0])
 
         async with slots() as host, anyio.create_task_group() as tasks:
-            guard = Guard(create_app(host), bodies=Bodies(500 * KIB, share=0.5))
+            guard = AuthMiddleware(create_app(host), bodies=MemoryBudget(500 * KIB, share=0.5))
             tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
             await is_ready.wait()
             await main(opened)

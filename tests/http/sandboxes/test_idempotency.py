@@ -10,7 +10,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxConflictError
-from envkit.http.sandboxes.idempotency import Outcome, Repeats
+from envkit.http.sandboxes.idempotency import CallOutcome, IdempotentCalls
 from tests.http.stage import settle
 
 
@@ -22,21 +22,21 @@ class Work:
         self._seconds = seconds
         self._size = size
 
-    async def __call__(self) -> Outcome:
+    async def __call__(self) -> CallOutcome:
         self.runs += 1
         await anyio.sleep(self._seconds)
-        return Outcome(b"%d" % self.runs * self._size)
+        return CallOutcome(b"%d" % self.runs * self._size)
 
 
-def told(error: Exception) -> Outcome:
+def told(error: Exception) -> CallOutcome:
     assert isinstance(error, EnvkitError)
-    return Outcome(error.detail.encode(), error.status)
+    return CallOutcome(error.detail.encode(), error.status)
 
 
-def on_repeats(main: Callable[[Repeats], Awaitable[None]], **bounds: Any) -> None:
+def on_repeats(main: Callable[[IdempotentCalls], Awaitable[None]], **bounds: Any) -> None:
     async def run() -> None:
         async with anyio.create_task_group() as tasks:
-            repeats = Repeats(told, **bounds)
+            repeats = IdempotentCalls(told, **bounds)
             repeats.tasks = tasks
             await main(repeats)
             tasks.cancel_scope.cancel()
@@ -45,7 +45,7 @@ def on_repeats(main: Callable[[Repeats], Awaitable[None]], **bounds: Any) -> Non
 
 
 def test_a_repeat_gives_the_first_answer_for_ten_minutes() -> None:
-    async def main(repeats: Repeats) -> None:
+    async def main(repeats: IdempotentCalls) -> None:
         work = Work()
         for _ in range(3):
             assert (await repeats.once("box", "a", b"x", work)).body == b"1"
@@ -61,7 +61,7 @@ def test_a_repeat_gives_the_first_answer_for_ten_minutes() -> None:
 
 
 def test_a_repeat_that_comes_while_the_first_runs_waits_for_it() -> None:
-    async def main(repeats: Repeats) -> None:
+    async def main(repeats: IdempotentCalls) -> None:
         work = Work(seconds=5)
         bodies = []
 
@@ -78,7 +78,7 @@ def test_a_repeat_that_comes_while_the_first_runs_waits_for_it() -> None:
 
 
 def test_the_key_of_another_call_is_refused() -> None:
-    async def main(repeats: Repeats) -> None:
+    async def main(repeats: IdempotentCalls) -> None:
         await repeats.once("box", "a", b"x", Work())
         with pytest.raises(SandboxConflictError, match="the key 'a' belongs to another call of this sandbox"):
             await repeats.once("box", "a", b"y", Work())
@@ -87,7 +87,7 @@ def test_the_key_of_another_call_is_refused() -> None:
 
 
 def test_a_caller_that_goes_away_leaves_the_call_alone() -> None:
-    async def main(repeats: Repeats) -> None:
+    async def main(repeats: IdempotentCalls) -> None:
         work = Work(seconds=5)
         with anyio.move_on_after(1):
             await repeats.once("box", "a", b"x", work)
@@ -98,7 +98,7 @@ def test_a_caller_that_goes_away_leaves_the_call_alone() -> None:
 
 
 def test_a_call_can_be_ended_by_its_key_and_is_not_begun_again() -> None:
-    async def main(repeats: Repeats) -> None:
+    async def main(repeats: IdempotentCalls) -> None:
         work = Work(seconds=100)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(repeats.once, "box", "a", b"x", work)
@@ -115,7 +115,7 @@ def test_a_call_can_be_ended_by_its_key_and_is_not_begun_again() -> None:
 
 
 def test_calls_are_forgotten_with_their_sandbox() -> None:
-    async def main(repeats: Repeats) -> None:
+    async def main(repeats: IdempotentCalls) -> None:
         work = Work()
         await repeats.once("box", "a", b"x", work)
         await repeats.once("other", "a", b"x", work)
@@ -127,7 +127,7 @@ def test_calls_are_forgotten_with_their_sandbox() -> None:
 
 
 def test_of_many_calls_the_last_are_remembered() -> None:
-    async def main(repeats: Repeats) -> None:
+    async def main(repeats: IdempotentCalls) -> None:
         work = Work()
         for key in "abcd":
             await repeats.once("box", key, b"x", work)
@@ -138,7 +138,7 @@ def test_of_many_calls_the_last_are_remembered() -> None:
 
 
 def test_of_too_large_answers_the_oldest_are_dropped_and_their_calls_do_not_run_again() -> None:
-    async def main(repeats: Repeats) -> None:
+    async def main(repeats: IdempotentCalls) -> None:
         works = {key: Work(size=40) for key in "abc"}
         for key, work in works.items():
             assert (await repeats.once("box", key, b"x", work)).body == b"1" * 40

@@ -14,7 +14,7 @@ import httpx
 from envkit import clock
 from envkit.errors import RateLimitError
 from envkit.http.protocol.asgi import Message
-from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING, Folders
+from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING, FolderTransfers
 from envkit.protocols import Sandbox
 from tests.http.boxes import over_http
 from tests.http.pools import SmallPool
@@ -72,7 +72,7 @@ async def nowhere(message: Message) -> None:
 def test_of_each_tenant_a_few_travel_more_wait_and_the_rest_is_refused() -> None:
     async def main() -> None:
         trees = SlowTrees()
-        folders, box = Folders(trees), cast("Sandbox", NoBox())
+        folders, box = FolderTransfers(trees), cast("Sandbox", NoBox())
         outcomes: Counter[tuple[str, str]] = Counter()
 
         async def move(tenant: str, takes: bool) -> None:

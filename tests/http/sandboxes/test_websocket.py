@@ -19,12 +19,12 @@ from envkit.errors import ForbiddenError, SandboxLostError
 from envkit.http.api.app import create_app
 from envkit.http.auth.tokens import TokenStore
 from envkit.http.client.sandbox_client import SandboxClient
-from envkit.http.server.middleware import Guard
+from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
 from envkit.types import SandboxSpec
 from tests.http.boxes import over_http, scripted
+from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
-from tests.http.worlds import serving, slots
 
 A = "/v1/sandboxes/a"
 
@@ -182,7 +182,7 @@ def test_tenants_see_their_own_sandboxes_alone(tmp_path: Path) -> None:
             acme, umbrella = (tokens.create(name, ["sandbox"]) for name in ("acme", "umbrella"))
             admin, player = tokens.create("ops", ["admin"]), tokens.create("acme", ["play"])
             async with scripted() as backend, slots() as host, anyio.create_task_group() as tasks:
-                app = Guard(create_app(host, pool=SmallPool(backend)), tokens)
+                app = AuthMiddleware(create_app(host, pool=SmallPool(backend)), tokens)
                 addresses: list[str] = []
                 ready = anyio.Event()
 

@@ -14,7 +14,7 @@ from envkit.errors import ForbiddenError, UnauthorizedError, UnknownEnvError
 from envkit.http.client.env_client import EnvClient
 from envkit.http.protocol.asgi import Message, Receive, Scope, Send
 from envkit.http.server.access_log import AccessLog
-from envkit.http.server.middleware import Guard, scope_for
+from envkit.http.server.middleware import AuthMiddleware, scope_for
 from envkit.types import Task
 from tests.http.guarded import COUNT, LONG, Stage, Stream, on_stage
 
@@ -283,7 +283,7 @@ def test_an_application_that_breaks_is_written_down_and_its_error_is_not_hidden(
 
         scope: Scope = {"type": "http", "path": "/v1/envs", "method": "GET", "headers": []}
         with AccessLog(Kept()) as log, pytest.raises(RuntimeError, match="broken"):
-            await Guard(Broken(), log=log)(scope, receive, send)
+            await AuthMiddleware(Broken(), log=log)(scope, receive, send)
 
     clock.run(main)
     assert json.loads(*lines)["status"] == 500

@@ -24,8 +24,8 @@ from envkit.http.client.env_client import EnvClient
 from envkit.http.server.server import serve
 from envkit.types import Task
 from tests.http.boxes import scripted
+from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
-from tests.http.worlds import serving, slots
 
 PROGRAM = """
 import sys
@@ -307,7 +307,7 @@ def test_the_process_of_a_server_in_a_box_is_felt_until_it_is_stopped(tmp_path: 
     def felt() -> bytes:
         with socket.socket(socket.AF_UNIX) as stream:
             stream.settimeout(1)
-            stream.connect(str(tmp_path / "env.pulse"))
+            stream.connect(str(tmp_path / "env.heartbeat"))
             return stream.recv(1)
 
     path = tmp_path / "env.sock"

@@ -18,7 +18,7 @@ from envkit.http.api.app import create_app
 from envkit.http.client.env_client import EnvClient
 from envkit.http.server.server import serve
 from envkit.types import Task
-from tests.http.worlds import slots
+from tests.http.envs import slots
 
 
 class Pair(NamedTuple):

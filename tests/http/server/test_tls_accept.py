@@ -18,8 +18,8 @@ from envkit.http.api.app import create_app
 from envkit.http.server import http_connection
 from envkit.http.server.server import serve
 from envkit.http.server.tls import HANDSHAKE_S
+from tests.http.envs import slots
 from tests.http.server.test_tls import Pair, make_pair
-from tests.http.worlds import slots
 
 HELLO = b"GET /v1/health HTTP/1.1\r\n\r\n"
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from tests.http.worlds import serving, slots
+from tests.http.envs import serving, slots
 
 PROGRAM = """
 import sys, envkit

@@ -26,8 +26,8 @@ from envkit.http.sessions.table import SessionTable
 from envkit.protocols import Episode
 from envkit.types import Observation, Reset, Step, Task
 from tests.causes import cause
+from tests.http.envs import Lender, slots
 from tests.http.stage import on_table, settle
-from tests.http.worlds import Lender, slots
 
 COUNT = Task("Count-v0", 7)
 SLEEPER = Task("Sleeper-v0", 0)

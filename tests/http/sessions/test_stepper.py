@@ -24,7 +24,7 @@ from envkit.errors import (
 )
 from envkit.http.sessions.session import Move, SessionState
 from envkit.http.sessions.table import SessionTable
-from envkit.protocols import AskingEpisode
+from envkit.protocols import SplitStepEpisode
 from envkit.types import Observation, Reset, Step, Task
 from tests.causes import cause
 from tests.http.stage import settle
@@ -53,10 +53,10 @@ class Far:
             raise SandboxLostError("far", cause("away"))
         return Step(Observation(f"stepped {action}"), 0.0, False, False, {})
 
-    async def again(self, action: str) -> Step:
+    async def repeat_step(self, action: str) -> Step:
         raise NotImplementedError
 
-    def ask(self, action: str) -> asyncio.Future[Raw] | None:
+    def start_step(self, action: str) -> asyncio.Future[Raw] | None:
         if self.refusal is not None:
             raise self.refusal
         if not self.is_there:
@@ -64,7 +64,7 @@ class Far:
         self.asked.append((action, asyncio.get_running_loop().create_future()))
         return self.asked[-1][1]
 
-    def told(self, answer: asyncio.Future[Raw]) -> Step:
+    def finish_step(self, answer: asyncio.Future[Raw]) -> Step:
         return Step(Observation(bytes(answer.result()).decode()), 0.0, False, False, {})
 
     def answer(self, text: str) -> None:
@@ -78,7 +78,7 @@ class FarHost:
         self.far = Far()
 
     @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[AskingEpisode]:
+    async def lease(self, task: Task) -> AsyncIterator[SplitStepEpisode]:
         yield self.far
 
 
@@ -104,7 +104,7 @@ def test_the_answer_to_a_step_that_was_asked_for_is_also_that_of_its_repeats() -
         async def repeat() -> None:
             texts.append((await table.step("a", 0, "x")).observation.text)
 
-        assert table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
         assert table.get("a").state is SessionState.STEPPING
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(repeat)
@@ -122,7 +122,7 @@ def test_the_answer_to_a_step_that_was_asked_for_is_also_that_of_its_repeats() -
 
 def test_a_session_that_waits_for_its_next_step_keeps_nothing_of_what_came_over_the_wire() -> None:
     async def main(table: SessionTable, far: Far) -> None:
-        assert table.ask("a", 0, "x", lambda move: None)
+        assert table.start_step("a", 0, "x", lambda move: None)
         far.answer("far 1")
         await settle()
         answer = weakref.ref(far.asked.pop()[1])
@@ -135,16 +135,16 @@ def test_a_session_that_waits_for_its_next_step_keeps_nothing_of_what_came_over_
 def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert not table.ask("b", 0, "x", moves.append)
-        assert not table.ask("a", 1, "x", moves.append)
+        assert not table.start_step("b", 0, "x", moves.append)
+        assert not table.start_step("a", 1, "x", moves.append)
         far.is_there = False
-        assert not table.ask("a", 0, "x", moves.append)
+        assert not table.start_step("a", 0, "x", moves.append)
         far.is_there = True
         far.refusal = UnreachableError("closed")
-        assert not table.ask("a", 0, "x", moves.append)
+        assert not table.start_step("a", 0, "x", moves.append)
         far.refusal = None
-        assert table.ask("a", 0, "x", moves.append)
-        assert not table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
+        assert not table.start_step("a", 0, "x", moves.append)
         with pytest.raises(StepOrderError, match="expected turn 0, got 1"):
             await table.step("a", 1, "y")
         far.answer("far 1")
@@ -158,7 +158,7 @@ def test_a_step_that_cannot_be_asked_for_is_left_alone() -> None:
 def test_a_step_that_was_asked_for_in_vain_is_played_as_any_other_and_once(error: Exception) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
         far.asked[0][1].set_exception(error)
         await anyio.sleep(4)
         assert moves == []
@@ -173,7 +173,7 @@ def test_a_step_that_was_asked_for_in_vain_is_played_as_any_other_and_once(error
 def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
         far.asked[0][1].set_exception(error)
         await settle()
         for _ in range(2):
@@ -187,7 +187,7 @@ def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) 
 def test_a_question_that_somebody_else_cancels_breaks_the_session() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
         far.asked[0][1].cancel()
         await settle()
         with pytest.raises(SessionBrokenError, match="cancelled"):
@@ -200,7 +200,7 @@ def test_the_deadline_of_a_step_that_was_asked_for_begins_with_the_step() -> Non
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
         await anyio.sleep(300)
-        assert table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
         await anyio.sleep(59)
         far.answer("far 1")
         await settle()
@@ -212,7 +212,7 @@ def test_the_deadline_of_a_step_that_was_asked_for_begins_with_the_step() -> Non
 def test_a_loss_that_the_world_cannot_get_over_breaks_the_session() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
         far.is_there = False
         far.asked[0][1].set_exception(SandboxLostError("far", cause("away")))
         await anyio.sleep(6)
@@ -228,7 +228,7 @@ def test_a_loss_that_the_world_cannot_get_over_breaks_the_session() -> None:
 def test_a_session_that_is_deleted_ends_the_step_that_was_asked_for(when: str) -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
         if when == "in the moment of the answer":
             far.answer("far 1")
         elif when == "while it is played again":
@@ -246,7 +246,7 @@ def test_a_session_that_is_deleted_ends_the_step_that_was_asked_for(when: str) -
 def test_a_step_that_was_asked_for_has_a_deadline() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []
-        assert table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
         await anyio.sleep(62)
         with pytest.raises(DeadlineError, match="longer than 60 s"):
             moves[0].result()
@@ -260,7 +260,7 @@ def test_a_server_that_stops_answers_what_was_asked_for() -> None:
     moves: list[Move] = []
 
     async def main(table: SessionTable, far: Far) -> None:
-        assert table.ask("a", 0, "x", moves.append)
+        assert table.start_step("a", 0, "x", moves.append)
 
     play(main)
     with pytest.raises(EnvkitError, match="the server stopped"):

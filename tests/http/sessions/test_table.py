@@ -23,8 +23,8 @@ from envkit.http.sessions.session import Opened, SessionState
 from envkit.http.sessions.table import SessionTable
 from envkit.protocols import Episode
 from envkit.types import Observation, Step, Task
+from tests.http.envs import Lender, slots
 from tests.http.stage import on_table, settle
-from tests.http.worlds import Lender, slots
 
 COUNT = Task("Count-v0", 7)
 SLEEPER = Task("Sleeper-v0", 0)
@@ -199,7 +199,7 @@ def test_what_the_world_raises_is_the_answer_also_when_repeated_and_breaks_the_s
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create("a", COUNT)
         for _ in range(2):
-            with pytest.raises(EnvError, match=r"Count-v0 raised ValueError in step: boom \(.*worlds.py:\d+\)"):
+            with pytest.raises(EnvError, match=r"Count-v0 raised ValueError in step: boom \(.*envs.py:\d+\)"):
                 await table.step("a", 0, "raise")
         with pytest.raises(SessionBrokenError, match="boom"):
             await table.step("a", 0, "x")

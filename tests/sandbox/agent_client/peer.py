@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from envkit import clock
-from envkit.sandbox.agent_client.channel import Channel
+from envkit.sandbox.agent_client.channel import AgentChannel
 
 HELLO: Mapping[str, object] = {"hello": 2, "pid": 1, "python": "3.11", "uid": 0}
 Header = dict[str, Any]
@@ -109,9 +109,9 @@ class Peer:
         return len(self._frames)
 
 
-async def opened() -> tuple[Channel, Peer]:
+async def opened() -> tuple[AgentChannel, Peer]:
     peer = Peer()
-    channel = Channel(peer)
+    channel = AgentChannel(peer)
     peer.say(HELLO)
     await channel.open({"work": "/workspace"}, 5)
     assert await peer.heard() == ({"config": {"work": "/workspace"}}, b"")

@@ -10,14 +10,14 @@ import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.sandbox.agent_client.channel import Channel, ChannelEndedError, Hello, RefusedCallError
+from envkit.sandbox.agent_client.channel import AgentChannel, ChannelEndedError, Hello, RefusedCallError
 from tests.sandbox.agent_client.peer import HELLO, Peer, frame, opened, run
 
 
 def test_the_first_word_is_the_agents_and_the_second_says_what_to_be() -> None:
     async def main() -> None:
         peer = Peer()
-        channel = Channel(peer)
+        channel = AgentChannel(peer)
         peer.say(HELLO)
         assert await channel.open({"env": {"A": "b"}, "ttl_s": None}, 5) == Hello(pid=1, python="3.11", uid=0)
         assert await peer.heard() == ({"config": {"env": {"A": "b"}, "ttl_s": None}}, b"")
@@ -49,7 +49,7 @@ OTHER_VERSION = (
 def test_an_agent_that_does_not_greet_as_agreed_is_not_talked_to(first: object, reason: str) -> None:
     async def main() -> None:
         peer = Peer()
-        channel = Channel(peer)
+        channel = AgentChannel(peer)
         if first is not None:
             peer.say(first)
         with pytest.raises(ChannelEndedError, match=f"^{reason}$"):

@@ -35,9 +35,9 @@ from tests.sandbox.box_case import COMMAND, RESULT, Case, answered
 
 def test_a_box_is_a_sandbox() -> None:
     async def main() -> None:
-        case = await Case(gives_up=("network",)).started()
+        case = await Case(unenforced=("network",)).started()
         sandbox: Sandbox = case.box
-        assert (sandbox.id, case.box.work, case.box.gives_up) == ("case-1", "/workspace", ("network",))
+        assert (sandbox.id, case.box.work, case.box.unenforced) == ("case-1", "/workspace", ("network",))
         await sandbox.stop()
 
     run(main)

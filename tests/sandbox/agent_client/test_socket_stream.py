@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from envkit.sandbox.agent_client.channel import Channel, SocketStream
+from envkit.sandbox.agent_client.channel import AgentChannel, SocketStream
 from tests.sandbox.agent_client.peer import HELLO, frame, run
 
 
@@ -142,7 +142,7 @@ def test_sixteen_callers_share_one_socket() -> None:
         ours, theirs = socket.socketpair()
         peer = SocketStream(theirs)
         await peer.send(frame(HELLO))
-        channel = Channel(SocketStream(ours))
+        channel = AgentChannel(SocketStream(ours))
         await channel.open({}, 5)
 
         async def echo() -> None:

@@ -16,7 +16,7 @@ from envkit.errors import (
     SandboxLostError,
     UnreachableError,
 )
-from envkit.sandbox.host.instances import Boxes, not_ready
+from envkit.sandbox.host.instances import LiveSandboxes, not_ready
 from envkit.types import CauseKind
 from tests.causes import cause
 from tests.sandbox.agent_client.peer import HELLO, run
@@ -292,7 +292,7 @@ class Stopping:
 
 def test_leaving_a_backend_stops_all_at_once_and_says_which_could_not_be() -> None:
     async def main() -> None:
-        boxes = Boxes("case")
+        boxes = LiveSandboxes("case")
         await boxes.open()
         folder = boxes.folder
         assert [boxes.new_id(), boxes.new_id()] == ["case-1", "case-2"]

@@ -18,16 +18,16 @@ from envkit.errors import (
     TooLargeError,
     UnsupportedError,
 )
-from envkit.sandbox.docker.agentless import FallbackBox
+from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import CauseKind, SandboxSpec
 from tests.contract.boxes import KINDS, run, until
-from tests.contract.shared import AnyBox, SharedSandboxes
+from tests.contract.shared import AnySandbox, SharedSandboxes
 from tests.sandbox.containers import containers_of, docker, image
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("fallback")]
 
-RunShared: TypeAlias = Callable[[Callable[[AnyBox], Awaitable[None]]], None]
+RunShared: TypeAlias = Callable[[Callable[[AnySandbox], Awaitable[None]]], None]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def shared(without_python: str, sandboxes: SharedSandboxes) -> RunShared:
 
 
 def test_a_command_has_input_output_environment_and_an_exit_code(shared: RunShared) -> None:
-    async def main(box: AnyBox) -> None:
-        assert isinstance(box, FallbackBox)
+    async def main(box: AnySandbox) -> None:
+        assert isinstance(box, AgentlessSandbox)
         script = "id -u; pwd; echo $COLOUR $SIZE; cat; echo oh >&2; exit 3"
         result = await box.exec(["sh", "-c", script], timeout_s=20, env={"SIZE": "7"}, stdin=b"text\n")
         assert (result.exit_code, result.stdout, result.stderr) == (3, "1000\n/workspace\nblue 7\ntext\n", "oh\n")
@@ -63,7 +63,7 @@ def test_a_command_has_input_output_environment_and_an_exit_code(shared: RunShar
 
 
 def test_a_grader_s_files_and_settings_are_its_own(shared: RunShared, tmp_path: Path) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         script = f"{box.grader_home}/deep/grade.sh"
         await box.write(script, b"echo graded; umask; echo $HOME; pwd; echo 42 > /tmp/grade", user="grader")
         result = await box.exec(["sh", script], timeout_s=20, user="grader")
@@ -89,7 +89,7 @@ def test_a_grader_s_files_and_settings_are_its_own(shared: RunShared, tmp_path: 
 def test_what_a_command_leaves_running_ends_with_it(
     shared: RunShared, marker: str, sleepers: Callable[[], int]
 ) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         leave = f"(setsid sleep {marker} &) ; trap '' TERM; sleep {marker} &"
         result = await box.exec(["sh", "-c", leave], timeout_s=20)
         assert (result.exit_code, result.timed_out) == (0, False)
@@ -102,7 +102,7 @@ def test_what_a_command_leaves_running_ends_with_it(
 def test_a_command_out_of_time_ends_with_all_that_it_started(
     deed: str, shared: RunShared, marker: str, sleepers: Callable[[], int]
 ) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         script = f"echo part; (setsid sleep {marker} &); trap '' TERM; {deed.format(marker)}"
         result = await box.exec(["sh", "-c", script], timeout_s=1)
         assert (result.exit_code, result.timed_out, result.stdout) == (None, True, "part\n")
@@ -113,7 +113,7 @@ def test_a_command_out_of_time_ends_with_all_that_it_started(
 
 
 def test_a_cancelled_command_ends(shared: RunShared, marker: str, sleepers: Callable[[], int]) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         with anyio.move_on_after(0.5):
             await box.exec(["sleep", marker], timeout_s=60)
         await until(lambda: sleepers() == 0)  # killed by now, which takes a moment
@@ -122,7 +122,7 @@ def test_a_cancelled_command_ends(shared: RunShared, marker: str, sleepers: Call
 
 
 def test_of_much_output_the_end_is_kept(shared: RunShared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         flood = "head -c 3000000 /dev/zero; echo end; head -c 100 /dev/zero >&2; echo END >&2"
         result = await box.exec(["sh", "-c", flood], timeout_s=20, max_output_bytes=10)
         assert result.stdout_bytes == b"\0" * 6 + b"end\n"
@@ -133,7 +133,7 @@ def test_of_much_output_the_end_is_kept(shared: RunShared) -> None:
 
 
 def test_files_are_read_and_written_whole(shared: RunShared) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         content = bytes(range(256)) * 4096
         await box.write("a b/-c", content, mode=0o750)
         assert await box.read("/workspace/a b/-c") == content

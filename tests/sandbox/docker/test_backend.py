@@ -16,7 +16,7 @@ from envkit.errors import (
     SandboxRefusedError,
     SandboxStartError,
 )
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker import orphans
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
@@ -27,9 +27,9 @@ from tests.sandbox.containers import containers_of, docker, image
 pytestmark = pytest.mark.docker
 
 
-async def started(backend: DockerBackend, spec: SandboxSpec) -> Box:
+async def started(backend: DockerBackend, spec: SandboxSpec) -> AgentSandbox:
     box = await backend.start(spec)
-    assert isinstance(box, Box)
+    assert isinstance(box, AgentSandbox)
     return box
 
 
@@ -165,7 +165,7 @@ def test_the_system_profile_has_a_root_that_can_write_and_names_what_it_gives_up
     async def main() -> None:
         async with DockerBackend() as backend:
             box = await started(backend, SandboxSpec(image=image(), profile="system"))
-            assert {"uid", "memory_reserve"} <= set(box.gives_up)
+            assert {"uid", "memory_reserve"} <= set(box.unenforced)
             result = await box.exec(["sh", "-c", "id -u; echo new > /usr/local/file; mknod /tmp/d b 8 0"], timeout_s=20)
             assert result.stdout == "0\n"
             assert "Operation not permitted" in result.stderr

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from envkit.errors import SandboxError, SandboxLostError, SandboxStartError
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.docker.disk_quota import tasks
 from envkit.types import SandboxSpec
@@ -24,13 +24,13 @@ pytestmark = [
 ]
 
 
-async def started(backend: DockerBackend, disk_mib: int) -> Box:
+async def started(backend: DockerBackend, disk_mib: int) -> AgentSandbox:
     box = await backend.start(SandboxSpec(image=image(), profile="system", disk_mib=disk_mib))
-    assert isinstance(box, Box)
+    assert isinstance(box, AgentSandbox)
     return box
 
 
-async def lost(box: Box, *lines: str) -> str:
+async def lost(box: AgentSandbox, *lines: str) -> str:
     """Return why a box is lost that runs a script."""
     with pytest.raises(SandboxLostError) as caught:
         await box.exec(["sh", "-c", "\n".join(lines)], timeout_s=30)

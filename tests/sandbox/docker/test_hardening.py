@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec, SandboxUser
 from tests.contract.boxes import KINDS, run
-from tests.contract.shared import AnyBox, SharedSandboxes
+from tests.contract.shared import AnySandbox, SharedSandboxes
 from tests.sandbox.containers import image, reduced_image
 
 pytestmark = pytest.mark.docker
@@ -55,7 +55,7 @@ def reduced() -> Iterator[str]:
         yield name
 
 
-async def require_closed(box: AnyBox) -> None:
+async def require_closed(box: AnySandbox) -> None:
     said = (await box.exec(["python3", "-c", READ], timeout_s=20, user="root")).stdout.splitlines()
     assert said == ["Permission denied"] * 4
 
@@ -65,7 +65,7 @@ async def require_closed(box: AnyBox) -> None:
 def test_what_starts_programs_is_not_traced_not_even_by_the_box_s_root(
     sandboxes: SharedSandboxes, profile: str, user: SandboxUser
 ) -> None:
-    async def main(box: AnyBox) -> None:
+    async def main(box: AnySandbox) -> None:
         await box.shell(user="root").run("true", timeout_s=20)
         said = (await box.exec(["python3", "-c", TRACE], timeout_s=20, user=user)).stdout.splitlines()
         # Bash is a program like any other, and may be traced by who has its rights.
@@ -100,7 +100,7 @@ def test_a_root_that_kills_everybody_leaves_a_box_that_answers(tmp_path: Path) -
     async def main() -> None:
         async with DockerBackend() as backend:
             box = await backend.start(SandboxSpec(image=image(), profile="system"))
-            assert isinstance(box, Box)
+            assert isinstance(box, AgentSandbox)
             shell = box.shell()
             await shell.run("X=1", timeout_s=20)
             killed = await box.exec(["sh", "-c", everybody], timeout_s=20)
@@ -121,7 +121,7 @@ def test_a_root_that_stops_everybody_holds_no_call_back_for_longer_than_its_time
     async def main() -> None:
         async with DockerBackend() as backend:
             box = await backend.start(SandboxSpec(image=image(), profile="system"))
-            assert isinstance(box, Box)
+            assert isinstance(box, AgentSandbox)
             await box.shell().run("(sleep 0.3; kill -STOP -1) &", timeout_s=20)
             waiting = await box.exec(["sh", "-c", "sleep 0.6; echo on"], timeout_s=1)
             assert (waiting.exit_code, waiting.timed_out) == (None, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envkit.errors import UsageError
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker import image_build
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec
@@ -82,7 +82,7 @@ def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(
         assert docker("image", "inspect", "--format", '{{index .Config.Labels "envkit.format"}}', tag) == "1"
         async with DockerBackend() as backend:
             box = await backend.start(SandboxSpec(image=tag, untrusted=True))
-            assert isinstance(box, Box)
+            assert isinstance(box, AgentSandbox)
             result = await box.exec(["python3", "-c", "import speaker"], timeout_s=20)
             assert (result.stdout, result.stderr) == ("spoken\n", "")
 

@@ -15,9 +15,9 @@ from functools import cache
 
 import pytest
 
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker import seccomp_profile
-from envkit.sandbox.docker.agentless import FallbackBox
+from envkit.sandbox.docker.agentless import AgentlessSandbox
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import seccomp
 from envkit.types import SandboxSpec
@@ -208,7 +208,7 @@ def test_the_filter_needs_no_python_in_the_image(tmp_path_factory: pytest.TempPa
     async def main() -> None:
         async with DockerBackend() as backend:
             box = await backend.start(SandboxSpec(image=name, untrusted=True))
-            assert isinstance(box, FallbackBox)
+            assert isinstance(box, AgentlessSandbox)
             numbers = [str(one) for one in (io_uring_setup, keyctl, modify_ldt, ptrace, clone3, getppid)]
             done = await box.exec(["perl", "-e", PERL, *numbers], timeout_s=20)
             assert done.stdout.split() == ["1", "1", "1", "1", "38", "0"]
@@ -225,7 +225,7 @@ def test_a_program_of_another_family_of_sockets_is_refused_also_to_the_root_of_a
     async def main() -> None:
         async with DockerBackend() as backend:
             box = await backend.start(SandboxSpec(image=image(), profile=profile))  # type: ignore[arg-type]
-            assert isinstance(box, Box)
+            assert isinstance(box, AgentSandbox)
             source = "import _socket; _socket.socket(40, 1, 0)"
             done = await box.exec(["python3", "-c", source], timeout_s=20, user="root")
             assert "PermissionError: [Errno 1] Operation not permitted" in done.stderr

@@ -13,7 +13,7 @@ import pytest
 from envkit import clock
 from envkit.sandbox.egress import proxy
 from envkit.sandbox.egress.allowlist import Address, Allowlist, RefusedError, Resolve, is_public, why_refused
-from envkit.sandbox.egress.proxy import Proxy, Request
+from envkit.sandbox.egress.proxy import Proxy, ProxyRequest
 from envkit.types import SandboxSpec
 from tests.sandbox.egress.internet import PATIENCE_S, web_server
 from tests.sandbox.fake.backend import FakeBackend, Fate
@@ -109,7 +109,7 @@ def test_a_head_without_end_is_refused() -> None:
 
 def test_the_host_that_is_asked_is_the_host_that_was_allowed() -> None:
     head = b"GET http://ok.example/ HTTP/1.1\r\nHost: no.example\r\nhost : no.example\r\nConnection: keep-alive\r\n\r\n"
-    request = Request.parse(head)
+    request = ProxyRequest.parse(head)
     assert (request.host, request.port) == ("ok.example", 80)
     assert request.head == b"GET / HTTP/1.1\r\nHost: ok.example\r\nConnection: close\r\n\r\n"
 
@@ -119,11 +119,11 @@ def test_the_host_that_is_asked_is_the_host_that_was_allowed() -> None:
 )
 def test_headers_that_a_server_may_read_otherwise_are_refused(trick: bytes) -> None:
     with pytest.raises(RefusedError, match="not a request"):
-        Request.parse(b"GET http://ok.example/ HTTP/1.1\r\n" + trick + b"\r\n\r\n")
+        ProxyRequest.parse(b"GET http://ok.example/ HTTP/1.1\r\n" + trick + b"\r\n\r\n")
 
 
 def test_credentials_for_the_proxy_stay_here() -> None:
-    request = Request.parse(b"GET http://ok.example/ HTTP/1.1\r\nProxy-Authorization: Basic eA==\r\n\r\n")
+    request = ProxyRequest.parse(b"GET http://ok.example/ HTTP/1.1\r\nProxy-Authorization: Basic eA==\r\n\r\n")
     assert b"eA==" not in request.head
 
 

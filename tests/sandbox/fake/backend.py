@@ -170,7 +170,7 @@ class FakeBox:
         spec: What it was asked to be.
         files: Its files, by their full names.
         commands: What it was asked to run, in that order.
-        gives_up: Nothing.
+        unenforced: Nothing.
         grader_home: The folder whose files the agent does not reach; who wrote other files is not kept.
     """
 
@@ -185,7 +185,7 @@ class FakeBox:
         self.spec = spec
         self.files = files
         self.commands: list[Command] = []
-        self.gives_up: tuple[str, ...] = ()
+        self.unenforced: tuple[str, ...] = ()
         self.grader_home = GRADER_HOME
         self._id = box_id
         self._fate = fate

@@ -13,7 +13,7 @@ import pytest
 from envkit.sandbox.host import agent_cgroup, cgroups, run_dirs
 from envkit.types import Cause, CauseKind
 
-BOUNDS = cgroups.Bounds(memory_mib=64, pids=7, cpus=0.5)
+BOUNDS = cgroups.CgroupLimits(memory_mib=64, pids=7, cpus=0.5)
 SETTINGS = {
     "memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control"),
     "pids": ("pids.max",),
@@ -60,7 +60,7 @@ def test_a_controller_that_is_not_there_is_not_promised(tmp_path: Path) -> None:
 
 
 def test_the_bounds_of_version_1_also_bound_swap(tmp_path: Path) -> None:
-    cgroups.Group(cgroups.find(version_1(tmp_path)), "g").make(BOUNDS)
+    cgroups.Cgroup(cgroups.find(version_1(tmp_path)), "g").make(BOUNDS)
     assert (tmp_path / "memory/g/memory.limit_in_bytes").read_text() == "67108864"
     assert (tmp_path / "memory/g/memory.memsw.limit_in_bytes").read_text() == "67108864"
     assert (tmp_path / "pids/g/pids.max").read_text() == "7"
@@ -72,12 +72,12 @@ def test_a_kernel_that_does_not_count_swap_is_told_not_to_swap(tmp_path: Path) -
     version_1(tmp_path)
     (tmp_path / "memory/g/memory.memsw.limit_in_bytes").unlink()
     (tmp_path / "memory/g/memory.swappiness").write_text("60")
-    cgroups.Group(cgroups.find(tmp_path), "g").make(BOUNDS)
+    cgroups.Cgroup(cgroups.find(tmp_path), "g").make(BOUNDS)
     assert (tmp_path / "memory/g/memory.swappiness").read_text()[0] == "0"
 
 
 def test_what_is_without_bound_is_left_as_it_is(tmp_path: Path) -> None:
-    cgroups.Group(cgroups.find(version_1(tmp_path)), "g").make(cgroups.Bounds())
+    cgroups.Cgroup(cgroups.find(version_1(tmp_path)), "g").make(cgroups.CgroupLimits())
     assert (tmp_path / "memory/g/memory.limit_in_bytes").read_text() == ""
     assert (tmp_path / "pids/g/pids.max").read_text() == ""
 
@@ -99,28 +99,28 @@ def test_in_version_2_without_controllers_nothing_is_promised(tmp_path: Path) ->
 def test_the_bounds_of_version_2_leave_no_swap(tmp_path: Path) -> None:
     root, own = version_2(tmp_path, own="/a/b", shared="cpu memory pids")
     files(root / "a/g", "cgroup.procs", "memory.max", "memory.swap.max", "pids.max", "cpu.max")
-    cgroups.Group(cgroups.find(root, own), "g").make(BOUNDS)
+    cgroups.Cgroup(cgroups.find(root, own), "g").make(BOUNDS)
     written = {name: (root / "a/g" / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")}
     assert written == {"memory.max": "67108864", "memory.swap.max": "0", "pids.max": "7"}
     assert (root / "a/g/cpu.max").read_text() == "50000 100000"
 
 
 def test_a_group_is_joined_in_each_folder_and_seen_where_programs_look(tmp_path: Path) -> None:
-    one = cgroups.Group(cgroups.find(version_1(tmp_path / "1")), "g")
+    one = cgroups.Cgroup(cgroups.find(version_1(tmp_path / "1")), "g")
     one.join(4711)
     for name in ("memory", "pids", "cpu"):
         assert (tmp_path / "1" / name / "g/cgroup.procs").read_text() == "4711"
     assert one.views()[0] == (tmp_path / "1/memory/g", "/sys/fs/cgroup/memory")
     root, own = version_2(tmp_path / "2", own="/a/b", shared="cpu memory pids")
     files(root / "a/g", "cgroup.procs")
-    two = cgroups.Group(cgroups.find(root, own), "g")
+    two = cgroups.Cgroup(cgroups.find(root, own), "g")
     two.join(4711)
     assert (root / "a/g/cgroup.procs").read_text() == "4711"
     assert two.views() == [(root / "a/g", "/sys/fs/cgroup")]
 
 
 def test_who_died_of_the_bound_is_counted(tmp_path: Path) -> None:
-    one = cgroups.Group(cgroups.find(version_1(tmp_path / "1")), "g")
+    one = cgroups.Cgroup(cgroups.find(version_1(tmp_path / "1")), "g")
     (tmp_path / "1/memory/g/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     (tmp_path / "1/memory/g/memory.limit_in_bytes").write_text(f"{64 << 20}\n")
     (tmp_path / "1/memory/g/memory.max_usage_in_bytes").write_text(f"{40 << 20}\n")
@@ -130,7 +130,7 @@ def test_who_died_of_the_bound_is_counted(tmp_path: Path) -> None:
     root, own = version_2(tmp_path / "2", own="/a/b", shared="cpu memory pids")
     files(root / "a/g", "memory.events")
     (root / "a/g/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 2\noom_group_kill 0\n")
-    two = cgroups.Group(cgroups.find(root, own), "g")
+    two = cgroups.Cgroup(cgroups.find(root, own), "g")
     assert two.memory_counters() == cgroups.MemoryCounters(oom_kills=2, limit_hit=True)
 
 
@@ -180,7 +180,7 @@ def test_a_group_is_needed_for_as_long_as_who_inherited_it_lives(tmp_path: Path)
     version_1(tmp_path, dead)
     places = cgroups.find(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as heir:
-        cgroups.Group(places, dead).bequeath(heir.pid)
+        cgroups.Cgroup(places, dead).bequeath(heir.pid)
         assert cgroups.gone(places) == []
         heir.kill()
     assert [group.name for group in cgroups.gone(places)] == [dead]
@@ -196,7 +196,7 @@ def test_an_eighth_of_a_sandboxs_memory_is_reserved_within_bounds(memory_mib: in
 def test_in_version_1_the_agents_group_is_a_child_with_a_lower_limit(tmp_path: Path) -> None:
     child = version_1(tmp_path) / "memory/g/agent"
     files(child, "tasks", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-    group = cgroups.Group(cgroups.find(tmp_path), "g")
+    group = cgroups.Cgroup(cgroups.find(tmp_path), "g")
     group.make(BOUNDS)
     assert (child / "memory.limit_in_bytes").read_text() == str(48 << 20)
     assert (child / "memory.memsw.limit_in_bytes").read_text() == str(48 << 20)
@@ -211,7 +211,7 @@ def test_in_version_2_process_1_and_the_agents_programs_are_in_two_children(tmp_
     files(root / "a/g", "cgroup.subtree_control", "memory.max", "memory.swap.max", "pids.max", "cpu.max")
     files(root / "a/g/agent", "cgroup.procs", "memory.max")
     files(root / "a/g/first", "cgroup.procs")
-    group = cgroups.Group(cgroups.find(root, own), "g")
+    group = cgroups.Cgroup(cgroups.find(root, own), "g")
     group.make(BOUNDS)
     assert (root / "a/g/cgroup.subtree_control").read_text() == "+memory"
     assert (root / "a/g/agent/memory.max").read_text() == str(48 << 20)
@@ -220,24 +220,24 @@ def test_in_version_2_process_1_and_the_agents_programs_are_in_two_children(tmp_
 
 
 def test_a_group_whose_child_the_kernel_refuses_is_used_without_one(tmp_path: Path) -> None:
-    group = cgroups.Group(cgroups.find(version_1(tmp_path)), "g")
+    group = cgroups.Cgroup(cgroups.find(version_1(tmp_path)), "g")
     group.make(BOUNDS)
     assert group.of_agent is not None
     assert not group.of_agent.exists
 
 
 @pytest.fixture
-def real() -> Iterator[cgroups.Group]:
+def real() -> Iterator[cgroups.Cgroup]:
     places = cgroups.find()
     if set(places.parents) != set(cgroups.CONTROLLERS):
         pytest.skip("no control groups can be made on this machine")
-    group = cgroups.Group(places, f"envkit-test-{os.getpid()}")
+    group = cgroups.Cgroup(places, f"envkit-test-{os.getpid()}")
     yield group
     group.kill()
     group.remove()
 
 
-def joined(group: cgroups.Group, command: str) -> subprocess.Popen[bytes]:
+def joined(group: cgroups.Cgroup, command: str) -> subprocess.Popen[bytes]:
     """Start a command that begins once it is in the group."""
     process = subprocess.Popen(
         ["sh", "-c", f"read -r go; {command}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -249,8 +249,8 @@ def joined(group: cgroups.Group, command: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_real_group_holds_who_joined_and_is_removed_once_they_are_killed(real: cgroups.Group) -> None:
-    real.make(cgroups.Bounds(memory_mib=32, pids=8, cpus=1))
+def test_a_real_group_holds_who_joined_and_is_removed_once_they_are_killed(real: cgroups.Cgroup) -> None:
+    real.make(cgroups.CgroupLimits(memory_mib=32, pids=8, cpus=1))
     with joined(real, "sleep 1000; true") as process:
         assert not real.remove()
         real.kill()
@@ -260,8 +260,8 @@ def test_a_real_group_holds_who_joined_and_is_removed_once_they_are_killed(real:
     assert not any(folder.exists() for folder, _ in real.views())
 
 
-def test_a_real_group_is_removed_with_the_names_of_its_heirs(real: cgroups.Group) -> None:
-    real.make(cgroups.Bounds(memory_mib=32, pids=8, cpus=1))
+def test_a_real_group_is_removed_with_the_names_of_its_heirs(real: cgroups.Cgroup) -> None:
+    real.make(cgroups.CgroupLimits(memory_mib=32, pids=8, cpus=1))
     real.bequeath(os.getpid())
     with joined(real, "sleep 1000") as process:
         real.kill()
@@ -271,8 +271,8 @@ def test_a_real_group_is_removed_with_the_names_of_its_heirs(real: cgroups.Group
     assert not any(folder.exists() for folder, _ in real.views())
 
 
-def test_a_real_group_counts_who_ran_out_of_memory(real: cgroups.Group) -> None:
-    real.make(cgroups.Bounds(memory_mib=32, pids=8))
+def test_a_real_group_counts_who_ran_out_of_memory(real: cgroups.Cgroup) -> None:
+    real.make(cgroups.CgroupLimits(memory_mib=32, pids=8))
     with joined(real, "head -c 100000000 /dev/zero | tail -n 1 | wc -c") as process:
         out, _ = process.communicate(timeout=20)
     assert out.strip() != b"100000000"
@@ -281,8 +281,8 @@ def test_a_real_group_counts_who_ran_out_of_memory(real: cgroups.Group) -> None:
     assert counters.limit_hit
 
 
-def test_a_limit_of_a_real_group_must_be_hit_again_after_a_kill_that_was_survived(real: cgroups.Group) -> None:
-    real.make(cgroups.Bounds(memory_mib=64, pids=8))
+def test_a_limit_of_a_real_group_must_be_hit_again_after_a_kill_that_was_survived(real: cgroups.Cgroup) -> None:
+    real.make(cgroups.CgroupLimits(memory_mib=64, pids=8))
     found = []
     for _ in range(2):
         with joined(real, "head -c 100000000 /dev/zero | tail -n 1 | wc -c") as process:
@@ -297,7 +297,7 @@ def test_hits_of_the_limit_before_a_kill_that_was_survived_are_no_evidence(tmp_p
     root, own = version_2(tmp_path, own="/a/b", shared="cpu memory pids")
     files(root / "a/g", "memory.events")
     (root / "a/g/memory.events").write_text("oom 2\noom_kill 2\n")
-    group = cgroups.Group(cgroups.find(root, own), "g")
+    group = cgroups.Cgroup(cgroups.find(root, own), "g")
     group.survived()
     (root / "a/g/memory.events").write_text("oom 2\noom_kill 3\n")  # the host ran out
     assert group.memory_counters().cause(2) == Cause(
@@ -307,8 +307,8 @@ def test_hits_of_the_limit_before_a_kill_that_was_survived_are_no_evidence(tmp_p
     assert group.memory_counters().cause(2) == Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=True)
 
 
-def test_a_real_group_counts_who_ran_out_of_memory_in_its_child(real: cgroups.Group) -> None:
-    real.make(cgroups.Bounds(memory_mib=64, pids=8))
+def test_a_real_group_counts_who_ran_out_of_memory_in_its_child(real: cgroups.Cgroup) -> None:
+    real.make(cgroups.CgroupLimits(memory_mib=64, pids=8))
     assert real.of_agent is not None
     # 56 MiB are within the limit of the sandbox, 64 MiB, and above that of the agent, 48 MiB.
     hog = f"echo 0 > {real.of_agent.door}; exec {sys.executable} -c 'bytearray(56 << 20)'"

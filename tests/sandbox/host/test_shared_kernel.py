@@ -15,7 +15,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.bubblewrap import uid_ranges
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
@@ -95,7 +95,7 @@ async def main():
     async with LocalBackend() as backend:
         box = await backend.start(SandboxSpec(stay=bool({stays}), ttl_s=60))
         said = (await box.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout
-        print(box.id, said.split()[4], *box.gives_up, flush=True)
+        print(box.id, said.split()[4], *box.unenforced, flush=True)
         if {dies}:
             os.kill(os.getpid(), 9)
 
@@ -104,7 +104,7 @@ anyio.run(main)
 
 
 @asynccontextmanager
-async def taking(box: Box, what: str, python: str = PYTHON) -> AsyncIterator[str]:
+async def taking(box: AgentSandbox, what: str, python: str = PYTHON) -> AsyncIterator[str]:
     """Have the agent of `box` hold all that it gets, for the length of the block; gives how many, and why no more."""
     async with box.program([python, "-c", TAKE, what, str(MOST[what])], timeout_s=40) as program:
         said = b""
@@ -113,12 +113,12 @@ async def taking(box: Box, what: str, python: str = PYTHON) -> AsyncIterator[str
         yield said.decode().strip()
 
 
-async def gets_one(box: Box, what: str, user: SandboxUser, python: str = PYTHON) -> str:
+async def gets_one(box: AgentSandbox, what: str, user: SandboxUser, python: str = PYTHON) -> str:
     done = await box.exec([python, "-c", TAKE, what, "1"], timeout_s=20, user=user)
     return done.stdout + done.stderr
 
 
-async def uid_base(box: Box) -> int:
+async def uid_base(box: AgentSandbox) -> int:
     """The first uid of the range that a sandbox has."""
     return int((await box.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout.split()[4]) - 1
 
@@ -186,7 +186,7 @@ class TestTwoLocalSandboxes:
                 for box in boxes:
                     for user, uid in (("agent", "1000\n"), ("grader", "1001\n")):
                         assert (await box.exec(["id", "-u"], timeout_s=20, user=user)).stdout == uid  # type: ignore[arg-type]
-                    assert box.gives_up == ()
+                    assert box.unenforced == ()
             last = uid_ranges.FIRST + (uid_ranges.COUNT - 1) * uid_ranges.SIZE
             assert all(uid_ranges.FIRST <= base <= last for base in bases)
             assert all(is_free(base) for base in bases)
@@ -310,13 +310,13 @@ class TestTheOrderOfEnds:
         async def main() -> None:
             async with DockerBackend() as backend:
                 box = await backend.start(SandboxSpec(image=image()))
-                assert isinstance(box, Box)
+                assert isinstance(box, AgentSandbox)
                 assert await scores(box) == (["1000", "1000", "0"], ["0"])
 
         run(main)
 
 
-async def scores(box: Box) -> tuple[list[str], list[str]]:
+async def scores(box: AgentSandbox) -> tuple[list[str], list[str]]:
     """Return the agent's own at first, after it tried to change it, and that of process 1; then the grader's."""
     tried = await box.exec(["sh", "-c", SCORES], timeout_s=20)
     grader = await box.exec(["cat", "/proc/self/oom_score_adj"], timeout_s=20, user="grader")
@@ -331,8 +331,8 @@ def test_a_container_that_takes_all_terminals_has_64_and_leaves_others_theirs() 
     async def main() -> None:
         async with DockerBackend() as backend:
             greedy, other = [await backend.start(SandboxSpec(image=image())) for _ in range(2)]
-            assert isinstance(greedy, Box)
-            assert isinstance(other, Box)
+            assert isinstance(greedy, AgentSandbox)
+            assert isinstance(other, AgentSandbox)
             async with taking(greedy, "terminal", python) as said:
                 assert said == "64 No space left on device"
                 assert await gets_one(other, "terminal", "agent", python) == "1 no bound\n"

@@ -10,11 +10,11 @@ import anyio
 from envkit import clock
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.events import Ledger
-from envkit.sandbox.pool.health import Watch
-from envkit.sandbox.pool.node import Holds, Node
-from envkit.sandbox.pool.warm_stock import Stock
-from envkit.types import FleetEvent, SandboxSpec, SandboxState, SandboxView
+from envkit.sandbox.pool.events import LedgerStore
+from envkit.sandbox.pool.health import LivenessTimes
+from envkit.sandbox.pool.node import Capacity, Node
+from envkit.sandbox.pool.warm_stock import WarmSpec
+from envkit.types import PoolEvent, SandboxSpec, SandboxState, SandboxView
 from tests.sandbox.fake.backend import FakeBackend, Fate
 
 SPEC = SandboxSpec()
@@ -49,12 +49,12 @@ def run(main: Callable[[], Awaitable[object]]) -> None:
 async def opened(
     *fates: Fate,
     boxes: int | None = None,
-    stocks: Sequence[Stock] = (),
+    stocks: Sequence[WarmSpec] = (),
     most: int | None = None,
     share: float = 1.0,
-    watch: Watch | None = None,
+    watch: LivenessTimes | None = None,
     restarts: RestartBudget | None = None,
-    ledger: Ledger | None = None,
+    ledger: LedgerStore | None = None,
 ) -> AsyncIterator[tuple[Pool, FakeBackend]]:
     """Open a pool of one node. Box number n has the n-th fate, or the last one."""
 
@@ -62,7 +62,7 @@ async def opened(
         return fates[min(number, len(fates) - 1)] if fates else Fate()
 
     async with FakeBackend(fate) as backend:
-        node = Node("here", backend, Holds(boxes=boxes))
+        node = Node("here", backend, Capacity(boxes=boxes))
         pool = Pool([node], stocks=stocks, most=most, share=share, watch=watch, restarts=restarts, ledger=ledger)
         async with pool:
             yield pool, backend
@@ -72,9 +72,9 @@ def states(view: SandboxView) -> list[SandboxState]:
     return [phase.state for phase in view.phases]
 
 
-async def told(pool: Pool) -> list[FleetEvent]:
+async def told(pool: Pool) -> list[PoolEvent]:
     """All events until now."""
-    found: list[FleetEvent] = []
+    found: list[PoolEvent] = []
 
     async def read() -> None:
         async for event in pool.events():

@@ -9,7 +9,7 @@ from envkit import clock
 from envkit.errors import CapacityError, SandboxError, SandboxLostError
 from envkit.protocols import Sandbox
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.warm_stock import Stock
+from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pool.pools import SPEC, opened, run
@@ -76,7 +76,7 @@ def test_leaving_the_pool_stops_everything_and_ends_every_call() -> None:
             return ExecResult(0, duration_s=50)
 
         async with anyio.create_task_group() as tasks:
-            async with opened(Fate(answer=answer), stocks=[Stock(SandboxSpec(memory_mib=7), 3)]) as (pool, backend):
+            async with opened(Fate(answer=answer), stocks=[WarmSpec(SandboxSpec(memory_mib=7), 3)]) as (pool, backend):
                 await pool.create("a", SPEC)
                 tasks.start_soon(play, pool, pool.get("a"))
                 await anyio.sleep(5)
@@ -109,7 +109,7 @@ def test_who_waits_when_the_pool_is_closed_is_told() -> None:
 def test_a_cancelled_pool_stops_everything_also_what_starts() -> None:
     async def main() -> None:
         with anyio.move_on_after(3):
-            async with opened(Fate(), Fate(start_s=9), stocks=[Stock(SPEC, 2)]) as (_, backend):
+            async with opened(Fate(), Fate(start_s=9), stocks=[WarmSpec(SPEC, 2)]) as (_, backend):
                 await anyio.sleep_forever()
         assert clock.now() == 3
         assert all(box.is_gone for box in backend.boxes)

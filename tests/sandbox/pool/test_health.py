@@ -14,15 +14,15 @@ from envkit import clock
 from envkit.clock import forgiven
 from envkit.errors import SandboxLostError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.health import Verdict, Watch, verdict
+from envkit.sandbox.pool.health import Liveness, LivenessTimes, liveness
 from envkit.sandbox.pool.node import Node
-from envkit.sandbox.pool.warm_stock import Stock
+from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import JSON, ExecResult, SandboxSpec, SandboxState
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, run, states, told
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
-WATCH = Watch()
+WATCH = LivenessTimes()
 
 
 def test_one_that_hangs_is_suspect_first_and_lost_within_five_seconds() -> None:
@@ -57,7 +57,7 @@ def test_one_that_is_paused_is_lost_and_that_is_the_cause() -> None:
 
 def test_among_very_many_each_is_asked_less_often_and_has_as_long_to_answer() -> None:
     assert WATCH.among(500) == WATCH
-    assert WATCH.among(625) == WATCH.among(10_000) == Watch(1.25, 1.75, 4.25)
+    assert WATCH.among(625) == WATCH.among(10_000) == LivenessTimes(1.25, 1.75, 4.25)
 
     async def main() -> None:
         async with opened() as (pool, backend):
@@ -77,7 +77,7 @@ def test_among_very_many_each_is_asked_less_often_and_has_as_long_to_answer() ->
 @pytest.mark.parametrize("is_spare", [True, False])
 def test_one_that_answers_again_is_what_it_was(is_spare: bool) -> None:
     async def main() -> None:
-        async with opened(stocks=[Stock(SPEC, 1)] if is_spare else []) as (pool, backend):
+        async with opened(stocks=[WarmSpec(SPEC, 1)] if is_spare else []) as (pool, backend):
             if not is_spare:
                 await pool.create("pool", SPEC)
             await anyio.sleep(5)
@@ -99,7 +99,7 @@ def test_one_that_answers_again_is_what_it_was(is_spare: bool) -> None:
 
 def test_a_spare_that_is_suspect_is_not_lent() -> None:
     async def main() -> None:
-        async with opened(stocks=[Stock(SPEC, 1)]) as (pool, backend):
+        async with opened(stocks=[WarmSpec(SPEC, 1)]) as (pool, backend):
             await anyio.sleep(5)
             backend.boxes[0].pause()
             await anyio.sleep(2.5)
@@ -132,7 +132,7 @@ def test_a_call_that_is_answered_is_a_sign_of_life() -> None:
 
 
 def test_that_our_own_loop_was_held_up_is_nobodys_silence() -> None:
-    watch = Watch(interval_s=0.04, suspect_s=0.1, lost_s=0.2)
+    watch = LivenessTimes(interval_s=0.04, suspect_s=0.1, lost_s=0.2)
 
     async def main() -> None:
         async with FakeBackend() as backend, Pool([Node("here", backend)], watch=watch) as pool:
@@ -241,10 +241,16 @@ def test_the_last_probe_of_each_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("silent_s", "found"),
-    [(0, Verdict.WELL), (1.49, Verdict.WELL), (1.5, Verdict.SUSPECT), (3.99, Verdict.SUSPECT), (4.0, Verdict.LOST)],
+    [
+        (0, Liveness.WELL),
+        (1.49, Liveness.WELL),
+        (1.5, Liveness.SUSPECT),
+        (3.99, Liveness.SUSPECT),
+        (4.0, Liveness.LOST),
+    ],
 )
-def test_a_silence_means_what_its_length_says(silent_s: float, found: Verdict) -> None:
-    assert verdict(silent_s, WATCH) is found
+def test_a_silence_means_what_its_length_says(silent_s: float, found: Liveness) -> None:
+    assert liveness(silent_s, WATCH) is found
 
 
 def test_lateness_moves_the_beginning_of_a_silence_but_not_into_the_future() -> None:
@@ -260,4 +266,4 @@ def test_no_lateness_makes_a_silence_longer(late_s: float, heard_ago_s: float) -
 
 def test_the_seconds_of_a_watch_must_be_in_order() -> None:
     with pytest.raises(ValueError, match="0 < interval_s < suspect_s < lost_s"):
-        Watch(interval_s=2, suspect_s=1.5)
+        LivenessTimes(interval_s=2, suspect_s=1.5)

@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, UnrecordedError
+from envkit.errors import CapacityError, LeaseNotPersistedError, SandboxConflictError, SandboxLostError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.events import Ledger, Saver
+from envkit.sandbox.pool.events import LedgerStore, LedgerWriter
 from envkit.sandbox.pool.node import Node
-from envkit.sandbox.pool.warm_stock import Stock
+from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeBox
@@ -41,12 +41,12 @@ async def opened(
     backend: FakeBackend,
     book: Book,
     *,
-    stocks: Sequence[Stock] = (),
+    stocks: Sequence[WarmSpec] = (),
     most: int | None = None,
     is_killed: bool = False,
 ) -> AsyncIterator[Pool]:
     """Open a pool; in the end it is closed, or as if its server had been killed."""
-    ledger: Ledger = book
+    ledger: LedgerStore = book
     for box in backend.boxes:
         assert isinstance(box, Lasting)
         box.is_alone = False
@@ -104,9 +104,9 @@ def test_what_is_named_is_found_again_with_its_history_and_time_to_live() -> Non
 def test_spares_are_found_again_and_those_that_no_stock_wants_are_stopped() -> None:
     async def main() -> None:
         backend, book = lasting(), Book()
-        async with opened(backend, book, stocks=[Stock(SPEC, 3)], is_killed=True) as pool:
+        async with opened(backend, book, stocks=[WarmSpec(SPEC, 3)], is_killed=True) as pool:
             await anyio.sleep(1)
-        async with opened(backend, book, stocks=[Stock(SPEC, 2)]) as pool:
+        async with opened(backend, book, stocks=[WarmSpec(SPEC, 2)]) as pool:
             assert pool.counts().spares == 2
             await anyio.sleep(1)
             async with pool.lease(SPEC) as box:
@@ -258,7 +258,7 @@ def test_a_spare_that_was_being_lent_is_taken_back_once_and_by_its_new_name() ->
         spare = (Phase(STARTING, 1.0, ""), Phase(READY, 2.0, ""))
         book.pages["pool-1"] = SandboxView("pool-1", box.id, "here", "", SPEC, spare)
         book.pages["a"] = SandboxView("a", box.id, "here", "", SPEC, (*spare, Phase(LEASED, 3.0, "")))
-        async with opened(backend, book, stocks=[Stock(SPEC, 1)]) as pool:
+        async with opened(backend, book, stocks=[WarmSpec(SPEC, 1)]) as pool:
             assert pool.view("a").state is LEASED
             assert pool.view("pool-1").state is LOST
             assert pool.get("a").id == "a"
@@ -269,7 +269,7 @@ def test_a_spare_that_was_being_lent_is_taken_back_once_and_by_its_new_name() ->
 def test_a_spare_is_written_down_under_its_new_name_before_its_old_one_is_over() -> None:
     async def main() -> None:
         backend, book = lasting(), Book()
-        async with opened(backend, book, stocks=[Stock(SPEC, 1)]) as pool:
+        async with opened(backend, book, stocks=[WarmSpec(SPEC, 1)]) as pool:
             await anyio.sleep(1)
             await pool.create("a", SPEC)
             await anyio.sleep(1)
@@ -281,7 +281,7 @@ def test_a_spare_is_written_down_under_its_new_name_before_its_old_one_is_over()
 def test_leaving_the_pool_stops_all_and_writes_that_down() -> None:
     async def main() -> None:
         backend, book = lasting(), Book()
-        async with opened(backend, book, stocks=[Stock(SPEC, 1)]) as pool:
+        async with opened(backend, book, stocks=[WarmSpec(SPEC, 1)]) as pool:
             await pool.create("a", SandboxSpec(memory_mib=9))
         assert all(box.is_gone for box in backend.boxes)
         assert {view.state for view in book.pages.values()} == {STOPPED}
@@ -323,7 +323,7 @@ def test_what_cannot_be_written_down_is_not_lent() -> None:
         backend, book = lasting(), Book()
         book.is_full = True
         async with opened(backend, book) as pool:
-            with pytest.raises(UnrecordedError, match="the server cannot write down leases now"):
+            with pytest.raises(LeaseNotPersistedError, match="the server cannot write down leases now"):
                 await pool.create("a", SPEC)
             events = [event for event in await told(pool) if event.kind == "ledger"]
             assert events[0].text == "it was not written down: no space left on device"
@@ -339,7 +339,7 @@ def test_what_cannot_be_written_down_is_not_lent() -> None:
 def test_of_one_sandbox_only_the_newest_view_that_waits_is_written() -> None:
     async def main() -> None:
         book = Book(save_s=1)
-        saver = Saver(book, lambda view, why: None)
+        saver = LedgerWriter(book, lambda view, why: None)
         phases: tuple[Phase, ...] = (Phase(STARTING, 1.0, ""),)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(saver.run)

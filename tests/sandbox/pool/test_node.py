@@ -8,7 +8,7 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxLostError, SandboxStartError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
@@ -18,7 +18,10 @@ from tests.sandbox.pool.pools import SPEC, borrow, opened, run
 def test_the_least_loaded_node_gets_the_next_sandbox() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
-            nodes = [Node("small", backend, Holds(memory_mib=2048)), Node("large", backend, Holds(memory_mib=8192))]
+            nodes = [
+                Node("small", backend, Capacity(memory_mib=2048)),
+                Node("large", backend, Capacity(memory_mib=8192)),
+            ]
             async with Pool(nodes) as pool:
                 for number in range(10):
                     await pool.create(f"box {number}", SPEC)
@@ -33,7 +36,7 @@ def test_the_least_loaded_node_gets_the_next_sandbox() -> None:
 def test_who_waits_for_what_went_with_its_node_is_told_and_holds_nobody_up() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
-            pool = Pool([Node("big", backend, Holds(cpus=8)), Node("small", backend, Holds(cpus=1))])
+            pool = Pool([Node("big", backend, Capacity(cpus=8)), Node("small", backend, Capacity(cpus=1))])
             async with pool, anyio.create_task_group() as tasks:
                 await pool.create("a", SandboxSpec(cpus=7))
                 snapshot = await pool.get("a").snapshot()
@@ -66,7 +69,7 @@ class Dead(FakeBackend):
 def test_a_node_on_which_nothing_starts_is_given_a_rest_and_what_was_to_be_there_starts_elsewhere() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Dead() as dead:
-            pool = Pool([Node("dead", dead, Holds(boxes=50)), Node("well", backend, Holds(boxes=50))])
+            pool = Pool([Node("dead", dead, Capacity(boxes=50)), Node("well", backend, Capacity(boxes=50))])
             async with pool:
                 for number in range(50):
                     await pool.create(f"{number}", SPEC)
@@ -95,7 +98,7 @@ def test_a_node_that_has_rested_is_tried_with_one_sandbox_and_used_again_when_th
 
     async def main() -> None:
         async with FakeBackend() as backend, Mended() as mended:
-            pool = Pool([Node("mended", mended, Holds(boxes=9)), Node("well", backend, Holds(boxes=1))])
+            pool = Pool([Node("mended", mended, Capacity(boxes=9)), Node("well", backend, Capacity(boxes=1))])
             async with pool, anyio.create_task_group() as tasks, pool.lease(SPEC):
                 await anyio.sleep(10)
                 assert mended.tries == 1
@@ -122,7 +125,7 @@ def test_the_only_node_is_used_whatever_became_of_the_start_before() -> None:
 
 def test_a_start_that_a_backend_never_ends_is_given_up() -> None:
     async def main() -> None:
-        async with Dead() as dead, Pool([Node("here", dead, Holds(boxes=1))]) as pool:
+        async with Dead() as dead, Pool([Node("here", dead, Capacity(boxes=1))]) as pool:
             dead.is_hung = True
             with pytest.raises(SandboxStartError, match="node here did not start it within 70 s"):
                 async with pool.lease(SandboxSpec(start_timeout_s=10), wait_s=5):
@@ -138,12 +141,12 @@ def test_a_node_that_goes_takes_its_sandboxes_and_its_cause_with_it() -> None:
         async with FakeBackend() as backend, Pool() as pool:
             with pytest.raises(CapacityError, match="there are no nodes now"):
                 await pool.create("a", SPEC)
-            pool.add_node(Node("one", backend, Holds(boxes=1)))
+            pool.add_node(Node("one", backend, Capacity(boxes=1)))
             with pytest.raises(ValueError, match="there is a node 'one' already"):
                 pool.add_node(Node("one", backend))
             await pool.create("a", SPEC)
             box = pool.get("a")
-            pool.add_node(Node("two", backend, Holds(boxes=1)))
+            pool.add_node(Node("two", backend, Capacity(boxes=1)))
             await pool.create("b", SPEC)
             pool.remove_node("one", cause("node one was shut down"))
             pool.remove_node("one", cause("again"))
@@ -185,7 +188,7 @@ def test_a_lease_waits_for_a_node_that_comes() -> None:
             async def add() -> None:
                 await anyio.sleep(5)
                 assert pool.wanted() == 1
-                pool.add_node(Node("one", backend, Holds(boxes=3)))
+                pool.add_node(Node("one", backend, Capacity(boxes=3)))
 
             tasks.start_soon(add)
             async with pool.lease(SPEC):

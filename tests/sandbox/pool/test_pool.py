@@ -11,7 +11,7 @@ from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoundError, SandboxStartError
 from envkit.protocols import SandboxPool
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, ExecResult, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
@@ -66,7 +66,7 @@ def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_no_business_of_other
             return await super().start(spec)
 
     async def main() -> None:
-        async with Odd() as backend, Pool([Node("here", backend, Holds(boxes=2))]) as pool, pool.lease(SPEC) as box:
+        async with Odd() as backend, Pool([Node("here", backend, Capacity(boxes=2))]) as pool, pool.lease(SPEC) as box:
             with pytest.raises(SandboxStartError, match="OverflowError: cannot convert"):
                 await pool.create("odd", SandboxSpec(cpus=1e308))
             assert (await box.exec(["true"], timeout_s=5)).exit_code == 0

@@ -10,7 +10,7 @@ import pytest
 from envkit import clock
 from envkit.errors import CapacityError, ImpossibleSandboxError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import SandboxSpec
 from tests.sandbox.fake.backend import FakeBackend
 from tests.sandbox.pool.pools import SPEC, borrow, opened, run
@@ -44,7 +44,9 @@ async def stop_later(pool: Pool, id: str, seconds: float) -> None:
 def test_a_request_that_no_node_could_ever_hold_is_refused_at_once() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
-            pool = Pool([Node("small", backend, Holds(cpus=2, memory_mib=512)), Node("large", backend, Holds(cpus=4))])
+            pool = Pool(
+                [Node("small", backend, Capacity(cpus=2, memory_mib=512)), Node("large", backend, Capacity(cpus=4))]
+            )
             async with pool:
                 for ask in (pool.lease(SandboxSpec(cpus=8)).__aenter__(), pool.create("a", SandboxSpec(cpus=8))):
                     with pytest.raises(ImpossibleSandboxError, match=r"cpus=8 is more than any node holds: .* 4$"):
@@ -58,7 +60,7 @@ def test_a_request_that_no_node_could_ever_hold_is_refused_at_once() -> None:
 def test_bounds_that_no_node_holds_together_are_impossible_too() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
-            nodes = [Node("a", backend, Holds(cpus=8, memory_mib=256)), Node("b", backend, Holds(cpus=1))]
+            nodes = [Node("a", backend, Capacity(cpus=8, memory_mib=256)), Node("b", backend, Capacity(cpus=1))]
             async with Pool(nodes) as pool:
                 with pytest.raises(ImpossibleSandboxError, match="no node holds cpus=4, memory_mib=1024, disk_mib=256"):
                     await pool.create("a", SandboxSpec(cpus=4))
@@ -68,7 +70,7 @@ def test_bounds_that_no_node_holds_together_are_impossible_too() -> None:
 
 def test_a_node_holds_no_more_processes_than_it_can() -> None:
     async def main() -> None:
-        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(pids=600))]) as pool:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Capacity(pids=600))]) as pool:
             await pool.create("a", SPEC)
             await pool.create("b", SPEC)  # 256 each, as backends have it
             with pytest.raises(CapacityError, match="no node has room for a further sandbox now"):
@@ -141,7 +143,7 @@ def test_those_without_a_tenant_are_one_together_but_for_what_is_the_pools_own()
 def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_sandbox() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
-            nodes = [Node(name, backend, Holds(boxes=10, memory_mib=1024, pids=4096)) for name in ("a", "b")]
+            nodes = [Node(name, backend, Capacity(boxes=10, memory_mib=1024, pids=4096)) for name in ("a", "b")]
             async with Pool(nodes, share=0.25) as pool:
                 await pool.create("large", SandboxSpec(memory_mib=500), tenant="ann")
                 why = (
@@ -162,7 +164,7 @@ def test_a_tenant_has_no_more_than_its_share_of_all_nodes_but_always_a_first_san
 
 def test_who_needs_much_is_not_passed_by_for_ever() -> None:
     async def main() -> None:
-        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(cpus=2))]) as pool:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Capacity(cpus=2))]) as pool:
             served: list[float] = []
 
             async def small(tenant: str) -> None:
@@ -184,7 +186,7 @@ def test_who_needs_much_is_not_passed_by_for_ever() -> None:
 def test_what_is_of_no_use_to_who_has_waited_for_long_is_given_to_others() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
-            pool = Pool([Node("big", backend, Holds(cpus=8)), Node("small", backend, Holds(cpus=1))])
+            pool = Pool([Node("big", backend, Capacity(cpus=8)), Node("small", backend, Capacity(cpus=1))])
             async with pool, anyio.create_task_group() as tasks:
                 await pool.create("a", SandboxSpec(cpus=7))
                 tasks.start_soon(borrow, pool, SandboxSpec(cpus=8))
@@ -204,7 +206,7 @@ def test_what_is_of_no_use_to_who_has_waited_for_long_is_given_to_others() -> No
 
 def test_two_who_have_waited_for_long_do_not_wait_for_each_other() -> None:
     async def main() -> None:
-        async with FakeBackend() as backend, Pool([Node("a", backend, Holds(cpus=3))]) as pool:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Capacity(cpus=3))]) as pool:
             served: list[str] = []
 
             async def lend(tenant: str, cpus: float, wait_s: float = 1000) -> None:

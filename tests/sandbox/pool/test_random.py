@@ -13,9 +13,9 @@ from envkit import clock
 from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, SandboxStartError
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.node import Holds, Node
-from envkit.sandbox.pool.warm_stock import Stock
-from envkit.types import FleetEvent, SandboxSpec, SandboxState
+from envkit.sandbox.pool.node import Capacity, Node
+from envkit.sandbox.pool.warm_stock import WarmSpec
+from envkit.types import PoolEvent, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
 from tests.sandbox.pool.pools import told
@@ -95,10 +95,10 @@ class Play:
 
 
 def new_node(at: int, backend: FakeBackend) -> Node:
-    return Node(f"node {at}", backend, Holds(boxes=BOXES, memory_mib=600))
+    return Node(f"node {at}", backend, Capacity(boxes=BOXES, memory_mib=600))
 
 
-def is_allowed(events: list[FleetEvent]) -> bool:
+def is_allowed(events: list[PoolEvent]) -> bool:
     """Whether nothing comes back from being over, unless it begins anew: with a start, or in a spare."""
     over: set[str] = set()
     for event in events:
@@ -118,7 +118,7 @@ def test_whatever_happens_the_books_are_right_and_nothing_is_left(deeds: list[De
         backends = [FakeBackend(lambda number, rng: Fate(start_s=rng.uniform(0, 2)), seed=at) for at in range(2)]
         async with backends[0], backends[1]:
             budget = RestartBudget(restarts=3, window_s=30)
-            pool = Pool(stocks=[Stock(SPECS[0], 2)], most=MOST, restarts=budget)
+            pool = Pool(stocks=[WarmSpec(SPECS[0], 2)], most=MOST, restarts=budget)
             async with anyio.create_task_group() as tasks, pool:
                 play = Play(pool, backends, tasks)
                 for node in play.nodes:

@@ -17,11 +17,11 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.events import Ledger
-from envkit.sandbox.pool.lease import Handle
-from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.events import LedgerStore
+from envkit.sandbox.pool.lease import Lease
+from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.pool.reattach import Attaches
-from envkit.sandbox.pool.warm_stock import Stock
+from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
 from tests.contract.boxes import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
 from tests.sandbox.containers import containers_of, docker
@@ -39,10 +39,10 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @asynccontextmanager
-async def opened(kind: Kind, stocks: Sequence[Stock] = (), ledger: Ledger | None = None) -> AsyncIterator[Pool]:
+async def opened(kind: Kind, stocks: Sequence[WarmSpec] = (), ledger: LedgerStore | None = None) -> AsyncIterator[Pool]:
     async with (
         kind.backend() as backend,
-        Pool([Node("here", backend, Holds(boxes=8))], stocks=stocks, ledger=ledger) as pool,
+        Pool([Node("here", backend, Capacity(boxes=8))], stocks=stocks, ledger=ledger) as pool,
     ):
         yield pool
 
@@ -163,7 +163,7 @@ def test_warm_boxes_are_lent_within_twenty_milliseconds_and_nothing_is_left_afte
 
         spec = kind.spec(memory_mib=64)
         seconds: list[float] = []
-        async with opened(kind, [Stock(spec, 2, boot)]) as pool:
+        async with opened(kind, [WarmSpec(spec, 2, boot)]) as pool:
             for _ in range(10):
                 await until(lambda: pool.counts().spares == 2)
                 began = clock.now()
@@ -180,7 +180,7 @@ def test_warm_boxes_are_lent_within_twenty_milliseconds_and_nothing_is_left_afte
 def test_a_spare_that_is_killed_is_replaced_within_three_seconds(kind: Kind) -> None:
     async def main() -> None:
         spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
-        async with opened(kind, [Stock(spec, 1)]) as pool:
+        async with opened(kind, [WarmSpec(spec, 1)]) as pool:
             await until(lambda: pool.counts().spares == 1 and bool(sleepers(marker)))
             began = clock.now()
             os.kill(agent_above(sleepers(marker)[0]), signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_what_an_earlier_server_had_not_written_down_yet_is_ended_and_that_of_ot
     assert traces() == before
 
 
-async def talk_to_the_end(pool: Pool, box: Handle) -> None:
+async def talk_to_the_end(pool: Pool, box: Lease) -> None:
     async with box.program(["cat"], timeout_s=10) as program:
         await pool.stop("a")
         await program.receive()
@@ -237,7 +237,7 @@ def test_a_watched_program_is_talked_to_and_ends_with_its_box(kind: Kind) -> Non
         async with opened(kind) as pool:
             await pool.create("a", kind.spec())
             box = pool.get("a")
-            assert isinstance(box, Handle)
+            assert isinstance(box, Lease)
             async with box.program(["cat"], timeout_s=10) as program:
                 await program.send(b"hello")
                 assert await program.receive() == ("out", b"hello")
@@ -251,7 +251,7 @@ def test_a_watched_program_is_talked_to_and_ends_with_its_box(kind: Kind) -> Non
 def test_a_box_says_which_of_its_places_is_how_full(kind: Kind) -> None:
     async def main() -> None:
         async with opened(kind) as pool, pool.lease(replace(kind.spec(), disk_mib=16)) as box:
-            assert isinstance(box, Handle)
+            assert isinstance(box, Lease)
             await box.exec(["sh", "-c", "head -c 15000000 /dev/zero > /tmp/large"], timeout_s=20)
             found = await box.stats()
             assert (found["disk_place"], found["disk_percent"]) in [("/tmp", percent) for percent in range(85, 96)]

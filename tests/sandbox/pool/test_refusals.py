@@ -11,7 +11,7 @@ from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxRefusedError, SandboxStartError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.node import Holds, Node
+from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeBox, Fate
@@ -51,7 +51,7 @@ class Broken(Choosy):
 async def choosy(*images: str, boxes: int = 9) -> AsyncIterator[tuple[Pool, list[Choosy]]]:
     async with AsyncExitStack() as stack:
         backends = [await stack.enter_async_context(Choosy(image)) for image in images]
-        nodes = [Node(backend.image, backend, Holds(boxes=boxes)) for backend in backends]
+        nodes = [Node(backend.image, backend, Capacity(boxes=boxes)) for backend in backends]
         yield await stack.enter_async_context(Pool(nodes)), backends
 
 
@@ -107,7 +107,7 @@ def test_a_node_that_failed_is_to_blame_and_not_the_one_that_refused_after_it() 
     async def main() -> None:
         async with Broken("dead") as dead, Choosy("a") as backend, Pool() as pool:
             for one in (dead, backend):
-                pool.add_node(Node(one.image, one, Holds(boxes=9)))
+                pool.add_node(Node(one.image, one, Capacity(boxes=9)))
             with pytest.raises(SandboxStartError, match="its daemon does not answer") as caught:
                 await pool.create("box", SandboxSpec(image="dead"))
             assert not isinstance(caught.value, SandboxRefusedError)
@@ -118,7 +118,7 @@ def test_a_node_that_failed_is_to_blame_and_not_the_one_that_refused_after_it() 
 def test_a_refusal_ends_no_rest_of_a_node_on_which_nothing_starts() -> None:
     async def main() -> None:
         async with Broken("a") as backend:
-            node = Node("a", backend, Holds(boxes=9))
+            node = Node("a", backend, Capacity(boxes=9))
             async with Pool([node]) as pool:
                 with pytest.raises(SandboxStartError):
                     await pool.create("box", SPEC)
@@ -178,7 +178,7 @@ def test_what_ends_by_what_was_asked_for_is_tried_once_and_no_node_is_given_a_re
 ) -> None:
     async def main() -> None:
         async with Wild(after_2_s) as first, Wild(after_2_s) as second:
-            nodes = [Node("a", first, Holds(boxes=9)), Node("b", second, Holds(boxes=9))]
+            nodes = [Node("a", first, Capacity(boxes=9)), Node("b", second, Capacity(boxes=9))]
             async with Pool(nodes) as pool:
                 for number in range(20):
                     with pytest.raises(SandboxEndedError, match=f"wild{number} did not start: {cause}"):

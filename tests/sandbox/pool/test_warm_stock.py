@@ -10,8 +10,8 @@ from envkit.errors import CapacityError, SandboxError
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.node import Holds, Node
-from envkit.sandbox.pool.warm_stock import Stock
+from envkit.sandbox.pool.node import Capacity, Node
+from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import CauseKind, SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, Fate
@@ -23,7 +23,7 @@ OTHER = SandboxSpec(command=("serve",))
 
 def test_a_spare_is_lent_at_once_and_replaced_in_the_background() -> None:
     async def main() -> None:
-        async with opened(Fate(start_s=3), stocks=[Stock(SPEC, 2)]) as (pool, backend):
+        async with opened(Fate(start_s=3), stocks=[WarmSpec(SPEC, 2)]) as (pool, backend):
             await anyio.sleep(5)
             assert pool.counts().spares == 2
             began = clock.now()
@@ -44,7 +44,7 @@ def test_a_spare_is_lent_at_once_and_replaced_in_the_background() -> None:
 
 def test_one_that_asks_for_anything_else_gets_no_spare() -> None:
     async def main() -> None:
-        async with opened(stocks=[Stock(SPEC, 1)]) as (pool, _):
+        async with opened(stocks=[WarmSpec(SPEC, 1)]) as (pool, _):
             await anyio.sleep(1)
             async with pool.lease(SandboxSpec(memory_mib=77)) as box:
                 assert pool.view(box.id).box_id == "fake-1"
@@ -61,7 +61,7 @@ def test_a_spare_is_lent_only_once_it_is_booted() -> None:
         booted.append(box.id)
 
     async def main() -> None:
-        async with opened(boxes=1, stocks=[Stock(SPEC, 1, boot)]) as (pool, _), pool.lease(SPEC) as box:
+        async with opened(boxes=1, stocks=[WarmSpec(SPEC, 1, boot)]) as (pool, _), pool.lease(SPEC) as box:
             assert clock.now() == 4
             assert booted == [pool.view(box.id).box_id] == ["fake-0"]
 
@@ -77,7 +77,7 @@ def test_a_spare_that_cannot_be_booted_is_stopped(is_slow: bool) -> None:
 
     async def main() -> None:
         budget = RestartBudget(restarts=1, window_s=100)
-        async with opened(stocks=[Stock(SPEC, 1, boot)], restarts=budget) as (pool, backend):
+        async with opened(stocks=[WarmSpec(SPEC, 1, boot)], restarts=budget) as (pool, backend):
             await anyio.sleep(70)
             assert [box.is_gone for box in backend.boxes] == [True, True]
             reason = "it was not booted within 30 s" if is_slow else "its server says no"
@@ -89,7 +89,7 @@ def test_a_spare_that_cannot_be_booted_is_stopped(is_slow: bool) -> None:
 def test_spares_that_die_or_fail_are_replaced_until_the_budget_is_spent_and_again_when_its_window_has_passed() -> None:
     async def main() -> None:
         budget = RestartBudget(restarts=3, window_s=100, first_delay_s=1, longest_delay_s=3)
-        async with opened(Fate(start_failure="no image"), stocks=[Stock(SPEC, 1)], restarts=budget) as (pool, _):
+        async with opened(Fate(start_failure="no image"), stocks=[WarmSpec(SPEC, 1)], restarts=budget) as (pool, _):
             await anyio.sleep(50)
             # Tries at 0, 1, 3 and 6 s.
             assert (pool.counts().starts, pool.counts().failed_starts, pool.counts().restarts) == (4, 4, 3)
@@ -104,7 +104,7 @@ def test_spares_that_die_or_fail_are_replaced_until_the_budget_is_spent_and_agai
 
 def test_each_stock_whose_spares_are_not_replaced_any_more_is_told() -> None:
     async def main() -> None:
-        stocks = [Stock(SandboxSpec(memory_mib=size), 1) for size in (1, 2)]
+        stocks = [WarmSpec(SandboxSpec(memory_mib=size), 1) for size in (1, 2)]
         fate = Fate(start_failure="no image")
         async with opened(fate, stocks=stocks, restarts=RestartBudget(restarts=1)) as (pool, _):
             await anyio.sleep(10)
@@ -115,7 +115,7 @@ def test_each_stock_whose_spares_are_not_replaced_any_more_is_told() -> None:
 
 def test_with_a_budget_of_none_no_spare_is_replaced() -> None:
     async def main() -> None:
-        async with opened(stocks=[Stock(SPEC, 1)], restarts=RestartBudget(restarts=0)) as (pool, backend):
+        async with opened(stocks=[WarmSpec(SPEC, 1)], restarts=RestartBudget(restarts=0)) as (pool, backend):
             await anyio.sleep(1)
             backend.boxes[0].die(cause("killed"))
             await anyio.sleep(10_000)
@@ -129,12 +129,12 @@ def test_with_a_budget_of_none_no_spare_is_replaced() -> None:
 
 def test_a_spare_may_not_have_a_time_to_live_that_begins_before_it_is_lent() -> None:
     with pytest.raises(ValueError, match="ttl_s=60 is refused: it would begin long before somebody has the spare"):
-        Stock(SandboxSpec(ttl_s=60), 1)
+        WarmSpec(SandboxSpec(ttl_s=60), 1)
 
 
 def test_a_spare_that_dies_is_lost_and_another_one_is_ready_soon() -> None:
     async def main() -> None:
-        async with opened(Fate(dies_after_s=5), Fate(start_s=1), stocks=[Stock(SPEC, 1)]) as (pool, _):
+        async with opened(Fate(dies_after_s=5), Fate(start_s=1), stocks=[WarmSpec(SPEC, 1)]) as (pool, _):
             await anyio.sleep(6.2)
             assert [states(view) for view in pool.views()] == [[STARTING, READY, LOST], [STARTING, READY]]
             assert pool.counts().restarts == 1
@@ -144,7 +144,7 @@ def test_a_spare_that_dies_is_lost_and_another_one_is_ready_soon() -> None:
 
 def test_spares_make_room_for_who_asks_for_something_else() -> None:
     async def main() -> None:
-        async with opened(boxes=3, stocks=[Stock(SPEC, 2)]) as (pool, backend):
+        async with opened(boxes=3, stocks=[WarmSpec(SPEC, 2)]) as (pool, backend):
             await anyio.sleep(1)
             await pool.create("a", OTHER)
             await pool.create("b", OTHER)
@@ -169,7 +169,9 @@ def test_as_few_spares_as_possible_are_given_up() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
             small, large = SandboxSpec(memory_mib=1), SandboxSpec(memory_mib=1000)
-            pool = Pool([Node("a", backend, Holds(memory_mib=1100))], stocks=[Stock(small, 100), Stock(large, 1)])
+            pool = Pool(
+                [Node("a", backend, Capacity(memory_mib=1100))], stocks=[WarmSpec(small, 100), WarmSpec(large, 1)]
+            )
             async with pool:
                 await anyio.sleep(1)
                 await pool.create("a", SandboxSpec(memory_mib=900))
@@ -181,7 +183,7 @@ def test_as_few_spares_as_possible_are_given_up() -> None:
 
 def test_what_is_being_started_for_a_stock_is_given_to_who_waits_for_it() -> None:
     async def main() -> None:
-        async with opened(Fate(start_s=5), boxes=1, stocks=[Stock(SPEC, 1)]) as (pool, backend):
+        async with opened(Fate(start_s=5), boxes=1, stocks=[WarmSpec(SPEC, 1)]) as (pool, backend):
             await anyio.sleep(1)
             await pool.create("a", SPEC)
             assert clock.now() == 5
@@ -192,11 +194,11 @@ def test_what_is_being_started_for_a_stock_is_given_to_who_waits_for_it() -> Non
 
 def test_a_stock_that_no_node_could_hold_is_told() -> None:
     async def main() -> None:
-        async with opened(boxes=1, stocks=[Stock(SPEC, 1)]) as (pool, _):
+        async with opened(boxes=1, stocks=[WarmSpec(SPEC, 1)]) as (pool, _):
             assert [event.kind for event in await told(pool)] == ["state", "state"]
         async with FakeBackend() as backend:
-            node = Node("a", backend, Holds(memory_mib=64))
-            async with Pool([node], stocks=[Stock(OTHER, 1)]) as pool:
+            node = Node("a", backend, Capacity(memory_mib=64))
+            async with Pool([node], stocks=[WarmSpec(OTHER, 1)]) as pool:
                 (event,) = await told(pool)
                 assert event.kind == "stock"
                 assert event.text.startswith("stock of serve cannot be kept: memory_mib=1024 is more than any node")
@@ -208,8 +210,11 @@ def test_a_stock_that_no_node_could_hold_is_told() -> None:
 def test_stocks_are_filled_where_nobody_waits_for_room() -> None:
     async def main() -> None:
         async with FakeBackend() as backend:
-            big, small = Node("big", backend, Holds(cpus=8)), Node("small", backend, Holds(cpus=2))
-            async with Pool([big], stocks=[Stock(SandboxSpec(cpus=1), 4)]) as pool, anyio.create_task_group() as tasks:
+            big, small = Node("big", backend, Capacity(cpus=8)), Node("small", backend, Capacity(cpus=2))
+            async with (
+                Pool([big], stocks=[WarmSpec(SandboxSpec(cpus=1), 4)]) as pool,
+                anyio.create_task_group() as tasks,
+            ):
                 await pool.create("a", SandboxSpec(cpus=6))
                 await pool.create("b", SandboxSpec(cpus=2))
                 tasks.start_soon(lease_large, pool)
@@ -230,7 +235,7 @@ async def lease_large(pool: Pool) -> None:
 
 def test_spares_that_went_with_their_node_are_replaced_elsewhere_on_nobodys_account() -> None:
     async def main() -> None:
-        async with FakeBackend() as backend, Pool([Node("a", backend)], stocks=[Stock(SPEC, 3)]) as pool:
+        async with FakeBackend() as backend, Pool([Node("a", backend)], stocks=[WarmSpec(SPEC, 3)]) as pool:
             await anyio.sleep(1)
             pool.add_node(Node("b", backend))
             pool.remove_node("a", cause("gone", CauseKind.NODE_LOST))

@@ -12,9 +12,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxRefusedError, from_problem
-from envkit.sandbox.agent_client.channel import Channel, SocketStream, Survived
-from envkit.sandbox.agent_client.resources import Hold
-from envkit.sandbox.agent_client.sandbox import Box
+from envkit.sandbox.agent_client.channel import AgentChannel, SocketStream, Survived
+from envkit.sandbox.agent_client.resources import HostResources
+from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.ray.node_agent import Answer, NodeActor, NodeKind, greeting
 from envkit.types import Cause, SandboxSpec
@@ -41,7 +41,7 @@ async def dialled(opened: Answer, first: bytes) -> socket.socket:
     return stream
 
 
-async def visited(opened: Answer, ticket: int) -> Box:
+async def visited(opened: Answer, ticket: int) -> AgentSandbox:
     """Return a box as a caller elsewhere sees it."""
 
     async def nothing() -> None:
@@ -51,7 +51,13 @@ async def visited(opened: Answer, ticket: int) -> Box:
         return cause("the connection broke")
 
     stream = await dialled(opened, greeting(opened["secret"], ticket))
-    box = Box("far", Channel(SocketStream(stream)), Hold(broke, nothing), work="/workspace", forget=lambda box: None)
+    box = AgentSandbox(
+        "far",
+        AgentChannel(SocketStream(stream)),
+        HostResources(broke, nothing),
+        work="/workspace",
+        forget=lambda box: None,
+    )
     await box.started({}, 20)
     return box
 
@@ -67,7 +73,7 @@ def test_who_knows_the_secret_talks_to_the_box_and_large_files_arrive_whole(kind
         async with serving(kind) as (actor, opened):
             assert opened["capabilities"]["isolation"] is True
             made = await actor.start(7, KINDS[kind].spec(), 30.0, None)
-            assert (made["work"], made["gives_up"]) == ("/workspace", [])
+            assert (made["work"], made["unenforced"]) == ("/workspace", [])
             box = await visited(opened, 7)
             assert (await box.exec(["cat"], stdin=b"hello", timeout_s=20)).stdout == "hello"
             content = bytes(range(256)) * (80 << 10)  # 20 MiB

@@ -60,7 +60,9 @@ def test_rows_are_sampled_in_parts_as_they_are_at_once() -> None:
     vocabulary = engines._SAMPLED_NUMBERS // 2  # two rows a part
     logits_BV = torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(1))
     requests = [
-        engines._Request([1], SamplingParams(seed=row, temperature=0.7 * (row % 3), top_p=0.9 if row == 3 else 1.0), "")
+        engines._GenerationRequest(
+            [1], SamplingParams(seed=row, temperature=0.7 * (row % 3), top_p=0.9 if row == 3 else 1.0), ""
+        )
         for row in range(5)
     ]
     apart = [engines._sample(logits_BV[row : row + 1], requests[row : row + 1], 3)[0] for row in range(5)]

@@ -17,7 +17,7 @@ from tests.wiring.env_check.broken_envs import LEFT
 HERE = "tests.wiring.env_check.broken_envs"
 
 
-def checked(name: str, *, expert: str = "WalkExpert", **settings: Any) -> dict[str, envkit.Verdict]:
+def checked(name: str, *, expert: str = "WalkExpert", **settings: Any) -> dict[str, envkit.CheckResult]:
     """The verdicts on an environment of `broken_envs`, by their checks."""
     vector = settings.pop("vector", None)
     env_id = f"{name}{expert.removesuffix('Expert')}{vector or ''}-v0"
@@ -31,7 +31,7 @@ def checked(name: str, *, expert: str = "WalkExpert", **settings: Any) -> dict[s
     return {verdict.check: verdict for verdict in envkit.check_env(env_id, episodes=3)}
 
 
-def failures(verdicts: dict[str, envkit.Verdict]) -> dict[str, str]:
+def failures(verdicts: dict[str, envkit.CheckResult]) -> dict[str, str]:
     return {name: verdict.seen for name, verdict in verdicts.items() if verdict.outcome == "fail"}
 
 

@@ -25,7 +25,7 @@ from envkit.wiring.environments import slots
 from envkit.wiring.evaluation.advice import Limits, advice
 from envkit.wiring.evaluation.endpoint import Address, open_endpoint
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
-from envkit.wiring.evaluation.outcomes import Tally, measure, outcome_of
+from envkit.wiring.evaluation.outcomes import OutcomeTally, measure, outcome_of
 from envkit.wiring.evaluation.players import Playing, play
 
 LAKE: Options = {"map": "4x4", "instructions": False}
@@ -187,7 +187,7 @@ def test_an_answer_that_reached_its_limit_is_counted_as_cut_off() -> None:
     (episode,) = played(served)
     finishes = [turn.generation.finish for turn in episode.turns if turn.generation is not None]
     assert finishes == [FinishReason.STOP] * 2 + [FinishReason.LENGTH] * 4
-    tally = Tally(1, 1, SilentDisplay(), None)
+    tally = OutcomeTally(1, 1, SilentDisplay(), None)
     tally.add(episode)
     ((outcome,),) = tally.by_task
     assert outcome.metrics["answers_cut_off"] == 4 / 6

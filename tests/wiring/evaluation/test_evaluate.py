@@ -21,7 +21,7 @@ from envkit.types import EpisodeRecord, Info, Observation, Task
 from envkit.vector import SlotHost
 from envkit.wiring import environments
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate, evaluation_tasks
-from envkit.wiring.evaluation.outcomes import Tally
+from envkit.wiring.evaluation.outcomes import OutcomeTally
 from envkit.wiring.evaluation.players import RandomPlayer, play
 from envkit.wiring.training import resolve
 
@@ -161,7 +161,7 @@ class Brittle(gymnasium.Env[str, str]):
 
 
 def test_an_episode_whose_world_breaks_is_void_and_the_others_count() -> None:
-    tally = Tally(5, 1, SilentDisplay(), None)
+    tally = OutcomeTally(5, 1, SilentDisplay(), None)
 
     async def main() -> None:
         async with SlotHost(lambda env_id: Brittle(), 2) as host:

@@ -9,10 +9,10 @@ import pytest
 
 from envkit.config import serving
 from envkit.errors import ConfigError
-from envkit.sandbox.pool.node import Demand, Holds, Node
+from envkit.sandbox.pool.node import Capacity, Node, ResourceRequest
 from envkit.types import SandboxSpec
 from envkit.wiring.gateway import capacity
-from envkit.wiring.gateway.capacity import Machine
+from envkit.wiring.gateway.capacity import MachineCapacity
 from tests.sandbox.fake.backend import FakeBackend
 
 PHYSICAL_MIB = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
@@ -24,18 +24,18 @@ def write(file: Path, text: str) -> None:
 
 
 def test_what_is_left_open_follows_from_the_machine_and_what_is_said_stays() -> None:
-    large = Machine(memory_mib=24_000, pids=32_768)
-    open_ = Holds(boxes=256)
-    assert capacity.filled_in(open_, large) == Holds(boxes=256, memory_mib=18_000, pids=16_384)
-    said = Holds(boxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
+    large = MachineCapacity(memory_mib=24_000, pids=32_768)
+    open_ = Capacity(boxes=256)
+    assert capacity.filled_in(open_, large) == Capacity(boxes=256, memory_mib=18_000, pids=16_384)
+    said = Capacity(boxes=8, cpus=2.0, memory_mib=64_000, disk_mib=10, pids=100_000)
     assert capacity.filled_in(said, large) == said
-    assert capacity.filled_in(open_, Machine(None, None)) == open_
+    assert capacity.filled_in(open_, MachineCapacity(None, None)) == open_
     words = "256 sandboxes, 18,000 MiB of memory, 16,384 processes"
     assert capacity.described(capacity.filled_in(open_, large)) == words
 
 
 def test_bodies_have_a_sixteenth_of_the_memory_and_something_where_there_is_little() -> None:
-    found = [capacity.bodies_mib(Machine(memory_mib, None)) for memory_mib in (24_000, 512, None)]
+    found = [capacity.bodies_mib(MachineCapacity(memory_mib, None)) for memory_mib in (24_000, 512, None)]
     assert found == [1_500, 64, 64]
 
 
@@ -44,7 +44,7 @@ def test_a_control_group_of_version_2_or_one_around_it_says_less_than_the_machin
     write(tmp_path / "shop/server/memory.max", "max\n")
     write(tmp_path / "shop/memory.max", f"{96 << 20}\n")
     write(tmp_path / "pids.max", "77\n")
-    assert capacity.this_machine(tmp_path, tmp_path / "own") == Machine(96, 77)
+    assert capacity.this_machine(tmp_path, tmp_path / "own") == MachineCapacity(96, 77)
 
 
 def test_a_control_group_of_version_1_says_less_than_the_machine_has(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_control_group_of_version_1_says_less_than_the_machine_has(tmp_path: P
     write(tmp_path / "memory/server/memory.limit_in_bytes", f"{128 << 20}\n")
     write(tmp_path / "memory/memory.limit_in_bytes", "9223372036854771712\n")
     write(tmp_path / "pids/pids.max", "88\n")
-    assert capacity.this_machine(tmp_path, tmp_path / "own") == Machine(128, 88)
+    assert capacity.this_machine(tmp_path, tmp_path / "own") == MachineCapacity(128, 88)
 
 
 def test_without_control_groups_it_is_the_physical_memory(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_without_control_groups_it_is_the_physical_memory(tmp_path: Path) -> Non
 def test_environments_take_a_box_for_each_processor_but_only_half_of_the_node(
     memory_mib: int, processors: int, count: int
 ) -> None:
-    node = Node("here", FakeBackend(), Holds(boxes=256, memory_mib=memory_mib))
-    assert capacity.env_boxes(node, Demand.of(SandboxSpec()), processors) == count
+    node = Node("here", FakeBackend(), Capacity(boxes=256, memory_mib=memory_mib))
+    assert capacity.env_boxes(node, ResourceRequest.of(SandboxSpec()), processors) == count
 
 
 def test_half_of_everything_is_what_a_tenant_may_have_unless_the_file_says_otherwise() -> None:

@@ -10,14 +10,14 @@ from envkit.errors import CapacityError
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.types import SandboxSpec
-from envkit.wiring.gateway.env_workers import EnvBoxes
+from envkit.wiring.gateway.env_workers import EnvSandboxStarter
 from tests.sandbox.fake.backend import FakeBackend
 
 
 def test_without_room_a_fleet_does_not_start_and_one_that_runs_waits_for_nodes() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, Pool() as pool, anyio.create_task_group() as tasks:
-            boxes = EnvBoxes(pool, SandboxSpec(), "shared", 1)
+            boxes = EnvSandboxStarter(pool, SandboxSpec(), "shared", 1)
             with pytest.raises(CapacityError):
                 await boxes.start()
 

@@ -63,7 +63,7 @@ class EnvHost(Protocol):
 
 
 @runtime_checkable
-class LastingEpisode(Episode, Protocol):
+class ResumableEpisode(Episode, Protocol):
     """An episode that is played elsewhere under a name, and goes on there when who plays it is replaced."""
 
     @property
@@ -71,7 +71,7 @@ class LastingEpisode(Episode, Protocol):
         """Number of steps that were played when `reset` returned, or since; 0 for a new episode."""
         ...
 
-    async def again(self, action: str) -> Step:
+    async def repeat_step(self, action: str) -> Step:
         """Ask for the answer to the last step once more; `action` is what was played.
 
         Raises:
@@ -81,10 +81,10 @@ class LastingEpisode(Episode, Protocol):
 
 
 @runtime_checkable
-class AskingEpisode(LastingEpisode, Protocol):
+class SplitStepEpisode(ResumableEpisode, Protocol):
     """One whose steps can be asked for without a task that waits for each, which is most of what such a step costs."""
 
-    def ask(self, action: str) -> Future[Raw] | None:
+    def start_step(self, action: str) -> Future[Raw] | None:
         """Begin a step; None when only `step` can play it. Who asked may cancel the future.
 
         Raises:
@@ -92,7 +92,7 @@ class AskingEpisode(LastingEpisode, Protocol):
         """
         ...
 
-    def told(self, answer: Future[Raw]) -> Step:
+    def finish_step(self, answer: Future[Raw]) -> Step:
         """Return the step that was asked for, from the answer that came.
 
         Raises:
@@ -104,24 +104,24 @@ class AskingEpisode(LastingEpisode, Protocol):
 
 
 @runtime_checkable
-class LastingHost(EnvHost, Protocol):
+class ResumableHost(EnvHost, Protocol):
     """A host whose episodes may outlive it: the next one on the same ledger finds them by their keys."""
 
     def lease_as(self, key: str, task: Task) -> AbstractAsyncContextManager[Episode]:
         """As `lease`; the episode of this key goes on if there is one of the same task."""
         ...
 
-    def recall(self, key: str) -> Task | None:
+    def resumable_task(self, key: str) -> Task | None:
         """Return what the episode of this key plays; None where there is none that could go on."""
         ...
 
-    def recallable(self) -> Sequence[str]:
+    def resumable_keys(self) -> Sequence[str]:
         """Return the keys of the episodes that could go on."""
         ...
 
 
 @runtime_checkable
-class WatchedHost(EnvHost, Protocol):
+class ReadinessHost(EnvHost, Protocol):
     """A host that may be unable to play although it has places, such as one whose sandboxes are all lost."""
 
     @property
