@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_BOARD: Mapping[str, object] = {"splits": ("train", "validation", "eval"), "terse": {"instructions": False}}
+_BOARD: Mapping[str, object] = {"splits": ("train", "validation", "eval"), "compact_options": {"instructions": False}}
 _SOKOBAN: Mapping[str, object] = {
     **_BOARD,
     "entry_point": "envkit.environments.sokoban:Sokoban",
@@ -96,7 +96,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "entry_point": "envkit.environments.arithmetic:Arithmetic",
         "expert": "envkit.environments.arithmetic:ArithmeticExpert",
         "splits": ("train", "validation", "eval"),
-        "terse": {"instructions": False},
+        "compact_options": {"instructions": False},
         "summary": "Answer a question of arithmetic with a number; for language models.",
     },
 )

@@ -192,7 +192,7 @@ class LeaseNotPersistedError(EnvkitError):
     The same call may succeed later, once who runs the server has seen to that.
     """
 
-    code = "unrecorded"
+    code = "lease_not_persisted"
     status = 503
     retry = True
 
@@ -281,7 +281,7 @@ class UnsupportedError(EnvkitError):
 class SearchLimitError(EnvkitError):
     """A search came to its bound before it knew the answer; a larger bound may find it."""
 
-    code = "out_of_reach"
+    code = "search_limit"
     status = 422
 
 

@@ -33,9 +33,9 @@ class EnvSpec:
         summary: One line for lists.
         splits: Values of its option ``split``, which keep the levels of training and evaluation apart; empty when it
             has none, and then only the seeds differ.
-        terse: Options with which observations are shortest, for policies that learn to read from nothing.
+        compact_options: Options with which observations are shortest, for policies that learn to read from nothing.
         replayable: Whether its state is a function of task and actions, so that it can be rebuilt after a loss.
-        shares: Whether many of its episodes may live in one process; otherwise a fleet gives each a box of its own.
+        is_shareable: Whether many of its episodes may live in one process; otherwise a fleet gives each a box of its own.
         vector_entry_point: ``"module:Class"`` or a callable; called with ``num_envs``, ``autoreset`` and options, it
             gives a ``gymnasium.vector.VectorEnv`` that plays what as many single ones would. None where there is none.
     """
@@ -46,9 +46,9 @@ class EnvSpec:
     expert: str | Callable[..., Any] | None = None
     summary: str = ""
     splits: tuple[str, ...] = ()
-    terse: Options = field(default_factory=dict)
+    compact_options: Options = field(default_factory=dict)
     replayable: bool = True
-    shares: bool = True
+    is_shareable: bool = True
     vector_entry_point: str | Callable[..., Any] | None = None
 
 
@@ -69,9 +69,9 @@ def register(
     expert: str | Callable[..., Any] | None = None,
     summary: str = "",
     splits: Sequence[str] = (),
-    terse: Options | None = None,
+    compact_options: Options | None = None,
     replayable: bool = True,
-    shares: bool = True,
+    is_shareable: bool = True,
     vector_entry_point: str | Callable[..., Any] | None = None,
 ) -> EnvSpec:
     """Add an environment; see `EnvSpec` for the arguments. Registering the very same twice is harmless.
@@ -87,9 +87,9 @@ def register(
         expert,
         summary,
         tuple(splits),
-        MappingProxyType(dict(terse or {})),
+        MappingProxyType(dict(compact_options or {})),
     )
-    spec = EnvSpec(id, entry_point, *frozen, replayable, shares, vector_entry_point)
+    spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point)
     old = _SPECS.setdefault(id, spec)
     if old != spec:
         raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}"])

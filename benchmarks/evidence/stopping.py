@@ -37,15 +37,15 @@ rollout: {group_size: 4, max_turns: 10, max_tokens: 256}
 trainer: {steps: 6, groups_per_step: 32, checkpoint_every: 3, threads: 1}
 evaluation: {episodes: 64, every: 2}
 warmup:
-  {lesson_states: 500, lesson_updates: 60, strung_updates: 60, lesson_batch: 64, episode_updates: 20,
+  {single_turn_states: 500, single_turn_updates: 60, multi_turn_updates: 60, single_turn_batch: 64, episode_updates: 20,
    episode_batch: 16, check_every: 5, check_episodes: 32}
 tracking: {tensorboard: false}
 """
 CHECKPOINT_EVERY = 3
 NAME = "stopping"
 SHORT = (
-    "trainer.steps=4", "trainer.groups_per_step=4", "evaluation.episodes=8", "warmup.lesson_states=50",
-    "warmup.lesson_updates=4", "warmup.strung_updates=2", "warmup.episode_updates=2", "warmup.check_episodes=8",
+    "trainer.steps=4", "trainer.groups_per_step=4", "evaluation.episodes=8", "warmup.single_turn_states=50",
+    "warmup.single_turn_updates=4", "warmup.multi_turn_updates=2", "warmup.episode_updates=2", "warmup.check_episodes=8",
 )  # fmt: skip
 STALE_AFTER = (
     "trainer_bridge",

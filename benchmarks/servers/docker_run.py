@@ -37,9 +37,9 @@ class Plain:
         ValueError: That container has settings which no flag here gives.
     """
 
-    def __init__(self, docker: str, box_id: str) -> None:
+    def __init__(self, docker: str, sandbox_id: str) -> None:
         self._docker = docker
-        like = self._settings(self._container(box_id))
+        like = self._settings(self._container(sandbox_id))
         host = like["HostConfig"]
         self._profile = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115  (it goes with us)
         self._flags = _flags({**host, "SecurityOpt": [self._written(option) for option in host["SecurityOpt"]]})
@@ -72,9 +72,9 @@ class Plain:
         self._profile.flush()
         return _PROFILE + self._profile.name
 
-    def _container(self, box_id: str) -> str:
+    def _container(self, sandbox_id: str) -> str:
         """Return the id of a box's container; other processes may have boxes of the same name."""
-        find = [self._docker, "ps", "--filter", f"label=envkit.box={box_id}", "--format"]
+        find = [self._docker, "ps", "--filter", f"label=envkit.sandbox={sandbox_id}", "--format"]
         found = subprocess.run(
             [*find, '{{.Label "envkit.owner"}} {{.ID}}'], check=True, capture_output=True, text=True
         ).stdout

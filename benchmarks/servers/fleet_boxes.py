@@ -87,7 +87,7 @@ async def sandboxes(findings: Findings, told: argparse.Namespace) -> None:
     if program is None:
         sys.exit("there is no docker on PATH")
     spares = json.dumps([{"count": _SPARES, "image": told.image, "memory_mib": _MEMORY_MIB}])
-    settings = [f"spares={spares}", "node.memory_mib=16384", "envs.boxes=1", "envs.spares=0"]
+    settings = [f"warm={spares}", "node.memory_mib=16384", "envs.sandboxes=1", "envs.warm=0"]
     settings.append(f"envs.image={told.games_image}")
     words = ["--backend", "docker", *(word for setting in settings for word in ("--set", setting))]
     async with AsyncExitStack() as stack:
@@ -213,7 +213,7 @@ async def _end(http: Http, *names: str) -> None:
 
 
 async def _until_stocked(http: Http) -> None:
-    while f"envkit_sandboxes_spare {_SPARES}.0".encode() not in await http.request("GET", "/metrics"):  # noqa: ASYNC110
+    while f"envkit_sandboxes_warm {_SPARES}.0".encode() not in await http.request("GET", "/metrics"):  # noqa: ASYNC110
         await anyio.sleep(0.1)
 
 

@@ -48,7 +48,7 @@ class NodeSection(Section):
     not what they use. With ray, each node says itself what it holds.
     """
 
-    boxes: Count = 256
+    max_sandboxes: Count = 256
     """Sandboxes at once, those that serve environments included."""
     cpus: Annotated[float, Field(gt=0)] | None = None
     """Processors that the bounds of its sandboxes may add up to; none does not count them."""
@@ -74,14 +74,14 @@ class RaySection(Section):
 class EnvsSection(Section):
     """The boxes in which environments are served; many episodes share one."""
 
-    boxes: Annotated[int, Field(ge=0)] = 0
+    sandboxes: Annotated[int, Field(ge=0)] = 0
     """Number of boxes; 0 takes one for each processor, but no more than fit into half of the node."""
     capacity: Count = 1024
     """Episodes at once, spread over the boxes."""
-    own_boxes: Annotated[int, Field(ge=0)] = 4
+    max_dedicated_sandboxes: Annotated[int, Field(ge=0)] = 4
     """Further boxes for worlds that do not share one: so many of their episodes run at once. None are started where no
     registered environment needs them."""
-    spares: Annotated[int, Field(ge=0)] = 1
+    warm: Annotated[int, Field(ge=0)] = 1
     """Further boxes that are ready to replace a lost one."""
     image: Text | None = None
     """Docker image with envkit in it; needed by the docker backend."""
@@ -91,7 +91,7 @@ class EnvsSection(Section):
     """Bound on the processors of one box."""
 
 
-class StockSection(Section):
+class WarmSection(Section):
     """Sandboxes that are kept ready for who asks for exactly such a one."""
 
     count: Count = 1
@@ -110,7 +110,7 @@ class StockSection(Section):
     """Whether what runs inside may be hostile."""
 
 
-class SilenceSection(Section):
+class LivenessSection(Section):
     """When a sandbox that does not answer counts as lost. One that has ended is seen at once."""
 
     interval_s: Seconds = 1.0
@@ -122,7 +122,7 @@ class SilenceSection(Section):
     the interpreter's lock."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> SilenceSection:
+    def _ordered(self) -> LivenessSection:
         if not self.interval_s < self.suspect_s < self.lost_s:
             raise ValueError("interval_s is less than suspect_s, and that less than lost_s")
         return self
@@ -171,7 +171,7 @@ class LimitsSection(Section):
     images: list[Text] = Field(default_factory=list)
     """Images of such a sandbox beside the default one, such as swe/*. To bubblewrap an image is a folder here, and all
     that is in it can be read."""
-    bodies_mib: Mib | None = None
+    max_buffered_mib: Mib | None = None
     """MiB of the bodies of requests and answers that the server holds at once, such as files and inputs and outputs of
     programs; one tenant may have tenant_share of it. A program that may say more than 4 MiB takes as much while it
     runs, others a sixteenth of what they may say, and then what it said. None takes a sixteenth of the memory that
@@ -233,9 +233,9 @@ class ServeConfig(Section):
     node: NodeSection = NodeSection()
     ray: RaySection = RaySection()
     envs: EnvsSection = EnvsSection()
-    spares: list[StockSection] = Field(default_factory=list)
+    warm: list[WarmSection] = Field(default_factory=list)
     """Sandboxes kept ready, by kind."""
-    silence: SilenceSection = SilenceSection()
+    liveness: LivenessSection = LivenessSection()
     restarts: ReplacementSection = ReplacementSection()
     limits: LimitsSection = LimitsSection()
     alerts: AlertsSection = AlertsSection()

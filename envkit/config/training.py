@@ -31,7 +31,7 @@ class SandboxSection(Section):
     kind: Literal["auto", "local", "docker", "process", "none"] = "auto"
     """local: bubblewrap. docker: containers of the image envkit/games. process: a plain child process. auto: local
     where it works, otherwise process, and says so. none: in the trainer's own process."""
-    boxes: Count = 1
+    count: Count = 1
     """Number of sandboxes; the episodes are spread over them."""
     health: HealthSection = HealthSection()
     restarts: RestartSection = RestartSection()
@@ -215,26 +215,26 @@ class WarmupSection(Section):
     """Passes over the file, each in an order of its own."""
     answers: Literal["expert", "bare"] = "expert"
     """How demonstrations write a move. expert: <answer>up</answer>. bare: up, which can be a single token."""
-    lesson_states: Count | None = None
+    single_turn_states: Count | None = None
     """Different single states that lessons are drawn from. null: 30000 for a tiny policy, 4096 for a pretrained
     model."""
-    visit_noise: Share | None = None
-    """Share of random moves on the way to these states. null: lesson_noise for a tiny policy, 0.5 for a pretrained
+    visit_random_share: Share | None = None
+    """Share of random moves on the way to these states. null: single_turn_random_share for a tiny policy, 0.5 for a pretrained
     model. Must be 0 where the environment lists no legal moves."""
-    tricky_share: Share = 0.5
+    hazard_share: Share = 0.5
     """Share of lessons in states where a careless player goes wrong."""
-    lesson_noise: Share | None = None
+    single_turn_random_share: Share | None = None
     """Share of lessons that show a random move instead of a good one. null: 0.5 tiny, 0 pretrained."""
-    lesson_batch: Count | None = None
+    single_turn_batch: Count | None = None
     """Lessons an update. null: 256 tiny, 32 pretrained."""
-    lesson_updates: Annotated[int, Field(ge=0)] | None = None
+    single_turn_updates: Annotated[int, Field(ge=0)] | None = None
     """Updates with one state a sequence. null: 250 tiny, 100 pretrained."""
-    strung_lessons: Count = 4
+    multi_turn_states: Count = 4
     """States a sequence in the second stage, each with its own answer: the newest one is what counts."""
-    strung_updates: Annotated[int, Field(ge=0)] | None = None
+    multi_turn_updates: Annotated[int, Field(ge=0)] | None = None
     """Updates of the second stage. null: 300 tiny, 0 pretrained; 0 where renderer.history is a number, as that stage
     needs all."""
-    episode_noise: Share | None = None
+    episode_random_share: Share | None = None
     """Share of random moves in whole demonstrated episodes, which come last. null: 0.65 tiny, 0 pretrained."""
     episode_batch: Count | None = None
     """Episodes an update. null: 64 tiny, 8 pretrained."""

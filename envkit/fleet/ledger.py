@@ -24,7 +24,7 @@ from envkit.errors import LeaseNotPersistedError, UsageError
 from envkit.fleet.session_store import SessionRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 
-_FORMAT = 2
+_FORMAT = 3
 _PHASES_KEPT = 50
 _OVER = (SandboxState.LOST, SandboxState.STOPPED)
 _SCHEMA = f"""
@@ -34,7 +34,7 @@ create table if not exists seats (
     options text not null
 ) without rowid;
 create table if not exists sandboxes (
-    id text primary key, box_id text not null, node text not null, tenant text not null,
+    id text primary key, backend_id text not null, node text not null, tenant text not null,
     spec text not null, phases text not null, expires_at_s real
 ) without rowid;
 create table if not exists identity (id text not null);
@@ -143,19 +143,19 @@ class Ledger:
         """
         with _undamaged(self._path):
             rows = self._connection.execute(
-                "select id, box_id, node, tenant, spec, phases, expires_at_s from sandboxes"
+                "select id, backend_id, node, tenant, spec, phases, expires_at_s from sandboxes"
             ).fetchall()
             views = [
                 SandboxView(
                     id=id,
-                    box_id=box_id,
+                    backend_id=backend_id,
                     node=node,
                     tenant=tenant,
                     spec=msgspec.json.decode(spec, type=SandboxSpec),
                     phases=tuple(msgspec.json.decode(phases, type=list[Phase])),
                     expires_at_s=expires_at_s,
                 )
-                for id, box_id, node, tenant, spec, phases, expires_at_s in rows
+                for id, backend_id, node, tenant, spec, phases, expires_at_s in rows
             ]
             return sorted(views, key=lambda view: view.phases[0].at_s)
 
@@ -261,7 +261,7 @@ def _put(
 def _row(view: SandboxView) -> tuple[Any, ...]:
     spec = msgspec.json.encode(asdict(view.spec)).decode()
     phases = msgspec.json.encode(view.phases[-_PHASES_KEPT:]).decode()
-    return view.id, view.box_id, view.node, view.tenant, spec, phases, view.expires_at_s
+    return view.id, view.backend_id, view.node, view.tenant, spec, phases, view.expires_at_s
 
 
 def _columns(seat: SessionRecord) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ class SandboxSpec:
         runtime: Docker's runtime, such as ``"runsc"``; None takes its default.
         untrusted: Whether what runs inside may be hostile; refused where the backend cannot hold it.
         ttl_s: Seconds after which it ends itself, whatever becomes of us; None for never.
-        stay: Whether it outlives the process that started it.
-        lonely_s: Seconds without anybody connected to it after which a box that stays ends itself; None for never.
+        detached: Whether it outlives the process that started it.
+        orphan_ttl_s: Seconds without anybody connected to it after which a box that stays ends itself; None for never.
         start_timeout_s: Seconds until a box that is not ready counts as failed.
         ledger: Id of the ledger in which a box that stays is written down; who opens that next may end it. Empty for
             none.
@@ -68,8 +68,8 @@ class SandboxSpec:
     runtime: str | None = None
     untrusted: bool = False
     ttl_s: float | None = None
-    stay: bool = False
-    lonely_s: float | None = None
+    detached: bool = False
+    orphan_ttl_s: float | None = None
     start_timeout_s: float = 30.0
     ledger: str = ""
 
@@ -193,7 +193,7 @@ class SandboxView:
 
     Attributes:
         id: The name by which it is asked for.
-        box_id: What its backend calls it; empty until it has been started.
+        backend_id: What its backend calls it; empty until it has been started.
         node: Name of the node that it is on; empty until it has been placed.
         tenant: Who holds it; empty for nobody.
         spec: What it is.
@@ -202,7 +202,7 @@ class SandboxView:
     """
 
     id: str
-    box_id: str
+    backend_id: str
     node: str
     tenant: str
     spec: SandboxSpec

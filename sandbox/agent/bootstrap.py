@@ -72,7 +72,7 @@ def take_channel() -> "tuple[int, int]":
 def hello() -> bytes:
     """Return the first frame."""
     facts = (posix.getpid(), *sys.version_info[:2], posix.getuid())
-    text = '{"hello": 2, "pid": %d, "python": "%d.%d", "uid": %d}' % facts
+    text = '{"hello": 3, "pid": %d, "python": "%d.%d", "uid": %d}' % facts
     return len(text).to_bytes(4, "big") + bytes(4) + text.encode()
 
 

@@ -114,9 +114,9 @@ class Agent:
         if self._context.users:
             return  # of a further channel: the box is as it is
         self._context.configure(config)
-        self._stays = bool(config.get("stay"))
-        if config.get("lonely_s") is not None:
-            self._lonely_s = float(config["lonely_s"])
+        self._stays = bool(config.get("detached"))
+        if config.get("orphan_ttl_s") is not None:
+            self._lonely_s = float(config["orphan_ttl_s"])
         if config.get("ttl_s") is not None:
             self.loop.after(float(config["ttl_s"]), lambda: self._give_up("expired", "its time to live is over"))
         if config.get("door"):

@@ -47,7 +47,7 @@ __all__ = [
 
 MAX_HEADER_BYTES = 1 << 20
 
-_VERSION = 2
+_VERSION = 3
 _FAREWELLS = frozenset({"exited", "killed", "out_of_memory", "expired", "orphaned", "protocol_error", "stopped"})
 """Kinds of `Cause` that an agent may give for its end."""
 _HEAD = struct.Struct(">II")

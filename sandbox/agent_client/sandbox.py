@@ -59,7 +59,7 @@ class AgentSandbox:
     back at once, whether or not `stop` is called.
 
     Args:
-        box_id: Its id.
+        sandbox_id: Its id.
         channel: To its agent.
         hold: What it consists of.
         work: Folder, named as inside, that programs start in.
@@ -73,7 +73,7 @@ class AgentSandbox:
 
     def __init__(
         self,
-        box_id: str,
+        sandbox_id: str,
         channel: AgentChannel,
         hold: HostResources,
         *,
@@ -83,11 +83,11 @@ class AgentSandbox:
         self.work = work
         self.grader_home = hold.grader_home
         self.unenforced = hold.unenforced
-        self._id = box_id
+        self._id = sandbox_id
         self._channel = channel
         self._hold = hold
         self._shells: dict[tuple[str, SandboxUser], AgentShell] = {}
-        self._ending = Teardown(box_id, channel, hold, partial(forget, self))
+        self._ending = Teardown(sandbox_id, channel, hold, partial(forget, self))
 
     @property
     def id(self) -> str:
@@ -129,7 +129,7 @@ class AgentSandbox:
 
         Args:
             timeout_s: Seconds that it has.
-            observes: Whether to look only: we do not count as a visitor, and the box's ``lonely_s`` goes on.
+            observes: Whether to look only: we do not count as a visitor, and the box's ``orphan_ttl_s`` goes on.
 
         Raises:
             UnreachableError: It did not, in so many seconds.

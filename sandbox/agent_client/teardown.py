@@ -20,7 +20,7 @@ _FAREWELLS = {
     CauseKind.KILLED: "killed by signal 15 (SIGTERM)",
     CauseKind.OUT_OF_MEMORY: "out of memory",
     CauseKind.EXPIRED: "its time to live is over",
-    CauseKind.ORPHANED: "nobody was connected to it for its lonely_s",
+    CauseKind.ORPHANED: "nobody was connected to it for its orphan_ttl_s",
     CauseKind.STOPPED: "its connection was closed",
 }
 """Details for the farewells of an agent; of other kinds, the exit code and the last line of standard error say more."""
@@ -30,7 +30,7 @@ class Teardown:
     """The end of one box, which begins by itself when its channel ends.
 
     Args:
-        box_id: Its id.
+        sandbox_id: Its id.
         channel: To its agent.
         hold: What it consists of.
         forget: Called once nothing is left of it.
@@ -39,9 +39,9 @@ class Teardown:
         lets_go: Whether what it consists of is let go then and runs on, instead of being ended.
     """
 
-    def __init__(self, box_id: str, channel: AgentChannel, hold: HostResources, forget: Callable[[], None]) -> None:
+    def __init__(self, sandbox_id: str, channel: AgentChannel, hold: HostResources, forget: Callable[[], None]) -> None:
         self.lets_go = False
-        self._id = box_id
+        self._id = sandbox_id
         self._channel = channel
         self._hold = hold
         self._forget = forget

@@ -109,7 +109,7 @@ def why_refused(spec: SandboxSpec) -> str | None:
         return why
     if spec.untrusted and spec.network == "open":
         return "untrusted programs are refused: network 'open' is the host's own, with all that listens in it"
-    if spec.stay and os.geteuid() != 0:
+    if spec.detached and os.geteuid() != 0:
         return "only root can keep others from the door of a box that stays"
     return None
 

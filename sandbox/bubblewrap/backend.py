@@ -108,11 +108,11 @@ class LocalBackend:
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec` with the files of `snapshot`, which this backend took; its command waits for them."""
-        box_id = self._boxes.new_id()
+        sandbox_id = self._boxes.new_id()
         file = store.find(self._boxes.folder / "snapshots", snapshot)
         if file is None:
-            raise SandboxRefusedError(box_id, f"there is no snapshot {snapshot!r}")
-        box = await self._start(box_id, spec, store.waiting(spec.command))
+            raise SandboxRefusedError(sandbox_id, f"there is no snapshot {snapshot!r}")
+        box = await self._start(sandbox_id, spec, store.waiting(spec.command))
         await store.put_back(box, file, spec, _files_uid())
         return box
 
@@ -128,7 +128,7 @@ class LocalBackend:
         """Return the ids of the boxes that stay on this machine, or of those of one ledger, sorted; "" is none."""
         return await clock.to_thread(detached.ids, ledger)
 
-    async def attach(self, box_id: str, *, observes: bool = False) -> AgentSandbox:
+    async def attach(self, sandbox_id: str, *, observes: bool = False) -> AgentSandbox:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
 
         With `observes` it is only looked at: the time after which it ends when it is left alone is not restarted.
@@ -137,50 +137,50 @@ class LocalBackend:
             SandboxError: No box of this id stays on this machine.
             UnreachableError: It does not let us in.
         """
-        held, first = _staying(box_id, self._places)
+        held, first = _staying(sandbox_id, self._places)
         try:
             ours = run_dirs.connect(first.folder(DOOR), DOOR_SOCKET)
             sockets = first.folder(SOCKETS)
             disk_mib = _size_mib(first.folder(WORK))
         except OSError:
             held.let_go()
-            raise SandboxError(f"box {box_id!r} has just ended") from None
+            raise SandboxError(f"box {sandbox_id!r} has just ended") from None
         except BaseException:
             held.let_go()
             raise
-        box = self._box(box_id, ours, held, sockets, SandboxSpec(stay=True), disk_mib)
+        box = self._box(sandbox_id, ours, held, sockets, SandboxSpec(detached=True), disk_mib)
         await box.reached(_ATTACH_S, observes=observes)
         return box
 
-    async def dial(self, box_id: str) -> socket.socket:
+    async def dial(self, sandbox_id: str) -> socket.socket:
         """Return a connected, non-blocking stream to a box that stays, which speaks what a `AgentChannel` does.
 
         The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
         """
-        held, first = _staying(box_id, self._places)
+        held, first = _staying(sandbox_id, self._places)
         try:
             return run_dirs.connect(first.folder(DOOR), DOOR_SOCKET)
         except OSError:
-            raise SandboxError(f"box {box_id!r} has just ended") from None
+            raise SandboxError(f"box {sandbox_id!r} has just ended") from None
         finally:
             held.let_go()
 
-    async def remove(self, box_id: str) -> None:
+    async def remove(self, sandbox_id: str) -> None:
         """End a box that stays, also one that does not answer; raises `SandboxError` as `attach`."""
-        held, _ = _staying(box_id, self._places)
+        held, _ = _staying(sandbox_id, self._places)
         await held.kill()
 
-    async def _start(self, box_id: str, spec: SandboxSpec, command: Sequence[str]) -> AgentSandbox:
+    async def _start(self, sandbox_id: str, spec: SandboxSpec, command: Sequence[str]) -> AgentSandbox:
         look = self._look(spec)
-        refuse(box_id, spec, self.capabilities(), memory_mib=machine_memory_mib(), shown=look.readable)
+        refuse(sandbox_id, spec, self.capabilities(), memory_mib=machine_memory_mib(), shown=look.readable)
         if (why := arguments.why_refused(spec)) is not None:
-            raise SandboxRefusedError(box_id, why)
+            raise SandboxRefusedError(sandbox_id, why)
         if (why := self._hindrance()) is not None:
-            raise SandboxStartError(box_id, why)
+            raise SandboxStartError(sandbox_id, why)
         python = arguments.python_in(look)
         if python is None:
             cause = Cause(CauseKind.IMAGE_UNUSABLE, "there is no Python 3 in it, which our agent needs")
-            raise SandboxRefusedError(box_id, cause)
+            raise SandboxRefusedError(sandbox_id, cause)
         began = clock.now()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -195,26 +195,26 @@ class LocalBackend:
                     agent.command(python),
                     stream=theirs,
                     filter_program=self._filter,
-                    group=cgroups.Cgroup(self._places, f"{self._boxes.folder.name}-{box_id}"),
+                    group=cgroups.Cgroup(self._places, f"{self._boxes.folder.name}-{sandbox_id}"),
                     bounds=self._bounds(spec),
                     uids=own,
                 )
             except OSError as error:
-                raise SandboxStartError(box_id, f"bubblewrap cannot be started: {error}") from None
+                raise SandboxStartError(sandbox_id, f"bubblewrap cannot be started: {error}") from None
             undo.pop_all()
         try:
-            if spec.stay:
+            if spec.detached:
                 held.group.bequeath(held.pid)
-                box_id, held.folder = detached.begin(held.pid)
+                sandbox_id, held.folder = detached.begin(held.pid)
             with anyio.move_on_after(spec.start_timeout_s) as limit:
                 await held.enclose()
                 await self._send_agent(ours)
             if limit.cancelled_caught:
-                raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
+                raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
             sockets, holds_inodes = self._furnished(held, spec), _bounds_inodes(held, look.disk_mib)
             if spec.untrusted and not holds_inodes:
-                raise SandboxRefusedError(box_id, "untrusted programs are refused: not enforced here: inodes")
-            box = self._box(box_id, ours, held, sockets, spec, look.disk_mib)
+                raise SandboxRefusedError(sandbox_id, "untrusted programs are refused: not enforced here: inodes")
+            box = self._box(sandbox_id, ours, held, sockets, spec, look.disk_mib)
             box.unenforced = (*box.unenforced, *(() if holds_inodes else ("inodes",)))
         except OSError as error:
             ours.close()
@@ -222,7 +222,7 @@ class LocalBackend:
             if held.is_running:
                 cause = Cause(CauseKind.START_FAILED, f"no control group: {error}")
             await held.kill()
-            raise SandboxStartError(box_id, cause) from None
+            raise SandboxStartError(sandbox_id, cause) from None
         except BaseException:
             ours.close()
             await held.kill()
@@ -261,7 +261,7 @@ class LocalBackend:
         return sockets
 
     def _box(
-        self, box_id: str, stream: socket.socket, held: Supervisor, sockets: Path, spec: SandboxSpec, disk_mib: int
+        self, sandbox_id: str, stream: socket.socket, held: Supervisor, sockets: Path, spec: SandboxSpec, disk_mib: int
     ) -> AgentSandbox:
         channel = AgentChannel(SocketStream(stream))
         lost = {
@@ -271,15 +271,15 @@ class LocalBackend:
         }
         hold = HostResources(
             cause=held.cause,
-            kill=partial(self._end, held, spec.stay),
+            kill=partial(self._end, held, spec.detached),
             let_go=held.let_go,
             sockets=sockets,
-            snapshot=partial(self._keep, box_id, channel, store.Extent(disk_mib, _files_uid())),
+            snapshot=partial(self._keep, sandbox_id, channel, store.Extent(disk_mib, _files_uid())),
             unenforced=tuple(name for name, is_lost in lost.items() if is_lost),
             look=held.look,
             on_survived=held.group.survived,
         )
-        box = AgentSandbox(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
+        box = AgentSandbox(sandbox_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)
         return box
 
@@ -289,13 +289,15 @@ class LocalBackend:
         else:
             await held.kill()
 
-    async def _keep(self, box_id: str, channel: AgentChannel, extent: store.Extent) -> str:
+    async def _keep(self, sandbox_id: str, channel: AgentChannel, extent: store.Extent) -> str:
         self._snapshots_taken += 1
         name = f"snapshot-{self._snapshots_taken}"
         try:
             await store.keep(channel, self._boxes.folder / "snapshots" / name, extent)
         except ChannelEndedError:
-            raise SandboxLostError(box_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")) from None
+            raise SandboxLostError(
+                sandbox_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")
+            ) from None
         return name
 
     def _look(self, spec: SandboxSpec) -> arguments.BwrapOptions:
@@ -312,7 +314,7 @@ class LocalBackend:
             readable=shown,
             views=[(Path(source), place) for source, place in spec.views],
             is_online=spec.network == "open",
-            stays=spec.stay,
+            stays=spec.detached,
         )
 
     def _bounds(self, spec: SandboxSpec) -> cgroups.CgroupLimits:
@@ -359,19 +361,19 @@ class LocalBackend:
         await self._boxes.close()
 
 
-def _staying(box_id: str, places: cgroups.CgroupFolders) -> tuple[Supervisor, FirstProcess]:
+def _staying(sandbox_id: str, places: cgroups.CgroupFolders) -> tuple[Supervisor, FirstProcess]:
     """Return what a box that stays hangs on, and its first process.
 
     Raises:
         SandboxError: There is none.
     """
-    stay = detached.find(box_id)
+    stay = detached.find(sandbox_id)
     if stay is None:
-        raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
+        raise SandboxError(f"there is no box {sandbox_id!r} that stays on this machine")
     try:
         first = FirstProcess(stay.first_pid)
     except OSError:
-        raise SandboxError(f"box {box_id!r} has just ended") from None
+        raise SandboxError(f"box {sandbox_id!r} has just ended") from None
     return Supervisor(None, cgroups.Cgroup(places, stay.group), first=first, folder=stay.folder), first
 
 

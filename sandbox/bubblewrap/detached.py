@@ -45,9 +45,9 @@ def remember(folder: Path, first_pid: int, group: str, ledger: str) -> None:
     (folder / _FILE).write_text(f"{run_dirs.owner_name(first_pid)} {group} {ledger}")
 
 
-def find(box_id: str) -> DetachedNote | None:
+def find(sandbox_id: str) -> DetachedNote | None:
     """Return the box of this id; None when none of our user's on this machine has it any more."""
-    match = _ID.fullmatch(box_id)
+    match = _ID.fullmatch(sandbox_id)
     if match is None:
         return None
     for folder in run_dirs.of_tail(match[1]):
@@ -63,7 +63,7 @@ def find(box_id: str) -> DetachedNote | None:
 def ids(ledger: str | None = None) -> list[str]:
     """Return the ids of all boxes of our user on this machine, or of those of one ledger, sorted."""
     named = {f"bwrap-{_tail(folder)}" for folder in run_dirs.of_tail("*") if (folder / _FILE).exists()}
-    found = {box_id: find(box_id) for box_id in named}
+    found = {sandbox_id: find(sandbox_id) for sandbox_id in named}
     return sorted(id for id, stay in found.items() if stay is not None and ledger in (None, stay.ledger))
 
 

@@ -68,7 +68,7 @@ def why_refused(spec: SandboxSpec, *, has_snapshot: bool) -> str | None:
         "a snapshot": has_snapshot,
         "a network of some hosts": not isinstance(spec.network, str),
         "profile system": spec.profile == "system",
-        "stay": spec.stay,
+        "detached": spec.detached,
         "ttl_s": spec.ttl_s,
     }
     needs = [name for name, value in wanted.items() if value]
@@ -79,7 +79,7 @@ class AgentlessSandbox:
     """One box without an agent; satisfies `envkit.protocols.Sandbox`.
 
     Args:
-        box_id: Its id.
+        sandbox_id: Its id.
         daemon: Runs its commands.
         held: Its container, whose process 1 is `LIFE_LINE`.
         env: Environment of everything in it.
@@ -88,7 +88,7 @@ class AgentlessSandbox:
 
     def __init__(
         self,
-        box_id: str,
+        sandbox_id: str,
         daemon: Daemon,
         held: AttachedContainer,
         *,
@@ -97,7 +97,7 @@ class AgentlessSandbox:
     ) -> None:
         self.unenforced: tuple[str, ...] = ("memory_reserve",)
         self.grader_home = GRADER_HOME
-        self._id = box_id
+        self._id = sandbox_id
         self._daemon = daemon
         self._held = held
         self._life_line = held.stream

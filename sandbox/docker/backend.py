@@ -161,7 +161,7 @@ class DockerBackend:
         label = STAY_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(one["Labels"][BOX_LABEL] for one in await self._daemon.containers(label))
 
-    async def attach(self, box_id: str, *, observes: bool = False) -> AgentSandbox:
+    async def attach(self, sandbox_id: str, *, observes: bool = False) -> AgentSandbox:
         """Return a box that stays, which this or another process started; leaving the backend leaves it running.
 
         With `observes` it is only looked at: the time after which it ends when it is left alone is not restarted.
@@ -170,33 +170,33 @@ class DockerBackend:
             SandboxError: No box of this id stays on this machine.
             UnreachableError: It does not let us in.
         """
-        found = await orphans.staying(self._daemon, box_id)
+        found = await orphans.staying(self._daemon, sandbox_id)
         container_id, labels = str(found["Id"]), found["Labels"]
         stream = await self._daemon.attach(container_id, has_input=False)
         held = AttachedContainer(self._daemon, container_id, stream, removes_itself=True)
         try:
-            spec = SandboxSpec(stay=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
+            spec = SandboxSpec(detached=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
             volumes, written = await held.volumes(), await held.written(spec)
             await held.find_agent_group(volumes)
             door = container.knock(volumes)
         except BaseException:
             held.stream.close()
             raise
-        box = self._box(box_id, held, volumes.get(SOCKETS), spec, SocketStream(door), written)
+        box = self._box(sandbox_id, held, volumes.get(SOCKETS), spec, SocketStream(door), written)
         await box.reached(_ATTACH_S, observes=observes)
         return box
 
-    async def dial(self, box_id: str) -> socket.socket:
+    async def dial(self, sandbox_id: str) -> socket.socket:
         """Return a connected, non-blocking stream to a box that stays, which speaks what a `AgentChannel` does.
 
         The caller closes it; for as long as it is open the box is not lonely. Raises as `attach`.
         """
-        found = await orphans.staying(self._daemon, box_id)
+        found = await orphans.staying(self._daemon, sandbox_id)
         return container.knock(await container.volumes(self._daemon, str(found["Id"])))
 
-    async def remove(self, box_id: str) -> None:
+    async def remove(self, sandbox_id: str) -> None:
         """End a box that stays, also one that does not answer; raises `SandboxError` as `attach`."""
-        await self._daemon.remove(str((await orphans.staying(self._daemon, box_id))["Id"]))
+        await self._daemon.remove(str((await orphans.staying(self._daemon, sandbox_id))["Id"]))
 
     async def __aenter__(self) -> Self:
         self._opened = await Daemon.connect()
@@ -237,25 +237,25 @@ class DockerBackend:
                 self._opened = None
 
     async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox | AgentlessSandbox:
-        box_id = f"docker-{secrets.token_hex(4)}" if spec.stay else self._boxes.new_id()
-        self._refuse(box_id, spec)
+        sandbox_id = f"docker-{secrets.token_hex(4)}" if spec.detached else self._boxes.new_id()
+        self._refuse(sandbox_id, spec)
         async with self._starting:  # whose turn has not come has not begun
             try:
                 with anyio.move_on_after(spec.start_timeout_s):
-                    image, files = await self._files(box_id, spec, snapshot)
-                    return await self._launch(_Plan(box_id, spec, image, files))
+                    image, files = await self._files(sandbox_id, spec, snapshot)
+                    return await self._launch(_Plan(sandbox_id, spec, image, files))
             except DaemonError as error:
                 refuses = error.http_status == HTTPStatus.BAD_REQUEST  # more processors than there are, an odd name
-                raise (SandboxRefusedError if refuses else SandboxStartError)(box_id, str(error)) from None
-        raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
+                raise (SandboxRefusedError if refuses else SandboxStartError)(sandbox_id, str(error)) from None
+        raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
 
-    def _refuse(self, box_id: str, spec: SandboxSpec) -> None:
-        refuse(box_id, spec, self.capabilities(), memory_mib=self.machine_memory_mib)
+    def _refuse(self, sandbox_id: str, spec: SandboxSpec) -> None:
+        refuse(sandbox_id, spec, self.capabilities(), memory_mib=self.machine_memory_mib)
         if (why := container_config.why_refused(spec, self._daemon.info.get("Runtimes") or ())) is not None:
-            raise SandboxRefusedError(box_id, why)
-        self._disk.require_room(box_id, spec)
+            raise SandboxRefusedError(sandbox_id, why)
+        self._disk.require_room(sandbox_id, spec)
 
-    async def _files(self, box_id: str, spec: SandboxSpec, snapshot: str | None) -> tuple[Image, Path | None]:
+    async def _files(self, sandbox_id: str, spec: SandboxSpec, snapshot: str | None) -> tuple[Image, Path | None]:
         """Return the image to start from, and the folder of what is to be put back into it.
 
         Raises:
@@ -267,9 +267,9 @@ class DockerBackend:
             if files is None:
                 image = await self._daemon.image(snapshot)
                 if image is None:
-                    raise SandboxRefusedError(box_id, f"there is no snapshot {snapshot!r}")
+                    raise SandboxRefusedError(sandbox_id, f"there is no snapshot {snapshot!r}")
                 return image, None
-        return await find_image(self._daemon, box_id, spec, pull=self._pull), files
+        return await find_image(self._daemon, sandbox_id, spec, pull=self._pull), files
 
     async def _launch(self, plan: _Plan) -> AgentSandbox | AgentlessSandbox:
         """Start with the image's Python, which is looked for once for each image, or without."""
@@ -292,16 +292,16 @@ class DockerBackend:
         held = await self._run(plan, agent.command(python), self._opening)
         try:
             volumes, written = await held.restricted(spec), await held.written(spec)
-            if spec.stay and DOOR not in volumes:
-                raise SandboxRefusedError(plan.box_id, container.NO_WAY_BACK)
+            if spec.detached and DOOR not in volumes:
+                raise SandboxRefusedError(plan.sandbox_id, container.NO_WAY_BACK)
             if spec.profile == "system" and spec.disk_mib is not None and not (written or self._bounds_disk):
                 why = "Docker bounds a root file system only on xfs with project quota, and only root can watch one"
-                raise SandboxRefusedError(plan.box_id, f"disk_mib={spec.disk_mib} is refused: {why}")
+                raise SandboxRefusedError(plan.sandbox_id, f"disk_mib={spec.disk_mib} is refused: {why}")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await held.kill()
             raise
-        box = self._box(plan.box_id, held, volumes.get(SOCKETS), spec, held.stream, written)
+        box = self._box(plan.sandbox_id, held, volumes.get(SOCKETS), spec, held.stream, written)
         has_users = spec.profile != "system"
         env = {**proxy.variables(spec), **container_config.environment(spec, plan.image)}
         command = store.waiting(spec.command) if plan.files else spec.command
@@ -315,14 +315,14 @@ class DockerBackend:
     async def _launch_fallback(self, plan: _Plan) -> AgentlessSandbox:
         spec = plan.spec
         if (why := agentless.why_refused(spec, has_snapshot=plan.files is not None)) is not None:
-            raise SandboxRefusedError(plan.box_id, Cause(CauseKind.IMAGE_UNUSABLE, why))
+            raise SandboxRefusedError(plan.sandbox_id, Cause(CauseKind.IMAGE_UNUSABLE, why))
         try:
             held = await self._run(plan, LIFE_LINE, b"")
         except MissingProgramError:
             cause = Cause(CauseKind.IMAGE_UNUSABLE, "its image has neither Python nor a shell")
-            raise SandboxRefusedError(plan.box_id, cause) from None
+            raise SandboxRefusedError(plan.sandbox_id, cause) from None
         env = container_config.environment(spec, plan.image)
-        box = AgentlessSandbox(plan.box_id, self._daemon, held, env=env, forget=self._boxes.forget)
+        box = AgentlessSandbox(plan.sandbox_id, self._daemon, held, env=env, forget=self._boxes.forget)
         self._boxes.add(box)
         try:
             await box.probe(spec.start_timeout_s)
@@ -334,7 +334,7 @@ class DockerBackend:
     async def _run(self, plan: _Plan, argv: Sequence[str], opening: bytes) -> AttachedContainer:
         """Start the box's container; as `container.run`."""
         spec = plan.spec
-        labels = orphans.labels(self._run_name, plan.box_id, stays=spec.stay, ledger=spec.ledger)
+        labels = orphans.labels(self._run_name, plan.sandbox_id, stays=spec.detached, ledger=spec.ledger)
         options = partial(container_config.options, spec, plan.image, argv, labels, system_calls=self._filter)
         if spec.profile == "system" and self._bounds_disk is not False:
             try:
@@ -352,7 +352,7 @@ class DockerBackend:
 
     def _box(
         self,
-        box_id: str,
+        sandbox_id: str,
         held: AttachedContainer,
         sockets: Path | None,
         spec: SandboxSpec,
@@ -365,16 +365,16 @@ class DockerBackend:
         use = DiskUse(ContainerLimits.of(spec).disk_mib)
         hold = HostResources(
             cause=held.cause,
-            kill=partial(self._end, held, detached=spec.stay),
+            kill=partial(self._end, held, detached=spec.detached),
             let_go=held.stream.close,
             sockets=sockets,
-            snapshot=partial(self._snapshot, box_id, spec, held, channel),
+            snapshot=partial(self._snapshot, sandbox_id, spec, held, channel),
             unenforced=unenforced,
             look=held.look,
             on_survived=None if held.agent_group is None else held.agent_group.forget_peaks,
             disk_percent=None if written is None else lambda: use.percent,
         )
-        box = AgentSandbox(box_id, channel, hold, work=WORK, forget=self._boxes.forget)
+        box = AgentSandbox(sandbox_id, channel, hold, work=WORK, forget=self._boxes.forget)
         self._boxes.add(box)
         if spec.profile == "system":
             box.while_alive(self._disk.watch(channel, written, use))
@@ -386,7 +386,9 @@ class DockerBackend:
         else:
             await held.kill()
 
-    async def _snapshot(self, box_id: str, spec: SandboxSpec, held: AttachedContainer, channel: AgentChannel) -> str:
+    async def _snapshot(
+        self, sandbox_id: str, spec: SandboxSpec, held: AttachedContainer, channel: AgentChannel
+    ) -> str:
         """Keep the files of a box: as an image where all can be written, else what lies in its places for that."""
         disk_mib = ContainerLimits.of(spec).disk_mib
         if spec.profile == "system":
@@ -398,7 +400,9 @@ class DockerBackend:
             extent = store.Extent(disk_mib, AGENT_UID)
             await store.keep(channel, self._boxes.folder / _SNAPSHOTS / name, extent)
         except ChannelEndedError:
-            raise SandboxLostError(box_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")) from None
+            raise SandboxLostError(
+                sandbox_id, Cause(CauseKind.UNKNOWN, "it ended while a snapshot was taken")
+            ) from None
         return name
 
 
@@ -406,7 +410,7 @@ class DockerBackend:
 class _Plan:
     """What to start: the box's id and spec, its image, and the folder with what is to be put back into it."""
 
-    box_id: str
+    sandbox_id: str
     spec: SandboxSpec
     image: Image
     files: Path | None

@@ -203,14 +203,14 @@ def _host(spec: SandboxSpec, bounds: ContainerLimits, labels: Mapping[str, str])
         "CgroupnsMode": "private",
         "Init": False,
         # Who outlives us has nobody to remove it; of the others we want to know how they ended.
-        "AutoRemove": spec.stay,
+        "AutoRemove": spec.detached,
         # Every frame of the channel would be written to the daemon's disk.
         "LogConfig": {"Type": "none"},
         "Ulimits": [*_ULIMITS],
         # Volumes without names are removed with their container, and lie where this host sees what is in them.
         "Mounts": [
             _volume(SOCKETS, _sockets_options(spec), labels),
-            *([_volume(DOOR, _DOOR_OPTIONS, labels)] if spec.stay else ()),
+            *([_volume(DOOR, _DOOR_OPTIONS, labels)] if spec.detached else ()),
             *(_view(source, place) for source, place in spec.views),
         ],
     }

@@ -64,7 +64,7 @@ class DaemonDisk:
         found = self._look()
         return None if found is None else found.f_bavail * found.f_frsize >> 20
 
-    def require_room(self, box_id: str, spec: SandboxSpec) -> None:
+    def require_room(self, sandbox_id: str, spec: SandboxSpec) -> None:
         """Raise where there is too little room for a box.
 
         Raises:
@@ -76,10 +76,11 @@ class DaemonDisk:
             return
         if spec.profile == "system" and (spec.disk_mib or 0) > free_mib:
             cause = f"disk_mib={spec.disk_mib} is refused: Docker's disk has {free_mib} MiB free"
-            raise SandboxRefusedError(box_id, cause)
+            raise SandboxRefusedError(sandbox_id, cause)
         if free_mib < LEAST_FREE_MIB:
             raise SandboxStartError(
-                box_id, f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}; try docker system prune"
+                sandbox_id,
+                f"Docker's disk has {free_mib} MiB free, fewer than {LEAST_FREE_MIB}; try docker system prune",
             )
 
     async def commit(self, container: str, disk_mib: int) -> tuple[str, int]:

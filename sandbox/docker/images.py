@@ -20,12 +20,12 @@ OFFLINE_BASE = "envkit/base:bookworm"
 """What images are built upon: the first comes from a registry, ``docker/base-from-debootstrap`` makes the second."""
 
 
-async def find_image(daemon: Daemon, box_id: str, spec: SandboxSpec, *, pull: bool) -> Image:
+async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull: bool) -> Image:
     """Return the image that `spec` names, or the default one.
 
     Args:
         daemon: Where it is looked for.
-        box_id: The box that is to start from it.
+        sandbox_id: The box that is to start from it.
         spec: What that is to be.
         pull: Whether a missing image is fetched from its registry.
 
@@ -41,12 +41,12 @@ async def find_image(daemon: Daemon, box_id: str, spec: SandboxSpec, *, pull: bo
         except DaemonError as error:
             if error.http_status != HTTPStatus.NOT_FOUND:
                 raise
-            raise SandboxRefusedError(box_id, str(error)) from None
+            raise SandboxRefusedError(sandbox_id, str(error)) from None
         image = await daemon.image(name)
     if image is None:
-        raise SandboxRefusedError(box_id, await why_missing(daemon, name))
+        raise SandboxRefusedError(sandbox_id, await why_missing(daemon, name))
     if why := why_other_format(image, name):
-        raise SandboxRefusedError(box_id, why)
+        raise SandboxRefusedError(sandbox_id, why)
     return image
 
 

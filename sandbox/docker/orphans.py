@@ -20,8 +20,8 @@ from .api import Daemon, DaemonError
 
 RUN_LABEL = "envkit.run"
 OWNER_LABEL = "envkit.owner"
-BOX_LABEL = "envkit.box"
-STAY_LABEL = "envkit.stay"
+BOX_LABEL = "envkit.sandbox"
+STAY_LABEL = "envkit.detached"
 LEDGER_LABEL = "envkit.ledger"
 
 _ENDED = ("created", "dead", "exited")
@@ -31,16 +31,16 @@ _REAP_S = 15.0
 _PAUSE_S = 0.05
 
 
-def labels(run: str, box_id: str, *, stays: bool, ledger: str = "") -> dict[str, str]:
+def labels(run: str, sandbox_id: str, *, stays: bool, ledger: str = "") -> dict[str, str]:
     """Return the labels of what belongs to a box of this process.
 
     Args:
         run: Name of the backend's run.
-        box_id: The box.
+        sandbox_id: The box.
         stays: Whether it outlives us.
         ledger: Id of the ledger in which it is written down if so.
     """
-    found = {RUN_LABEL: run, OWNER_LABEL: _owner(), BOX_LABEL: box_id}
+    found = {RUN_LABEL: run, OWNER_LABEL: _owner(), BOX_LABEL: sandbox_id}
     return {**found, STAY_LABEL: "yes", LEDGER_LABEL: ledger} if stays else found
 
 
@@ -186,17 +186,17 @@ def _stays(found: Mapping[str, Any]) -> bool:
     return STAY_LABEL in found["Labels"] and found["State"] not in _ENDED
 
 
-async def staying(daemon: Daemon, box_id: str) -> Mapping[str, Any]:
+async def staying(daemon: Daemon, sandbox_id: str) -> Mapping[str, Any]:
     """Return the container of a box that stays.
 
     Raises:
         SandboxError: No box of this id stays on this machine.
         DaemonError: The daemon does not answer.
     """
-    for found in await daemon.containers(f"{BOX_LABEL}={box_id}"):
+    for found in await daemon.containers(f"{BOX_LABEL}={sandbox_id}"):
         if STAY_LABEL in found["Labels"]:
             return found
-    raise SandboxError(f"there is no box {box_id!r} that stays on this machine")
+    raise SandboxError(f"there is no box {sandbox_id!r} that stays on this machine")
 
 
 def _owner() -> str:

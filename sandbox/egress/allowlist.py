@@ -75,7 +75,7 @@ def why_refused(spec: SandboxSpec) -> str | None:
     """Return why a box cannot have the network that `spec` asks for, in one line; None when it can."""
     if (why := why_no_network(spec.network)) is not None:
         return why
-    is_alone = spec.stay and not isinstance(spec.network, str)
+    is_alone = spec.detached and not isinstance(spec.network, str)
     return "a box that stays has no proxy to reach hosts by: that is in this process" if is_alone else None
 
 

@@ -92,9 +92,9 @@ class LiveSandboxes:
         self._started += 1
         return f"{self._kind}-{self._started}"
 
-    def new_folder(self, box_id: str) -> Path:
+    def new_folder(self, sandbox_id: str) -> Path:
         """Make and return the box's folder, mode 0700."""
-        made = self.folder / box_id
+        made = self.folder / sandbox_id
         made.mkdir(mode=0o700)
         return made
 
@@ -107,15 +107,15 @@ class LiveSandboxes:
         self._boxes.discard(box)
 
 
-def not_ready(box_id: str, cause: Cause) -> SandboxStartError:
+def not_ready(sandbox_id: str, cause: Cause) -> SandboxStartError:
     """Return what is raised where a box came up and was gone before it was ready.
 
     Args:
-        box_id: Which one.
+        sandbox_id: Which one.
         cause: Why it is gone; only an end of its own lies in what was asked for, and not one of the way to it.
     """
     is_own = cause.kind in _OWN_ENDS or (cause.kind is CauseKind.OUT_OF_MEMORY and cause.by_agent)
-    return (SandboxEndedError if is_own else SandboxStartError)(box_id, cause)
+    return (SandboxEndedError if is_own else SandboxStartError)(sandbox_id, cause)
 
 
 def machine_memory_mib() -> int:
@@ -124,7 +124,7 @@ def machine_memory_mib() -> int:
 
 
 def refuse(
-    box_id: str,
+    sandbox_id: str,
     spec: SandboxSpec,
     capabilities: Mapping[str, bool],
     *,
@@ -134,7 +134,7 @@ def refuse(
     """Refuse what cannot be held.
 
     Args:
-        box_id: Who asks.
+        sandbox_id: Who asks.
         spec: What it asks for.
         capabilities: What is enforced, see `envkit.protocols.SandboxBackend.capabilities`.
         memory_mib: How much memory the machine has, in which lies what is written too; None where that is not known.
@@ -146,16 +146,18 @@ def refuse(
     profile: str = spec.profile
     if profile not in ("strict", "system"):
         raise SandboxRefusedError(
-            box_id, f"profile={profile!r} is refused: it must be 'strict' or 'system'", everywhere=True
+            sandbox_id, f"profile={profile!r} is refused: it must be 'strict' or 'system'", everywhere=True
         )
     if (fault := fault_of_words(spec.command)) is not None:
-        raise SandboxRefusedError(box_id, f"command={spec.command!r} is refused: {fault}", everywhere=True)
+        raise SandboxRefusedError(sandbox_id, f"command={spec.command!r} is refused: {fault}", everywhere=True)
     if (fault := fault_of_variables(spec.env)) is not None:
-        raise SandboxRefusedError(box_id, f"env is refused: {fault}", everywhere=True)
+        raise SandboxRefusedError(sandbox_id, f"env is refused: {fault}", everywhere=True)
     if (fault := fault_of_views(spec.views, shown)) is not None:
-        raise SandboxRefusedError(box_id, f"views is refused: {fault}")
+        raise SandboxRefusedError(sandbox_id, f"views is refused: {fault}")
     if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
-        raise SandboxRefusedError(box_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}")
+        raise SandboxRefusedError(
+            sandbox_id, f"untrusted programs are refused: not enforced here: {', '.join(missing)}"
+        )
     asked = {
         "memory": ("memory_mib", spec.memory_mib),
         "pids": ("pids", spec.pids),
@@ -165,17 +167,19 @@ def refuse(
     }
     for name, (field, value) in asked.items():
         if isinstance(value, (int, float)) and not value > 0:  # to a kernel or daemon it would mean: without bound
-            raise SandboxRefusedError(box_id, f"{field}={value} is refused: it must be more than 0", everywhere=True)
+            raise SandboxRefusedError(
+                sandbox_id, f"{field}={value} is refused: it must be more than 0", everywhere=True
+            )
         if value is not None and not capabilities[name]:
-            raise SandboxRefusedError(box_id, f"{field}={value} is refused: {name} is not bounded here")
+            raise SandboxRefusedError(sandbox_id, f"{field}={value} is refused: {name} is not bounded here")
     if spec.cpus is not None and not _LEAST_CPUS <= spec.cpus <= _MOST_CPUS:
         cause = f"cpus={spec.cpus} is refused: it must lie in [{_LEAST_CPUS}, {_MOST_CPUS}]"
-        raise SandboxRefusedError(box_id, cause, everywhere=True)
+        raise SandboxRefusedError(sandbox_id, cause, everywhere=True)
     in_memory = {"memory_mib": spec.memory_mib, "disk_mib": None if profile == "system" else spec.disk_mib}
     for field, asked_mib in in_memory.items():
         if memory_mib is not None and asked_mib is not None and asked_mib > memory_mib:
             cause = f"{field}={asked_mib} is refused: the machine has {memory_mib} MiB of memory"
-            raise SandboxRefusedError(box_id, cause + ", in which files lie" * (field == "disk_mib"))
+            raise SandboxRefusedError(sandbox_id, cause + ", in which files lie" * (field == "disk_mib"))
 
 
 async def _stop(box: Stoppable, failures: list[SandboxError]) -> None:

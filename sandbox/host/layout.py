@@ -45,9 +45,9 @@ def config(
         "work": WORK,
         "command": list(command) or None,
         "ttl_s": spec.ttl_s,
-        "stay": spec.stay,
-        "lonely_s": spec.lonely_s,
-        "door": f"{DOOR}/{DOOR_SOCKET}" if spec.stay else None,
+        "detached": spec.detached,
+        "orphan_ttl_s": spec.orphan_ttl_s,
+        "door": f"{DOOR}/{DOOR_SOCKET}" if spec.detached else None,
     }
 
 

@@ -258,8 +258,8 @@ class Instance:
         raise self.lost()
 
     def _view(self, expires_at_s: float | None) -> SandboxView:
-        box_id = "" if self.sandbox is None else self.sandbox.id
-        return SandboxView(self.id, box_id, self.node.name, self.tenant, self.spec, self.phases, expires_at_s)
+        sandbox_id = "" if self.sandbox is None else self.sandbox.id
+        return SandboxView(self.id, sandbox_id, self.node.name, self.tenant, self.spec, self.phases, expires_at_s)
 
     def _finish(self, state: SandboxState, cause: Cause) -> None:
         self.cause = cause

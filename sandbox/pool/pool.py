@@ -344,7 +344,7 @@ class Pool:
         """Come back to what another process left running on the `nodes`."""
         views = ledger.load()
         found = await reattach.attached(views, nodes)
-        kept = {view.box_id for view in views if view.id in found}
+        kept = {view.backend_id for view in views if view.id in found}
 
         async def known() -> Collection[str]:
             return kept

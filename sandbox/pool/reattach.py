@@ -27,7 +27,7 @@ _END_S = 15.0
 class Attaches(Protocol):
     """A backend whose sandboxes can be come back to."""
 
-    async def attach(self, box_id: str) -> Sandbox:
+    async def attach(self, sandbox_id: str) -> Sandbox:
         """Return one that runs.
 
         Raises:
@@ -39,7 +39,7 @@ class Attaches(Protocol):
         """Return the ids of those that were started for one ledger and still run."""
         ...
 
-    async def remove(self, box_id: str) -> None:
+    async def remove(self, sandbox_id: str) -> None:
         """End one that runs; raises as `attach`."""
         ...
 
@@ -64,15 +64,15 @@ async def attached(views: Sequence[SandboxView], nodes: Mapping[str, Node]) -> d
             return
         with anyio.move_on_after(_ATTACH_S):
             try:
-                found[view.id] = await node.backend.attach(view.box_id)
+                found[view.id] = await node.backend.attach(view.backend_id)
             except (EnvkitError, OSError):
                 return
 
     async with anyio.create_task_group() as tasks:
         # A spare that was being lent may have been written down under both its names; the newer one comes first.
         for view in sorted(views, key=was_lent, reverse=True):
-            place = (view.node, view.box_id)
-            if view.box_id and not is_over(view.state) and place not in taken:
+            place = (view.node, view.backend_id)
+            if view.backend_id and not is_over(view.state) and place not in taken:
                 taken.add(place)
                 tasks.start_soon(attach, view)
     return found
@@ -91,11 +91,11 @@ async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[],
             asked once it is known what there is, for each node anew, and may wait for the ids of what is being started.
     """
 
-    async def end(node: Node, backend: Attaches, box_id: str) -> None:
+    async def end(node: Node, backend: Attaches, sandbox_id: str) -> None:
         try:
-            await backend.remove(box_id)
+            await backend.remove(sandbox_id)
         except Exception as error:  # a node of which this is not true must not end the pool
-            _log.warning("sandbox %s of an earlier time may be left behind on %s: %s", box_id, node.name, error)
+            _log.warning("sandbox %s of an earlier time may be left behind on %s: %s", sandbox_id, node.name, error)
 
     async def end_on(node: Node, backend: Attaches) -> None:
         try:
@@ -108,9 +108,9 @@ async def end_others(ledger: str, nodes: Mapping[str, Node], known: Callable[[],
         kept = await known() if staying else ()
         with anyio.move_on_after(_END_S):
             async with anyio.create_task_group() as ending:
-                for box_id in staying:
-                    if box_id not in kept:
-                        ending.start_soon(end, node, backend, box_id)
+                for sandbox_id in staying:
+                    if sandbox_id not in kept:
+                        ending.start_soon(end, node, backend, sandbox_id)
 
     async with anyio.create_task_group() as tasks:
         for node in nodes.values():

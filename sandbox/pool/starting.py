@@ -60,8 +60,8 @@ async def start(
     """
     spec = member.spec
     if ledger is not None and isinstance(spec.network, str):  # a list of hosts is held by a proxy in this process
-        lonely_s = _LONELY_S if spec.lonely_s is None else spec.lonely_s
-        spec = replace(spec, stay=True, lonely_s=lonely_s, ledger=ledger)
+        orphan_ttl_s = _LONELY_S if spec.orphan_ttl_s is None else spec.orphan_ttl_s
+        spec = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
     try:
         member.sandbox = await _started_somewhere(member, spec, nodes, move)
         if boot is not None:

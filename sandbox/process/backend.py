@@ -56,13 +56,18 @@ class ProcessBackend:
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start `spec`; see `envkit.protocols.SandboxBackend.start`. Bounds and hostile programs are refused."""
-        box_id = self._boxes.new_id()
-        refuse(box_id, spec, self.capabilities())
-        asked = {"image": spec.image, "runtime": spec.runtime, "stay": spec.stay or None, "views": spec.views or None}
+        sandbox_id = self._boxes.new_id()
+        refuse(sandbox_id, spec, self.capabilities())
+        asked = {
+            "image": spec.image,
+            "runtime": spec.runtime,
+            "detached": spec.detached or None,
+            "views": spec.views or None,
+        }
         for field, value in asked.items():
             if value is not None:
-                raise SandboxRefusedError(box_id, f"{field}={value} is refused: a plain process has no such thing")
-        folder = self._boxes.new_folder(box_id)
+                raise SandboxRefusedError(sandbox_id, f"{field}={value} is refused: a plain process has no such thing")
+        folder = self._boxes.new_folder(sandbox_id)
         home, sockets, grader_home = folder / "home", folder / "s", folder / "grader"
         for part in (home, sockets, grader_home):
             part.mkdir(mode=0o700)
@@ -76,7 +81,7 @@ class ProcessBackend:
             unenforced=_CAPABILITIES,
             grader_home=str(grader_home),
         )
-        box = AgentSandbox(box_id, AgentChannel(stream), hold, work=str(home), forget=self._boxes.forget)
+        box = AgentSandbox(sandbox_id, AgentChannel(stream), hold, work=str(home), forget=self._boxes.forget)
         self._boxes.add(box)
         with suppress(ConnectionError):  # then it has ended, which the next line finds out
             await stream.send(self._opening)
@@ -121,7 +126,7 @@ def _config(spec: SandboxSpec, home: Path, sockets: Path, grader_home: Path) -> 
         "work": str(home),
         "command": list(spec.command) or None,
         "ttl_s": spec.ttl_s,
-        "stay": False,
+        "detached": False,
         "door": None,
     }
 

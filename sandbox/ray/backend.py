@@ -52,22 +52,22 @@ class RayNodeBackend:
 
     Used as ``async with``, while we are connected. Leaving the block stops its boxes, except those that stay, and ends
     the actor. Those that stay are found again by `attach`, in this process or a later one, until nobody has
-    been connected to them for their ``lonely_s``. A network of named hosts is refused.
+    been connected to them for their ``orphan_ttl_s``. A network of named hosts is refused.
 
     Args:
         connection: The connection to its cluster.
         node: Which node.
         kind: The backend that is used there.
-        lonely_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
+        orphan_ttl_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
     """
 
     def __init__(
-        self, connection: Cluster, node: ClusterNode, *, kind: NodeKind = "local", lonely_s: float = 30.0
+        self, connection: Cluster, node: ClusterNode, *, kind: NodeKind = "local", orphan_ttl_s: float = 30.0
     ) -> None:
         self.node = node
         self._connection = connection
         self._kind: NodeKind = kind
-        self._lonely_s = lonely_s
+        self._lonely_s = orphan_ttl_s
         self._started: Actor | None = None
         self._opened: Answer = {}
         self._tickets = count(1)
@@ -103,7 +103,7 @@ class RayNodeBackend:
         """Remove a snapshot from the node; safe to repeat."""
         await self._actor.ask("remove_snapshot", snapshot)
 
-    async def attach(self, box_id: str) -> AgentSandbox:
+    async def attach(self, sandbox_id: str) -> AgentSandbox:
         """Return a box that stays on this node, which an earlier backend started.
 
         Raises:
@@ -111,17 +111,17 @@ class RayNodeBackend:
         """
         ticket = self._new_ticket()
         with anyio.move_on_after(_ATTACH_S):
-            asked = self._actor.ask("attach", ticket, box_id, self._lonely_s)
-            return await self._admitted(ticket, asked, SandboxSpec(stay=True))
-        raise SandboxError(f"node {self.node.name} did not come back to {box_id!r} within {_ATTACH_S:g} s")
+            asked = self._actor.ask("attach", ticket, sandbox_id, self._lonely_s)
+            return await self._admitted(ticket, asked, SandboxSpec(detached=True))
+        raise SandboxError(f"node {self.node.name} did not come back to {sandbox_id!r} within {_ATTACH_S:g} s")
 
     async def staying(self, ledger: str) -> list[str]:
         """Return the ids of the boxes of one ledger that stay on this node's machine."""
-        return [str(box_id) for box_id in (await self._actor.ask("staying", ledger))["ids"]]
+        return [str(sandbox_id) for sandbox_id in (await self._actor.ask("staying", ledger))["ids"]]
 
-    async def remove(self, box_id: str) -> None:
+    async def remove(self, sandbox_id: str) -> None:
         """End a box that stays; raises `SandboxError` as `attach`."""
-        await self._actor.ask("remove", box_id)
+        await self._actor.ask("remove", sandbox_id)
 
     def lose(self, cause: Cause) -> None:
         """Take note that the node is gone: its boxes are lost at once, for `cause`; safe to repeat."""
@@ -194,10 +194,10 @@ class RayNodeBackend:
 
     async def _start(self, spec: SandboxSpec, snapshot: str | None) -> AgentSandbox:
         ticket = self._new_ticket()
-        lonely_s = self._lonely_s if spec.lonely_s is None else spec.lonely_s
+        orphan_ttl_s = self._lonely_s if spec.orphan_ttl_s is None else spec.orphan_ttl_s
         try:
             with anyio.move_on_after(spec.start_timeout_s + _SLACK_S):
-                asked = self._actor.ask("start", ticket, spec, lonely_s, snapshot)
+                asked = self._actor.ask("start", ticket, spec, orphan_ttl_s, snapshot)
                 return await self._admitted(ticket, asked, spec)
         except SandboxStartError:
             raise
@@ -220,7 +220,7 @@ class RayNodeBackend:
         exits: list[Cause] = []
         hold = HostResources(
             cause=partial(self._cause, ticket, exits),
-            kill=partial(self._end, ticket, spec.stay),
+            kill=partial(self._end, ticket, spec.detached),
             snapshot=partial(self._snapshot, ticket),
             unenforced=tuple(made["unenforced"]),
             look=partial(self._look, ticket),

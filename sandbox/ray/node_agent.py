@@ -4,7 +4,7 @@ A caller connects by TCP and sends one line, the actor's secret and the number o
 a channel to that box's agent (`envkit.sandbox.agent_client.channel`). Bytes are carried both ways, and who sends faster
 than the other side takes has to wait.
 
-A box without a caller is ended after its ``lonely_s`` seconds: by us while we are there, otherwise by its own agent.
+A box without a caller is ended after its ``orphan_ttl_s`` seconds: by us while we are there, otherwise by its own agent.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Guest:
     """A box, how many callers it has, and when (on the loop's clock) it had the last one."""
 
     box: AgentSandbox
-    lonely_s: float
+    orphan_ttl_s: float
     stays: bool
     left_at: float
     callers: int = 0
@@ -136,21 +136,21 @@ class NodeActor:
     async def ping(self) -> Answer:
         return {}
 
-    async def start(self, ticket: int, spec: SandboxSpec, lonely_s: float, snapshot: str | None) -> Answer:
+    async def start(self, ticket: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
         """Start a box, with the files of `snapshot` if there is one; return its ``id``, ``work`` and ``unenforced``."""
-        return await _answer(self._start(ticket, spec, lonely_s, snapshot))
+        return await _answer(self._start(ticket, spec, orphan_ttl_s, snapshot))
 
-    async def attach(self, ticket: int, box_id: str, lonely_s: float) -> Answer:
+    async def attach(self, ticket: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
         """Come back to a box that another actor of this node has left running; return as `start`."""
-        return await _answer(self._attach(ticket, box_id, lonely_s))
+        return await _answer(self._attach(ticket, sandbox_id, orphan_ttl_s))
 
     async def staying(self, ledger: str) -> Answer:
         """Return the ``ids`` of the boxes of one ledger that stay on this machine."""
         return await _answer(self._staying(ledger))
 
-    async def remove(self, box_id: str) -> Answer:
+    async def remove(self, sandbox_id: str) -> Answer:
         """End a box that another actor has left running."""
-        return await _answer(self._remove(box_id))
+        return await _answer(self._remove(sandbox_id))
 
     async def stop(self, ticket: int) -> Answer:
         """End a box, or its start, and return once nothing is left of it; safe to repeat."""
@@ -182,9 +182,9 @@ class NodeActor:
         await self._closed.wait()
         return self._failure
 
-    async def _start(self, ticket: int, spec: SandboxSpec, lonely_s: float, snapshot: str | None) -> Answer:
+    async def _start(self, ticket: int, spec: SandboxSpec, orphan_ttl_s: float, snapshot: str | None) -> Answer:
         ledger = spec.ledger or f"ray-{self._run}"  # it stays only in case we end, and nobody has left it running
-        seen = replace(spec, stay=True, lonely_s=lonely_s, ledger=ledger)
+        seen = replace(spec, detached=True, orphan_ttl_s=orphan_ttl_s, ledger=ledger)
         with anyio.CancelScope() as scope:
             self._starting[ticket] = scope
             try:
@@ -198,18 +198,18 @@ class NodeActor:
             finally:
                 del self._starting[ticket]
             assert isinstance(box, AgentSandbox)  # those of other kinds cannot stay
-            return self._admit(ticket, _Guest(box, lonely_s, spec.stay, clock.now()))
+            return self._admit(ticket, _Guest(box, orphan_ttl_s, spec.detached, clock.now()))
         raise SandboxStartError(f"box {ticket}", "it was given up")
 
-    async def _attach(self, ticket: int, box_id: str, lonely_s: float) -> Answer:
-        box = await self._backend.attach(box_id)
-        return self._admit(ticket, _Guest(box, lonely_s, stays=True, left_at=clock.now()))
+    async def _attach(self, ticket: int, sandbox_id: str, orphan_ttl_s: float) -> Answer:
+        box = await self._backend.attach(sandbox_id)
+        return self._admit(ticket, _Guest(box, orphan_ttl_s, stays=True, left_at=clock.now()))
 
     async def _staying(self, ledger: str) -> Answer:
         return {"ids": await self._backend.staying(ledger)}
 
-    async def _remove(self, box_id: str) -> Answer:
-        await self._backend.remove(box_id)
+    async def _remove(self, sandbox_id: str) -> Answer:
+        await self._backend.remove(sandbox_id)
         return {}
 
     def _admit(self, ticket: int, guest: _Guest) -> Answer:
@@ -267,7 +267,7 @@ class NodeActor:
         while True:
             await anyio.sleep(_TICK_S)
             for ticket, guest in self._guests.items():
-                if not guest.callers and clock.now() - guest.left_at >= guest.lonely_s:
+                if not guest.callers and clock.now() - guest.left_at >= guest.orphan_ttl_s:
                     guest.left_at = math.inf
                     tasks.start_soon(self._stop_unasked, ticket)
 

@@ -20,7 +20,7 @@ from .backend import RayNodeBackend
 from .cluster import Cluster, ClusterNode
 from .node_agent import NodeKind
 
-BOXES = "envkit_boxes"
+BOXES = "envkit_sandboxes"
 """The resource of a Ray node that says how many boxes it may hold; without it, its processors and memory bound them."""
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class RayNodes:
         remove: Told of each node that is gone, and why, as `Pool.remove_node`.
         address: Of the cluster, see `envkit.sandbox.ray.cluster.Cluster`.
         kind: The backend that the nodes use.
-        lonely_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
+        orphan_ttl_s: Seconds after which a box ends that nobody is connected to, where its spec does not say.
 
     Raises:
         UsageError: On entering: Ray is not installed, or there is no cluster; says what to do.
@@ -68,13 +68,13 @@ class RayNodes:
         *,
         address: str = "auto",
         kind: NodeKind = "local",
-        lonely_s: float = 30.0,
+        orphan_ttl_s: float = 30.0,
     ) -> None:
         self._add = add
         self._remove = remove
         self._address = address
         self._kind: NodeKind = kind
-        self._lonely_s = lonely_s
+        self._lonely_s = orphan_ttl_s
         self._cluster: Cluster | None = None
         self._is_entered = False
         self._has_asked = False
@@ -85,7 +85,7 @@ class RayNodes:
     async def request(self, more: int) -> None:
         """Ask the cluster's autoscaler for room for `more` boxes beside what the nodes hold now, until we leave.
 
-        A box is one of the resource ``envkit_boxes`` where a node has it, otherwise one processor and a GiB of memory.
+        A box is one of the resource ``envkit_sandboxes`` where a node has it, otherwise one processor and a GiB of memory.
         With less than 0, so many fewer would do: nodes that have no box, and hold no more than that, are left, so that
         the autoscaler may take them away; asking for more comes back to those that are still there. Nothing is asked
         while the cluster's head does not answer.
@@ -249,9 +249,9 @@ class _Tended:
         settled: Set once the actor runs, or could not be started.
     """
 
-    def __init__(self, cluster: Cluster, node: ClusterNode, kind: NodeKind, lonely_s: float) -> None:
+    def __init__(self, cluster: Cluster, node: ClusterNode, kind: NodeKind, orphan_ttl_s: float) -> None:
         self.node = node
-        self.backend = RayNodeBackend(cluster, node, kind=kind, lonely_s=lonely_s)
+        self.backend = RayNodeBackend(cluster, node, kind=kind, orphan_ttl_s=orphan_ttl_s)
         self.scope = anyio.CancelScope()
         self.settled = anyio.Event()
 

@@ -34,9 +34,9 @@ def sandbox(*words: str, stdin: str = "") -> tuple[int, str, str]:
 
 @pytest.fixture
 def detached() -> Iterator[str]:
-    _, box_id, _ = sandbox("run", "--backend", "local", "-d", "--", "sh", "-c", "echo ready >&2; exec sleep 600")
-    yield box_id.strip()
-    sandbox("rm", box_id.strip())
+    _, sandbox_id, _ = sandbox("run", "--backend", "local", "-d", "--", "sh", "-c", "echo ready >&2; exec sleep 600")
+    yield sandbox_id.strip()
+    sandbox("rm", sandbox_id.strip())
 
 
 def test_output_input_and_exit_code_are_the_programs() -> None:
@@ -158,7 +158,7 @@ def test_a_detached_box_is_used_from_other_processes_until_it_is_removed(detache
 def test_a_servers_box_was_not_left_running_and_is_listed_only_where_all_are() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(stay=True, lonely_s=60, ledger="a-servers"))
+            box = await backend.start(SandboxSpec(detached=True, orphan_ttl_s=60, ledger="a-servers"))
             try:
                 left, every = await clock.to_thread(sandbox, "ls"), await clock.to_thread(sandbox, "ls", "--all")
                 assert box.id not in left[1]

@@ -28,7 +28,7 @@ engine: {hidden_size: 16, layers: 1, heads: 1}
 rollout: {group_size: 2, max_turns: 8, max_tokens: 256}
 trainer: {steps: 2, groups_per_step: 8, learning_rate: 0.001, threads: 1}
 evaluation: {episodes: 32, every: 1000}
-warmup: {lesson_states: 50, lesson_updates: 2, lesson_batch: 16, episode_updates: 2, episode_batch: 4}
+warmup: {single_turn_states: 50, single_turn_updates: 2, single_turn_batch: 16, episode_updates: 2, episode_batch: 4}
 """
 
 

@@ -99,9 +99,9 @@ def test_keys_that_stand_twice_in_one_place_are_all_named_with_their_lines(tmp_p
 
 def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_several_places(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
-    path.write_text("spares:\n- &small {count: 1, memory_mib: 64}\n- *small\n- {count: 1}\n")
-    assert [stock.memory_mib for stock in serving.read(path, [], {}).spares] == [64, 64, None]
-    path.write_text("node:\n  boxes: 4\n  boxes: 400\n")
+    path.write_text("warm:\n- &small {count: 1, memory_mib: 64}\n- *small\n- {count: 1}\n")
+    assert [stock.memory_mib for stock in serving.read(path, [], {}).warm] == [64, 64, None]
+    path.write_text("node:\n  max_sandboxes: 4\n  max_sandboxes: 400\n")
     with pytest.raises(ConfigError) as caught:
         serving.read(path, [], {})
     assert caught.value.problems == (
@@ -132,12 +132,12 @@ def test_what_is_empty_and_addresses_that_are_none_are_refused_before_a_fleet_st
 
 
 def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
-    names = ("listen", "node", "ray", "envs", "spares", "silence", "restarts", "limits", "alerts", "autoscale")
+    names = ("listen", "node", "ray", "envs", "warm", "liveness", "restarts", "limits", "alerts", "autoscale")
     path = tmp_path / "fleet.yaml"
     path.write_text("backend: local\n" + "".join(f"{name}:\n" for name in names))
     assert serving.read(path, [], {}) == serving.read(None, ["backend=local"], {})
-    found = serving.read(path, ["node.boxes=3"], {"listen.port": 0})
-    assert (found.listen.port, found.listen.host, found.node.boxes) == (0, "127.0.0.1", 3)
+    found = serving.read(path, ["node.max_sandboxes=3"], {"listen.port": 0})
+    assert (found.listen.port, found.listen.host, found.node.max_sandboxes) == (0, "127.0.0.1", 3)
     others = ("sandbox", "engine", "rollout", "algorithm", "trainer", "evaluation", "warmup", "tracking")
     assert load(tmp_path, MINIMAL + "".join(f"{name}:\n" for name in others)) == load(tmp_path, MINIMAL)
     nested = load(tmp_path, MINIMAL + "sandbox:\n  health:\n", "sandbox.health.misses=5")

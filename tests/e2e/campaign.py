@@ -172,20 +172,20 @@ class Campaign:
     async def _killing(self, number: int, delay_s: float) -> AsyncIterator[None]:
         """Have the box of an episode killed in a moment, unless it is killed already, and wait for that."""
         sandbox = await self._gateway.seat(f"episode-{number}")
-        box_id = (await self._gateway.boxes(are_env_boxes=True)).get(sandbox or "")
+        sandbox_id = (await self._gateway.boxes(are_env_boxes=True)).get(sandbox or "")
         is_killed = anyio.Event()
-        if sandbox is None or box_id is None:
+        if sandbox is None or sandbox_id is None:
             is_killed.set()
         else:
-            self._tasks.start_soon(self._kill, sandbox, box_id, number, delay_s, is_killed)
+            self._tasks.start_soon(self._kill, sandbox, sandbox_id, number, delay_s, is_killed)
         yield
         await is_killed.wait()
 
-    async def _kill(self, sandbox: str, box_id: str, number: int, delay_s: float, is_killed: anyio.Event) -> None:
+    async def _kill(self, sandbox: str, sandbox_id: str, number: int, delay_s: float, is_killed: anyio.Event) -> None:
         await anyio.sleep(delay_s)
         is_killed.set()
         if sandbox not in self.killed:
-            os.kill(self._gateway.first_pid(box_id), signal.SIGKILL)
+            os.kill(self._gateway.first_pid(sandbox_id), signal.SIGKILL)
             self.killed[sandbox] = number
             assert await self._gateway.becomes(sandbox, "lost") == KILLED
             self.seen += 1
@@ -218,7 +218,7 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) ->
         metrics = await gateway.metrics()
         losses = {name: count for name, count in metrics.items() if name.startswith("envkit_sandboxes_lost_total")}
         assert losses == {'envkit_sandboxes_lost_total{cause="killed"}': kills}
-        assert metrics["envkit_env_boxes_lost_total"] == kills
+        assert metrics["envkit_env_sandboxes_lost_total"] == kills
         assert metrics["envkit_sessions_created_total"] == episodes
         void = sum(counted[outcome] for outcome in {VOID, *VOID_OF_TWO})
         assert metrics["envkit_episodes_void_total"] == void
@@ -231,7 +231,7 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) ->
         figures.update(rebuilds=round(rebuilt))
 
     install_world(folder / "site-packages", "once_world", ONCE_WORLD)
-    settings = ("envs.boxes=8", "envs.spares=4", "restarts.budget=1000", "restarts.window_s=0.5")
+    settings = ("envs.sandboxes=8", "envs.warm=4", "restarts.budget=1000", "restarts.window_s=0.5")
     with serving(kind, folder, *settings, worlds=folder / "site-packages") as gateway:
         run(lambda: main(gateway), CAMPAIGN_S)
     return figures

@@ -46,7 +46,7 @@ SEAT = SessionRecord("box", "session", Task("Game-v0", 1))
 
 
 def leased(id: str, state: SandboxState = SandboxState.LEASED, at_s: float = 2.0) -> SandboxView:
-    spec = SandboxSpec(("sh", "-c", "x"), env={"A": "ö"}, cpus=0.5, network=("a.example", "b.example"), stay=True)
+    spec = SandboxSpec(("sh", "-c", "x"), env={"A": "ö"}, cpus=0.5, network=("a.example", "b.example"), detached=True)
     phases = (Phase(SandboxState.STARTING, 1.0, ""), Phase(state, at_s, "asked for"))
     return SandboxView(id, f"box-{id}", "here", "team", spec, phases, expires_at_s=7.5)
 

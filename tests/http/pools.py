@@ -55,7 +55,7 @@ class SmallPool:
                 self._enter(id, SandboxState.STOPPED, str(error) or "cancelled")
                 self._free.add(id)
                 raise
-            self._views[id] = replace(self._views[id], box_id=sandbox.id)
+            self._views[id] = replace(self._views[id], backend_id=sandbox.id)
             self._enter(id, SandboxState.LEASED, "it answers")
         elif (self._views[id].spec, self._views[id].tenant) != (spec, tenant):
             raise SandboxConflictError(f"sandbox {id} has another spec")
@@ -73,7 +73,7 @@ class SmallPool:
         if view.state is SandboxState.STOPPED:
             why = view.phases[-1].cause
             assert why is not None
-            raise SandboxLostError(view.box_id, why)
+            raise SandboxLostError(view.backend_id, why)
         return self._sandboxes[id]
 
     def view(self, id: str, *, tenant: str | None = None) -> SandboxView:

@@ -65,11 +65,11 @@ def docker(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def containers_of(box_id: str, pid: int | None = None) -> list[str]:
+def containers_of(sandbox_id: str, pid: int | None = None) -> list[str]:
     """Return the ids of the containers of one of our boxes, or of another process."""
     owner = os.getpid() if pid is None else pid
     lines = docker(
-        "ps", "--all", "--format", '{{.ID}} {{.Label "envkit.box"}} {{.Label "envkit.owner"}}', "--no-trunc"
+        "ps", "--all", "--format", '{{.ID}} {{.Label "envkit.sandbox"}} {{.Label "envkit.owner"}}', "--no-trunc"
     ).splitlines()
     ours = (line.split(" ") for line in lines if f"-{owner}-" in line)
-    return [container for container, box, _ in ours if box == box_id]
+    return [container for container, box, _ in ours if box == sandbox_id]

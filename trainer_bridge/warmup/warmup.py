@@ -198,13 +198,13 @@ class LessonBook:
 
     Attributes:
         lessons: All of them.
-        tricky_share: Share of an update that is drawn from the tricky ones, if there are any.
+        hazard_share: Share of an update that is drawn from the tricky ones, if there are any.
         noise: Share that shows any move instead of a good one.
         seed: What is drawn for an update follows from this and its number.
     """
 
     lessons: Sequence[Lesson]
-    tricky_share: float
+    hazard_share: float
     noise: float
     seed: int
 
@@ -218,7 +218,7 @@ class LessonBook:
         """
         tricky = [lesson for lesson in self.lessons if lesson.is_tricky]
         plain = [lesson for lesson in self.lessons if not lesson.is_tricky]
-        tricky_count = 0 if not tricky else size if not plain else round(size * self.tricky_share)
+        tricky_count = 0 if not tricky else size if not plain else round(size * self.hazard_share)
 
         def batch(update: int) -> list[Sample]:
             rng = random.Random(self.seed * 1_000_003 + update)

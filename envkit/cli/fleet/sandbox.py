@@ -100,7 +100,7 @@ def run(
         "untrusted": untrusted,
         "env": dict(_setting(one) for one in env or ()),
         "ttl_s": 3600.0 if detach and ttl_s is None else ttl_s,
-        "stay": detach,
+        "detached": detach,
     }
     uploads = [_upload(one) for one in upload or ()]
     if detach and (tty or timeout_s is not None):
@@ -126,7 +126,7 @@ def run(
 
 @app.command("exec", context_settings=_PROGRAM_LAST)
 def exec_(
-    box_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
+    sandbox_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
     program: Program = None,
     timeout_s: TimeoutS = None,
     tty: Tty = False,
@@ -139,22 +139,24 @@ def exec_(
     if program[:1] == ["--"]:  # behind the id it is a word like any other
         program = program[1:]
     elif program and program[0].startswith("-"):
-        raise UsageError(f"{program[0]}: options go before the id: envkit sandbox exec [OPTIONS] {box_id} -- PROGRAM")
+        raise UsageError(
+            f"{program[0]}: options go before the id: envkit sandbox exec [OPTIONS] {sandbox_id} -- PROGRAM"
+        )
     server = _server(url, token_file, ca, tty)
     from envkit import clock
 
     if server is not None:
         from envkit.wiring.sandboxes import remote_service
 
-        sys.exit(clock.run(remote_service.exec_in, server, box_id, program, timeout_s))
+        sys.exit(clock.run(remote_service.exec_in, server, sandbox_id, program, timeout_s))
     from envkit.wiring.sandboxes import local_service
 
-    sys.exit(clock.run(local_service.exec_in, box_id, program, timeout_s, tty))
+    sys.exit(clock.run(local_service.exec_in, sandbox_id, program, timeout_s, tty))
 
 
 @app.command("logs")
 def logs(
-    box_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
+    sandbox_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
     url: Url = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -166,16 +168,16 @@ def logs(
     if server is not None:
         from envkit.wiring.sandboxes import remote_service
 
-        sys.stdout.write(clock.run(remote_service.log_of, server, box_id))
+        sys.stdout.write(clock.run(remote_service.log_of, server, sandbox_id))
         return
     from envkit.wiring.sandboxes import local_service
 
-    sys.stdout.write(clock.run(local_service.log_of, box_id))
+    sys.stdout.write(clock.run(local_service.log_of, sandbox_id))
 
 
 @app.command("rm")
 def remove(
-    box_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="What run --detach printed.")],
+    sandbox_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="What run --detach printed.")],
     url: Url = None,
     token_file: TokenFile = None,
     ca: Ca = None,
@@ -187,11 +189,11 @@ def remove(
     if server is not None:
         from envkit.wiring.sandboxes import remote_service
 
-        clock.run(remote_service.remove, server, box_ids)
+        clock.run(remote_service.remove, server, sandbox_ids)
         return
     from envkit.wiring.sandboxes import local_service
 
-    clock.run(local_service.remove, box_ids)
+    clock.run(local_service.remove, sandbox_ids)
 
 
 @app.command("ls")

@@ -112,7 +112,7 @@ class SandboxClient:
             snapshot: Name of the files that it begins with.
             wait_s: Seconds to wait for room, in turn with all who do; at most 60.
         """
-        if spec.stay:
+        if spec.detached:
             raise UsageError("a remote sandbox stays as long as its lease; leave stay out")
         values = {name: getattr(spec, name) for name in wire.SpecBody.__struct_fields__}
         body = wire.CreateFrame(

@@ -259,7 +259,7 @@ class SandboxReply(msgspec.Struct, frozen=True):
 
     sandbox_id: str
     state: SandboxState
-    box_id: str
+    backend_id: str
     node: str
     tenant: str
     spec: SpecBody
@@ -270,12 +270,12 @@ class SandboxReply(msgspec.Struct, frozen=True):
     def of(cls, view: SandboxView) -> SandboxReply:
         phases = [PhaseReply(*phase) for phase in view.phases]
         spec = SpecBody.of(view.spec)
-        return cls(view.id, view.state, view.box_id, view.node, view.tenant, spec, phases, view.expires_at_s)
+        return cls(view.id, view.state, view.backend_id, view.node, view.tenant, spec, phases, view.expires_at_s)
 
     def view(self) -> SandboxView:
         phases = tuple(Phase(one.state, one.at_s, one.reason, one.cause) for one in self.phases)
         spec = self.spec.spec()
-        return SandboxView(self.sandbox_id, self.box_id, self.node, self.tenant, spec, phases, self.expires_at_s)
+        return SandboxView(self.sandbox_id, self.backend_id, self.node, self.tenant, spec, phases, self.expires_at_s)
 
 
 class StartingReply(msgspec.Struct, frozen=True):

@@ -132,7 +132,7 @@ class SandboxLookup:
         """Return an error that calls a sandbox what `caller` calls it."""
         names = {caller.key(id): id}
         with suppress(EnvkitError):
-            names[self.pool.view(caller.key(id), tenant=seen_by(caller)).box_id] = id
+            names[self.pool.view(caller.key(id), tenant=seen_by(caller)).backend_id] = id
         return renamed(error, names)
 
     def seen(self, view: SandboxView, caller: Caller) -> wire.SandboxReply:

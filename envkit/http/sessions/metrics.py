@@ -39,8 +39,8 @@ class _Collector:
         for state, count in sorted(Counter(view.state.value for view in table.views()).items()):
             live.add_metric([state], count)
         yield live
-        yield GaugeMetricFamily("envkit_places", "Episodes that can be played at once.", table.capacity)
-        yield GaugeMetricFamily("envkit_places_leased", "Places that are taken.", table.leased)
+        yield GaugeMetricFamily("envkit_slots", "Episodes that can be played at once.", table.capacity)
+        yield GaugeMetricFamily("envkit_slots_leased", "Places that are taken.", table.leased)
         yield CounterMetricFamily("envkit_sessions_created", "Sessions made.", tally.sessions)
         yield CounterMetricFamily("envkit_steps", "Steps played.", sum(tally.buckets))
         total = 0

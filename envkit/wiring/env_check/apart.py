@@ -72,7 +72,7 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
         SkippedCheckError: The environment cannot be imported elsewhere.
         FailedCheckError: The process failed.
     """
-    spec = replace(env.spec, options=dict(env.spec.options), terse=dict(env.spec.terse))
+    spec = replace(env.spec, options=dict(env.spec.options), compact_options=dict(env.spec.compact_options))
     try:
         request = pickle.dumps((spec, env.options, [(played.seed, played.actions) for played in env.episodes]))
     except (pickle.PicklingError, AttributeError, TypeError) as error:

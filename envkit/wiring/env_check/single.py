@@ -251,8 +251,8 @@ def _solves(env: EnvUnderTest, seed: int) -> bool:
 
 
 def steps_do_not_block(env: EnvUnderTest) -> str:
-    if not env.spec.shares:
-        raise SkippedCheckError("each episode has a sandbox of its own (shares=False)")
+    if not env.spec.is_shareable:
+        raise SkippedCheckError("each episode has a sandbox of its own (is_shareable=False)")
     played = env.episodes[0]
     if not played.actions:
         raise SkippedCheckError("no step was played")
@@ -262,7 +262,7 @@ def steps_do_not_block(env: EnvUnderTest) -> str:
         raise FailedCheckError(
             f"a step blocks its thread for {longest_s * 1000:.0f} ms (limit {MAX_BLOCK_S * 1000:g} ms), in which no "
             "other episode goes on; await in an AsyncEnv instead (anyio.sleep; anyio.to_thread.run_sync for blocking "
-            "calls), or register an environment that computes for long with shares=False"
+            "calls), or register an environment that computes for long with is_shareable=False"
         )
     return f"at most {longest_s * 1000:.3f} ms a step"
 

@@ -34,7 +34,7 @@ _BOOT_RETRY_S = 0.02
 
 def alone() -> set[str]:
     """Return the environments whose episodes have a box of their own each."""
-    return {spec.id for spec in environments.registered() if not spec.shares}
+    return {spec.id for spec in environments.registered() if not spec.is_shareable}
 
 
 def env_counts(config: ServeConfig, places: FleetNodes) -> tuple[int, int]:
@@ -44,17 +44,17 @@ def env_counts(config: ServeConfig, places: FleetNodes) -> tuple[int, int]:
         UsageError: They cannot all be held.
     """
     processors = len(os.sched_getaffinity(0))
-    own = config.envs.own_boxes if alone() else 0
+    own = config.envs.max_dedicated_sandboxes if alone() else 0
     if not places.nodes:
-        return config.envs.boxes or processors, own
+        return config.envs.sandboxes or processors, own
     (node,) = places.nodes
     takes = ResourceRequest.of(env_box(config, places, 1))
-    count = config.envs.boxes or env_boxes(node, takes, processors)
+    count = config.envs.sandboxes or env_boxes(node, takes, processors)
     room = node.room(takes)
     if count > room:
         raise UsageError(
             f"environments are served in {count} {'box' if count == 1 else 'boxes'} of {takes.memory_mib} MiB each, and"
-            f" this machine holds together {described(node.holds)}: lower envs.boxes or envs.memory_mib, or"
+            f" this machine holds together {described(node.holds)}: lower envs.sandboxes or envs.memory_mib, or"
             " raise what node says"
         )
     return count, max(int(min(own, room - count)), min(own, 1))
@@ -96,7 +96,7 @@ def env_host(
     config: ServeConfig, pool: Pool, places: FleetNodes, box: SandboxSpec, kind: str, *, boxes: int
 ) -> FleetHost:
     """Return the host that plays in boxes of one kind; in ``"own"`` ones a single episode each."""
-    silence, longest_s = config.silence, config.limits.step_timeout_s
+    liveness, longest_s = config.liveness, config.limits.step_timeout_s
     return FleetHost(
         EnvSandboxStarter(pool, box, kind, boxes).start,
         partial(env_sandboxes.connect, longest_s),
@@ -106,7 +106,7 @@ def env_host(
         restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
         alert=partial(pool.alert, "restarts"),
         probing=HeartbeatTimes(
-            silence.interval_s, silence.lost_s - silence.interval_s, misses=1, longest_step_s=longest_s
+            liveness.interval_s, liveness.lost_s - liveness.interval_s, misses=1, longest_step_s=longest_s
         ),
         wait_timeout_s=_DARK_S,
         seats=places.ledger,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from envkit.config.serving import LimitsSection, ServeConfig, StockSection
+from envkit.config.serving import LimitsSection, ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
@@ -202,10 +202,10 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         shared_box = env_box(config, places, math.ceil(config.envs.capacity / count))
         pool = Pool(
             places.nodes,
-            stocks=[WarmSpec(shared_box, config.envs.spares, booted), *map(_stock, config.spares)],
+            stocks=[WarmSpec(shared_box, config.envs.warm, booted), *map(_stock, config.warm)],
             most=config.limits.sandboxes_per_tenant,
             share=config.limits.tenant_share,
-            watch=LivenessTimes(**config.silence.model_dump()),
+            watch=LivenessTimes(**config.liveness.model_dump()),
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
             ledger=places.ledger,
         )
@@ -243,7 +243,7 @@ def _lacks_envkit(cause: Cause) -> bool:
     return "No module named 'envkit" in cause.detail  # library's message: CPython
 
 
-def _stock(section: StockSection) -> WarmSpec:
+def _stock(section: WarmSection) -> WarmSpec:
     wanted = section.model_dump(exclude={"count"})
     return WarmSpec(SandboxSpec(**wanted), section.count)
 
@@ -256,7 +256,7 @@ def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
 
 
 def _bodies(limits: LimitsSection) -> MemoryBudget:
-    most_mib = limits.bodies_mib or capacity.bodies_mib(capacity.this_machine())
+    most_mib = limits.max_buffered_mib or capacity.bodies_mib(capacity.this_machine())
     return MemoryBudget(most_mib << 20, limits.tenant_share)
 
 

@@ -80,16 +80,16 @@ async def choose(kind: BackendKind = "auto") -> Backend:
     raise UsageError(f"no sandbox: {'; '.join(reasons)}; backend 'process' works everywhere, but isolates nothing")
 
 
-def kind_of(box_id: str) -> BackendKind:
+def kind_of(sandbox_id: str) -> BackendKind:
     """Return the kind of backend that gave this id.
 
     Raises:
         SandboxNotFoundError: None did.
     """
     for prefix, kind in (("bwrap-", "local"), ("docker-", "docker")):
-        if box_id.startswith(prefix):
+        if sandbox_id.startswith(prefix):
             return kind  # type: ignore[return-value]
-    raise SandboxNotFoundError(f"no sandbox {box_id!r} on this machine: ids begin with bwrap- or docker-")
+    raise SandboxNotFoundError(f"no sandbox {sandbox_id!r} on this machine: ids begin with bwrap- or docker-")
 
 
 def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
@@ -102,8 +102,8 @@ def spec_of(options: Mapping[str, Any]) -> SandboxSpec:
     for name in options:
         if name not in known:
             raise UsageError(f"a sandbox has no option {name!r}{did_you_mean(name, known)}")
-    if options.get("lonely_s") is not None and not options.get("stay"):
-        raise UsageError("lonely_s: only a sandbox that stays can be left alone (stay)")
+    if options.get("orphan_ttl_s") is not None and not options.get("detached"):
+        raise UsageError("orphan_ttl_s: only a sandbox that stays can be left alone (stay)")
     try:
         return TypeAdapter(SandboxSpec).validate_python(options)
     except ValidationError as error:

@@ -97,33 +97,33 @@ async def detach(
         say(box.id)
 
 
-async def exec_in(box_id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
+async def exec_in(sandbox_id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
     """Run a program in a box that stays and return the exit code to end with; without a program, a shell."""
 
     async def run() -> int:
-        async with _attached(box_id) as box:
+        async with _attached(sandbox_id) as box:
             return await _attend(box, program, timeout_s, tty)
 
     return await exit_code_of(run)
 
 
-async def log_of(box_id: str) -> str:
+async def log_of(sandbox_id: str) -> str:
     """Return the end of what the program of a box that stays wrote to standard error."""
-    async with _attached(box_id) as box:
+    async with _attached(sandbox_id) as box:
         return await box.log()
 
 
-async def remove(box_ids: Sequence[str]) -> None:
+async def remove(sandbox_ids: Sequence[str]) -> None:
     """End boxes that stay; those that cannot be ended do not keep the others from it.
 
     Raises:
         ExceptionGroup: Of what went wrong.
     """
     failures = []
-    for box_id in box_ids:
+    for sandbox_id in sandbox_ids:
         try:
-            async with _keeper(box_id) as backend:
-                await backend.remove(box_id)
+            async with _keeper(sandbox_id) as backend:
+                await backend.remove(sandbox_id)
         except EnvkitError as error:
             failures.append(error)
     if failures:
@@ -164,21 +164,21 @@ async def _staying(backend: LocalBackend | DockerBackend, with_servers: bool) ->
         for note in running_servers.known():
             owners |= dict.fromkeys(await backend.staying(note.ledger_id), _words(note))
         owners = dict.fromkeys(await backend.staying(), ("of an unknown server",)) | owners
-    return [await _look(backend, box_id, owner) for box_id, owner in sorted(owners.items())]
+    return [await _look(backend, sandbox_id, owner) for sandbox_id, owner in sorted(owners.items())]
 
 
 def _words(note: ServerNote) -> Sequence[str]:
     return f"of server {note.pid}{', which is gone' if note.is_gone() else ''}", note.address, note.ledger
 
 
-async def _look(backend: LocalBackend | DockerBackend, box_id: str, owner: Sequence[str]) -> DetachedSandbox:
+async def _look(backend: LocalBackend | DockerBackend, sandbox_id: str, owner: Sequence[str]) -> DetachedSandbox:
     try:
-        box = await backend.attach(box_id, observes=True)
+        box = await backend.attach(sandbox_id, observes=True)
         stats = await box.stats()
         await box.release()
     except EnvkitError as error:
-        return DetachedSandbox(box_id, {}, str(error), owner)
-    return DetachedSandbox(box_id, stats, owner=owner)
+        return DetachedSandbox(sandbox_id, {}, str(error), owner)
+    return DetachedSandbox(sandbox_id, stats, owner=owner)
 
 
 async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
@@ -202,15 +202,15 @@ async def exit_code_of(run: Callable[[], Awaitable[int]]) -> int:
 
 
 @asynccontextmanager
-async def _attached(box_id: str) -> AsyncIterator[AgentSandbox]:
-    async with _keeper(box_id) as backend:
-        yield await backend.attach(box_id)
+async def _attached(sandbox_id: str) -> AsyncIterator[AgentSandbox]:
+    async with _keeper(sandbox_id) as backend:
+        yield await backend.attach(sandbox_id)
 
 
 @asynccontextmanager
-async def _keeper(box_id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
+async def _keeper(sandbox_id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
     """Give the backend that a box of this id would be of."""
-    async with opened(kind_of(box_id)) as backend:
+    async with opened(kind_of(sandbox_id)) as backend:
         assert isinstance(backend, (LocalBackend, DockerBackend))
         yield backend
 

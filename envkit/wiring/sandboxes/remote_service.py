@@ -87,7 +87,7 @@ async def detach(
     """
     if uploads and program:
         raise UsageError("--upload goes with --detach only without a program, which would start before: use exec then")
-    spec = spec_of({**options, "command": program, "stay": False})
+    spec = spec_of({**options, "command": program, "detached": False})
     async with server.client() as client:
         name = f"box-{uuid.uuid4().hex[:12]}"
         try:

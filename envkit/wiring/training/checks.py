@@ -159,9 +159,9 @@ def _check_warmup(run: RunConfig) -> None:
             parse_dialogues(Path(section.file))
         except UsageError as error:
             raise ConfigError([error.detail]) from None
-    elif section.strung_updates and run.renderer.history != "all":
+    elif section.multi_turn_updates and run.renderer.history != "all":
         reason = "strung lessons are turns of one history, and renderer.history keeps only some; take 0"
-        raise ConfigError([f"warmup.strung_updates: {reason}"])
+        raise ConfigError([f"warmup.multi_turn_updates: {reason}"])
     elif section.file is not None:
         raise ConfigError([f"warmup.file: goes with kind dialogues, not with {section.kind}"])
     if run.warmup.kind == "none" and run.engine.model is None:

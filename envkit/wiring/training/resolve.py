@@ -19,13 +19,13 @@ from envkit.types import Task, stable_hash
 from envkit.wiring import environments
 
 _TINY_WARMUP: Mapping[str, float] = {
-    "lesson_states": 30_000,
-    "visit_noise": 0.5,
-    "lesson_noise": 0.5,
-    "lesson_batch": 256,
-    "lesson_updates": 250,
-    "strung_updates": 300,
-    "episode_noise": 0.65,
+    "single_turn_states": 30_000,
+    "visit_random_share": 0.5,
+    "single_turn_random_share": 0.5,
+    "single_turn_batch": 256,
+    "single_turn_updates": 250,
+    "multi_turn_updates": 300,
+    "episode_random_share": 0.65,
     "episode_batch": 64,
     "episode_updates": 50,
     "learning_rate": 4e-3,
@@ -33,13 +33,13 @@ _TINY_WARMUP: Mapping[str, float] = {
     "check_episodes": 256,
 }
 _PRETRAINED_WARMUP: Mapping[str, float] = {
-    "lesson_states": 4096,
-    "visit_noise": 0.5,
-    "lesson_noise": 0.0,
-    "lesson_batch": 32,
-    "lesson_updates": 100,
-    "strung_updates": 0,
-    "episode_noise": 0.0,
+    "single_turn_states": 4096,
+    "visit_random_share": 0.5,
+    "single_turn_random_share": 0.0,
+    "single_turn_batch": 32,
+    "single_turn_updates": 100,
+    "multi_turn_updates": 0,
+    "episode_random_share": 0.0,
     "episode_batch": 8,
     "episode_updates": 30,
     "learning_rate": 5e-5,
@@ -62,7 +62,7 @@ def resolve(run: RunConfig) -> RunConfig:
     saved = _saved_policy(run)
     if saved is None or saved.env_id != run.env.id:
         saved = SavedPolicy(tiny, run.env.id, {})
-    options = {**(spec.terse if tiny else {}), **saved.options, **run.env.options}
+    options = {**(spec.compact_options if tiny else {}), **saved.options, **run.env.options}
     turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else 128)
     stated = run.renderer.model_dump(exclude_unset=True)
     dtype = run.engine.dtype if run.engine.dtype != "auto" else "float32" if tiny else "bfloat16"
@@ -105,10 +105,10 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
     section = run.warmup
     kind = section.kind if section.kind != "auto" else "demonstrations" if is_tiny else "none"
     usual: dict[str, float] = {**(_TINY_WARMUP if is_tiny else _PRETRAINED_WARMUP)}
-    if is_tiny and section.lesson_noise is not None:
-        usual["visit_noise"] = section.lesson_noise
+    if is_tiny and section.single_turn_random_share is not None:
+        usual["visit_random_share"] = section.single_turn_random_share
     if run.renderer.history != "all":
-        usual |= {"strung_updates": 0, "episode_updates": 0}
+        usual |= {"multi_turn_updates": 0, "episode_updates": 0}
     if kind == "dialogues":
         usual["check_episodes"] = 0
     filled = {key: value for key, value in usual.items() if getattr(section, key) is None}

@@ -201,10 +201,10 @@ class _Run:
     @asynccontextmanager
     async def _host(self) -> AsyncIterator[EnvHost]:
         section = self._run.sandbox
-        per_box = -(-self._run.env.num_envs // section.boxes)
+        per_box = -(-self._run.env.num_envs // section.count)
         async with sandbox_host(
             section.kind,
-            boxes=section.boxes,
+            boxes=section.count,
             slots_per_sandbox=per_box,
             health=section.health,
             restarts=section.restarts,

@@ -137,7 +137,7 @@ class _Stages:
         expert = environments.open_expert(self._run.env.id, self._run.env.options)
         lessons = await self._lessons(expert)
         episodes, success = await self._episodes(expert)
-        return {"lesson_updates": lessons, "episode_updates": episodes, "demonstrator_success": success}
+        return {"single_turn_updates": lessons, "episode_updates": episodes, "demonstrator_success": success}
 
     def _teacher(self, expert: Expert, noise: float) -> Teacher:
         is_bare = self._section.answers == "bare"
@@ -146,23 +146,27 @@ class _Stages:
     async def _lessons(self, expert: Expert) -> int:
         """Run the first two stages and return their updates."""
         section, display, imitator = self._section, self._display, self._imitator
-        size, rate, noise = _filled(section.lesson_batch), _filled(section.learning_rate), _filled(section.lesson_noise)
-        counts = (_filled(section.lesson_updates), _filled(section.strung_updates))
+        size, rate, noise = (
+            _filled(section.single_turn_batch),
+            _filled(section.learning_rate),
+            _filled(section.single_turn_random_share),
+        )
+        counts = (_filled(section.single_turn_updates), _filled(section.multi_turn_updates))
         stages = [Stage(updates, size, rate, number=number) for number, updates in enumerate(counts) if updates]
         total = sum(stage.updates for stage in stages)
         if total == 0 or imitator.stage > stages[-1].number:
             return total
         seed = stable_hash(self._run.seed, "lessons")
         tasks = (task_of(self._run, self._spec, "train", seed, number) for number in count())
-        needed = _filled(section.lesson_states)
+        needed = _filled(section.single_turn_states)
         display.phase("prepare lessons", needed)
-        teacher = self._teacher(expert, _filled(section.visit_noise))
+        teacher = self._teacher(expert, _filled(section.visit_random_share))
         states = await demonstrations.lessons(self._host, teacher, tasks, needed, seed, on_lesson=display.advance)
-        book = LessonBook(states, section.tricky_share, noise, seed)
+        book = LessonBook(states, section.hazard_share, noise, seed)
         self._begin("lessons", stages)
         updates = 0
         for stage in stages:
-            strung = section.strung_lessons if stage.number else 1
+            strung = section.multi_turn_states if stage.number else 1
             looks = stage is stages[-1] and not section.episode_updates
             batches = book.batches(stage.batch, strung=strung)
             updates += await imitator.run(stage, batches, after=self._after(stage, looks=looks))
@@ -176,7 +180,7 @@ class _Stages:
         needed = stage.updates * size
         if not needed:
             return 0, None
-        teacher = self._teacher(expert, _filled(section.episode_noise))
+        teacher = self._teacher(expert, _filled(section.episode_random_share))
         seed = stable_hash(self._run.seed, "episodes")
         tasks = (task_of(self._run, self._spec, "train", seed, number) for number in count())
         episodes: list[Demonstration] = []

@@ -29,9 +29,9 @@ import sys, anyio
 from tests.contract.boxes import KINDS
 
 async def main():
-    kind, marker, lonely_s = sys.argv[1:]
+    kind, marker, orphan_ttl_s = sys.argv[1:]
     async with KINDS[kind].backend() as backend:
-        spec = KINDS[kind].spec("sleep", marker, stay=True, lonely_s=float(lonely_s), ttl_s=120)
+        spec = KINDS[kind].spec("sleep", marker, detached=True, orphan_ttl_s=float(orphan_ttl_s), ttl_s=120)
         print((await backend.start(spec)).id, flush=True)
         await anyio.sleep_forever()
 
@@ -43,7 +43,7 @@ anyio.run(main)
 class Stay:
     """A box that stays, in which `marker` sleeps, and the process that started it."""
 
-    box_id: str
+    sandbox_id: str
     owner: subprocess.Popen[str]
 
 
@@ -86,16 +86,16 @@ def test_a_box_that_stays_and_is_never_visited_again_ends_itself_and_leaves_noth
         stay.owner.wait(20)
         await until(lambda: not sleepers(marker))
         assert LONELY_S - 0.1 < clock.now() - began < LONELY_S + 3
-        tail = stay.box_id.partition("-")[2]
+        tail = stay.sandbox_id.partition("-")[2]
         # Bubblewrap, which owns the box's folder, ends a moment after the programs of the box.
         await until(lambda: all(run_dirs.is_owner_gone(folder.name) for folder in run_dirs.of_tail(tail)))
         async with opened(lasting) as backend:
             if isinstance(backend, DockerBackend):
                 with anyio.fail_after(10):
-                    while stay.box_id in await backend.staying():  # noqa: ASYNC110 - the daemon takes a moment
+                    while stay.sandbox_id in await backend.staying():  # noqa: ASYNC110 - the daemon takes a moment
                         await anyio.sleep(0.05)
-            with pytest.raises(SandboxError, match=f"there is no box '{stay.box_id}' that stays"):
-                await backend.attach(stay.box_id)
+            with pytest.raises(SandboxError, match=f"there is no box '{stay.sandbox_id}' that stays"):
+                await backend.attach(stay.sandbox_id)
             assert list(run_dirs.of_tail(tail)) == []
         await until(lambda: not any(map(Path.exists, groups)))
 
@@ -108,7 +108,7 @@ def test_a_box_that_stays_goes_on_while_its_owner_or_a_visitor_is_there(lasting:
         await anyio.sleep(LONELY_S + 0.5)
         assert len(sleepers(marker)) == 1
         async with opened(lasting) as backend:
-            visited = await backend.attach(stay.box_id)
+            visited = await backend.attach(stay.sandbox_id)
             stay.owner.send_signal(signal.SIGKILL)
             stay.owner.wait(20)
             await anyio.sleep(LONELY_S + 0.5)
@@ -129,7 +129,7 @@ def test_to_look_at_a_box_again_and_again_does_not_keep_it_from_ending(lasting: 
         looks, warnings = 0, list[str]()
         while sleepers(marker) and clock.now() - began < 4 * LONELY_S:
             found = await list_staying(with_servers=True, warn=warnings.append)
-            looks += stay.box_id in [one.id for one in found if not one.problem]
+            looks += stay.sandbox_id in [one.id for one in found if not one.problem]
             await anyio.sleep(LONELY_S / 10)
         assert looks
         assert LONELY_S - 0.1 < clock.now() - began < LONELY_S + 3
@@ -152,12 +152,12 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
         async with opened(lasting) as backend:
-            with closing(await backend.dial(stay.box_id)) as door:
+            with closing(await backend.dial(stay.sandbox_id)) as door:
                 stay.owner.send_signal(signal.SIGKILL)
                 stay.owner.wait(20)
                 with anyio.fail_after(10):
                     await anyio.wait_readable(door)
-                assert b'"hello": 2' in door.recv(4096)
+                assert b'"hello": 3' in door.recv(4096)
                 await anyio.sleep(LONELY_S + 0.5)
                 assert len(sleepers(marker)) == 1
             await until(lambda: not sleepers(marker))
@@ -170,8 +170,8 @@ def test_who_dials_a_box_that_stays_hears_its_agent_and_is_a_visitor(lasting: Ki
 def test_boxes_that_stay_are_told_apart_by_their_ledger(lasting: Kind) -> None:
     async def main() -> None:
         async with opened(lasting) as backend:
-            written = await backend.start(lasting.spec(stay=True, lonely_s=60.0, ledger="a-ledger-of-two"))
-            loose = await backend.start(lasting.spec(stay=True, lonely_s=60.0))
+            written = await backend.start(lasting.spec(detached=True, orphan_ttl_s=60.0, ledger="a-ledger-of-two"))
+            loose = await backend.start(lasting.spec(detached=True, orphan_ttl_s=60.0))
             try:
                 assert await backend.staying("a-ledger-of-two") == [written.id]
                 nobodys = await backend.staying("")

@@ -115,7 +115,7 @@ class Gateway:
     async def boxes(self, *, are_env_boxes: bool) -> dict[str, str]:
         """The ids of the boxes behind those of its sandboxes that are lent and not over, by the sandboxes' ids."""
         found = await self._sandboxes("leased", "suspect")  # silent for a moment, on a machine that is busy
-        return {id: box_id for id, box_id in found.items() if id.startswith(":envs-") == are_env_boxes}
+        return {id: sandbox_id for id, sandbox_id in found.items() if id.startswith(":envs-") == are_env_boxes}
 
     async def spare_boxes(self) -> dict[str, str]:
         """Likewise those behind its spares."""
@@ -123,7 +123,7 @@ class Gateway:
 
     async def _sandboxes(self, *states: str) -> dict[str, str]:
         found = (await self.get("/v1/sandboxes"))["sandboxes"]
-        return {one["sandbox_id"]: one["box_id"] for one in found if one["state"] in states}
+        return {one["sandbox_id"]: one["sandbox_id"] for one in found if one["state"] in states}
 
     async def seat(self, session_id: str) -> str | None:
         """The sandbox in which a session is, as the server has written down before it said so."""
@@ -157,28 +157,30 @@ class Gateway:
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
-    def first_pid(self, box_id: str) -> int:
+    def first_pid(self, sandbox_id: str) -> int:
         """The first process of a box."""
         if self.kind == "docker":
-            return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(box_id)))
-        stay = detached.find(box_id)
+            return int(docker("inspect", "--format", "{{.State.Pid}}", self.container(sandbox_id)))
+        stay = detached.find(sandbox_id)
         assert stay is not None
         return stay.first_pid
 
-    def container(self, box_id: str) -> str:
+    def container(self, sandbox_id: str) -> str:
         """The container of a box."""
-        (found,) = docker("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=envkit.box={box_id}").split()
+        (found,) = docker(
+            "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=envkit.sandbox={sandbox_id}"
+        ).split()
         return found
 
-    def env_server(self, box_id: str) -> int:
+    def env_server(self, sandbox_id: str) -> int:
         """The env server in a box."""
-        first = self.first_pid(box_id)
+        first = self.first_pid(sandbox_id)
         return next(pid for pid in processes() if _ENV_SERVER in arguments(pid) and first in _above(pid))
 
-    async def kill_env_box(self, box_id: str) -> None:
+    async def kill_env_box(self, sandbox_id: str) -> None:
         """Kill the first process of a box, and wait until its env server is gone with it."""
-        server = self.env_server(box_id)
-        os.kill(self.first_pid(box_id), signal.SIGKILL)
+        server = self.env_server(sandbox_id)
+        os.kill(self.first_pid(sandbox_id), signal.SIGKILL)
         while arguments(server):  # noqa: ASYNC110 - the kernel takes a moment, in which it may still answer
             await anyio.sleep(0.005)
 

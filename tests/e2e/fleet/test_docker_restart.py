@@ -131,7 +131,7 @@ def test_a_server_under_load_outlives_a_restart_of_its_docker_daemon(number: sig
         assert await gateway.end() == 0
         assert gateway.left() == NOTHING
 
-    with serving("docker", tmp_path, "envs.boxes=2", "restarts.budget=50", "restarts.window_s=10") as gateway:
+    with serving("docker", tmp_path, "envs.sandboxes=2", "restarts.budget=50", "restarts.window_s=10") as gateway:
         run(lambda: main(gateway), 240)
     assert docker("ps", "--all", "--quiet", "--filter", f"name={gateway.name}") == ""
 

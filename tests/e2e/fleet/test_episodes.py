@@ -27,7 +27,7 @@ from tests.e2e.fleet.fleet import DOCKER, LOCAL, Gateway, install_world, run, se
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
 
 both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
-ONE_BOX = ("envs.boxes=1", "envs.spares=1", "restarts.budget=20", "restarts.window_s=0.5")
+ONE_BOX = ("envs.sandboxes=1", "envs.warm=1", "restarts.budget=20", "restarts.window_s=0.5")
 """One box, and a spare; of the kills none is so soon after another one that its replacement would have to wait."""
 
 KILLS = 5
@@ -86,16 +86,16 @@ def test_an_episode_whose_box_is_killed_goes_on_in_a_spare_in_time_and_as_if_not
                 await gateway.spares(1)
                 async with client.lease(task) as episode:
                     start, steps = await episode.reset(), await played(episode, moves[:6])
-                    (box_id,) = (await gateway.boxes(are_env_boxes=True)).values()
+                    (sandbox_id,) = (await gateway.boxes(are_env_boxes=True)).values()
                     began = clock.now()
-                    await gateway.kill_env_box(box_id)
+                    await gateway.kill_env_box(sandbox_id)
                     steps += await played(episode, moves[6:7])
                     seconds.append(clock.now() - began)
                     steps += await played(episode, moves[7:])
                 assert told(steps[6:7]) == told(steps) == ["killed by signal 9 (SIGKILL)"]
                 assert without_info(start, steps) == without_info(*undisturbed)
         metrics = await gateway.metrics()
-        assert metrics["envkit_env_boxes_lost_total"] == metrics["envkit_episodes_rebuilt_total"] == KILLS
+        assert metrics["envkit_env_sandboxes_lost_total"] == metrics["envkit_episodes_rebuilt_total"] == KILLS
         assert metrics["envkit_episodes_void_total"] == 0
         assert statistics.median(seconds) < BUSY * REPLACED_S[kind]
 
@@ -125,8 +125,8 @@ def test_episodes_whose_env_server_hangs_go_on_elsewhere_within_five_seconds(kin
                 before: dict[int, tuple[Reset, list[Step]]] = {}
                 for task, episode in zip(tasks, (one, two), strict=True):
                     before[task.seed] = await episode.reset(), await played(episode, moves_of(task, 2))
-                (box_id,) = (await gateway.boxes(are_env_boxes=True)).values()
-                os.kill(gateway.env_server(box_id), signal.SIGSTOP)
+                (sandbox_id,) = (await gateway.boxes(are_env_boxes=True)).values()
+                os.kill(gateway.env_server(sandbox_id), signal.SIGSTOP)
                 async with anyio.create_task_group() as group:
                     for task, episode in zip(tasks, (one, two), strict=True):
                         group.start_soon(play_on, task, episode)
@@ -168,7 +168,7 @@ def test_an_episode_whose_step_ends_its_box_is_void_after_the_second_and_twenty_
             assert [without_news(step) for step in steps] == unharmed
             assert set(told(steps)) <= {said}
         metrics = await gateway.metrics()
-        assert metrics["envkit_env_boxes_lost_total"] == 2
+        assert metrics["envkit_env_sandboxes_lost_total"] == 2
         assert metrics["envkit_episodes_void_total"] == 1
 
     install_world(tmp_path / "site-packages", "mine_world", MINE_WORLD)
@@ -192,8 +192,8 @@ def test_a_script_plays_on_when_a_box_is_killed(kind: str, tmp_path: Path) -> No
         try:
             env.reset(seed=5)
             env.step("<answer>right</answer>")
-            (box_id,) = clock.run(partial(gateway.boxes, are_env_boxes=True)).values()
-            clock.run(gateway.kill_env_box, box_id)
+            (sandbox_id,) = clock.run(partial(gateway.boxes, are_env_boxes=True)).values()
+            clock.run(gateway.kill_env_box, sandbox_id)
             assert env.step("<answer>left</answer>")[4]["rebuilt"] == "killed by signal 9 (SIGKILL)"
         finally:
             env.close()

@@ -39,27 +39,27 @@ Harm = Callable[[Gateway, SandboxView], Awaitable[None]]
 
 @pytest.fixture(scope="module", params=[LOCAL, DOCKER])
 def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with serving(request.param, tmp_path_factory.mktemp("state"), "envs.boxes=1", "envs.spares=0") as running:
+    with serving(request.param, tmp_path_factory.mktemp("state"), "envs.sandboxes=1", "envs.warm=0") as running:
         yield running
 
 
 async def kill(gateway: Gateway, victim: SandboxView) -> None:
-    os.kill(gateway.first_pid(victim.box_id), signal.SIGKILL)
+    os.kill(gateway.first_pid(victim.backend_id), signal.SIGKILL)
 
 
 async def pause(gateway: Gateway, victim: SandboxView) -> None:
     if gateway.kind == "docker":
-        await clock.to_thread(docker, "pause", gateway.container(victim.box_id))
+        await clock.to_thread(docker, "pause", gateway.container(victim.backend_id))
     else:
-        os.kill(gateway.first_pid(victim.box_id), signal.SIGSTOP)
+        os.kill(gateway.first_pid(victim.backend_id), signal.SIGSTOP)
 
 
 async def docker_kill(gateway: Gateway, victim: SandboxView) -> None:
-    await clock.to_thread(docker, "kill", gateway.container(victim.box_id))
+    await clock.to_thread(docker, "kill", gateway.container(victim.backend_id))
 
 
 async def docker_stop(gateway: Gateway, victim: SandboxView) -> None:
-    await clock.to_thread(docker, "stop", "--time", "0", gateway.container(victim.box_id))
+    await clock.to_thread(docker, "stop", "--time", "0", gateway.container(victim.backend_id))
 
 
 async def go(gateway: Gateway, victim: SandboxView) -> None:
@@ -218,5 +218,5 @@ def test_a_start_is_refused_with_the_reason_while_the_hosts_disk_is_nearly_full(
         assert await gateway.end() == 0
         assert gateway.left() == NOTHING
 
-    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0") as gateway:
+    with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0") as gateway:
         run(lambda: main(gateway), 40)

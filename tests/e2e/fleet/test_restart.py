@@ -26,8 +26,8 @@ both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
 TAKEN_BACK = "taken back after a restart"
 
 
-def first_pids(gateway: Gateway, box_ids: dict[str, str]) -> dict[str, int]:
-    return {id: gateway.first_pid(box_id) for id, box_id in box_ids.items()}
+def first_pids(gateway: Gateway, sandbox_ids: dict[str, str]) -> dict[str, int]:
+    return {id: gateway.first_pid(sandbox_id) for id, sandbox_id in sandbox_ids.items()}
 
 
 @both
@@ -69,14 +69,14 @@ def test_named_sandboxes_and_what_is_in_them_outlive_a_server_that_is_killed(kin
         assert await gateway.spare_boxes() == {}
         assert (await gateway.metrics())["envkit_sandbox_starts_total"] == 0
 
-    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=1", port=port) as first:
+    with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=1", port=port) as first:
         known: list[tuple[dict[str, str], dict[str, str], dict[str, int]]] = []
 
         async def before() -> None:
             known.append(await leave(first))
 
         run(before, 40)
-        with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
+        with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as second:
             run(lambda: come_back(second, *known[0]), 40)
             assert second.process.poll() is None
         assert second.process.returncode == 0
@@ -93,31 +93,31 @@ def test_who_lists_boxes_is_told_which_server_has_them_also_when_that_was_killed
         command = [sys.executable, "-m", "envkit", "sandbox", *words]
         return (await anyio.run_process(command)).stdout.decode()
 
-    async def owners(gateway: Gateway, box_ids: dict[str, str]) -> set[tuple[str, ...]]:
+    async def owners(gateway: Gateway, sandbox_ids: dict[str, str]) -> set[tuple[str, ...]]:
         listed = json.loads(await envkit("ls", "--all", "--json"))
-        found = [tuple(one["owner"]) for one in listed if one["id"] in box_ids.values()]
-        assert len(found) == len(box_ids)
+        found = [tuple(one["owner"]) for one in listed if one["id"] in sandbox_ids.values()]
+        assert len(found) == len(sandbox_ids)
         mine = [one for one in running_servers.known() if one.ledger == str(gateway.ledger)]
         assert [note.pid for note in mine] == [gateway.process.pid]
         return set(found)
 
     async def leave(gateway: Gateway) -> None:
-        box_ids = await gateway.boxes(are_env_boxes=True)
+        sandbox_ids = await gateway.boxes(are_env_boxes=True)
         whose = gateway.url, str(gateway.ledger)
-        assert await owners(gateway, box_ids) == {(f"of server {gateway.process.pid}", *whose)}
+        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *whose)}
         gateway.process.kill()
         await gateway.exit_code()
         assert str(gateway.ledger) not in await envkit("prune", "--dry-run")
-        assert await owners(gateway, box_ids) == {(f"of server {gateway.process.pid}, which is gone", *whose)}
+        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which is gone", *whose)}
 
     async def come_back(gateway: Gateway) -> None:
-        box_ids = await gateway.boxes(are_env_boxes=True)
+        sandbox_ids = await gateway.boxes(are_env_boxes=True)
         whose = gateway.url, str(gateway.ledger)
-        assert await owners(gateway, box_ids) == {(f"of server {gateway.process.pid}", *whose)}
+        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *whose)}
 
-    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as first:
+    with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as first:
         run(lambda: leave(first), 60)
-        with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
+        with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as second:
             run(lambda: come_back(second), 40)
         assert str(second.ledger) not in [note.ledger for note in running_servers.known()]
 
@@ -149,9 +149,9 @@ def test_a_sandbox_that_may_reach_hosts_reaches_no_others_and_ends_with_its_serv
     async def come_back(gateway: Gateway) -> None:
         assert await gateway.last_phase("a") == ("lost", "gone while the server was down")
 
-    with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as first:
+    with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as first:
         run(lambda: leave(first), 40)
-        with serving(kind, tmp_path, "envs.boxes=1", "envs.spares=0", port=port) as second:
+        with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as second:
             run(lambda: come_back(second), 40)
         assert second.left() == NOTHING
         assert first.left() == NOTHING
@@ -170,14 +170,14 @@ def test_clients_of_a_server_that_is_killed_go_on_when_there_is_one_again(kind: 
                 await episode.step("<answer>down</answer>")
                 first.process.kill()
                 await first.exit_code()
-                with serving(kind, tmp_path, "envs.boxes=1", port=port):
+                with serving(kind, tmp_path, "envs.sandboxes=1", port=port):
                     assert await client.get("a").read("kept") == b"there"
                     await episode.step("<answer>down</answer>")
                     async with player.lease(Task("Sokoban-v0", 1)) as another:
                         await another.reset()
                         await another.step("<answer>down</answer>")
 
-    with serving(kind, tmp_path, "envs.boxes=1", port=port) as first:
+    with serving(kind, tmp_path, "envs.sandboxes=1", port=port) as first:
         run(lambda: main(first), 40)
 
 
@@ -236,7 +236,7 @@ def test_a_server_that_is_told_to_end_under_load_answers_what_runs_and_leaves_no
         assert gateway.process.returncode == 0, gateway.log.read_text()
         assert gateway.left() == NOTHING
 
-    with serving(kind, tmp_path, "envs.boxes=2", "envs.spares=1") as gateway:
+    with serving(kind, tmp_path, "envs.sandboxes=2", "envs.warm=1") as gateway:
         run(lambda: main(gateway), 60)
 
 
@@ -250,5 +250,5 @@ def test_a_server_that_is_told_to_end_while_it_starts_leaves_nothing(
         assert await gateway.end(number) == 0
         assert gateway.left() == NOTHING
 
-    with serving(kind, tmp_path, "envs.boxes=2", is_awaited=False) as gateway:
+    with serving(kind, tmp_path, "envs.sandboxes=2", is_awaited=False) as gateway:
         run(lambda: main(gateway), 40)

@@ -30,7 +30,7 @@ MOVES = ["up", "left", "down", "down", "right", "up", "left", "left"]
 def server(port: int, state: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A fleet of one box for environments, which its tests may end as they like."""
     words = [str(SCRIPT), "serve", "--backend", "local", "--port", str(port), "--state", str(state)]
-    settings = ["--set", "envs.boxes=1", "--set", "envs.spares=0", "--set", "access_log=null"]
+    settings = ["--set", "envs.sandboxes=1", "--set", "envs.warm=0", "--set", "access_log=null"]
     settings += [word for setting in more for word in ("--set", setting)]
     with subprocess.Popen([*words, *settings], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -109,7 +109,7 @@ def test_a_session_whose_box_is_gone_too_is_not_found_rather_than_begun_anew(por
             assert step(client, 0, "up")[0] == 200
             box = next(one for one in ask(client, "GET", "/v1/sandboxes")[1]["sandboxes"] if one["state"] == "leased")
             process.kill()
-        subprocess.run([SCRIPT, "sandbox", "rm", box["box_id"]], check=True)
+        subprocess.run([SCRIPT, "sandbox", "rm", box["sandbox_id"]], check=True)
         with server(port, tmp_path):
             assert step(client, 1, "left")[0] == 404
             assert ask(client, "PUT", "/v1/sessions/a", TASK)[1]["turn"] == 0
@@ -133,8 +133,8 @@ def test_a_server_that_wants_fewer_boxes_ends_the_others(port: int, tmp_path: Pa
         return sum(one["state"] == "leased" for one in ask(client, "GET", "/v1/sandboxes")[1]["sandboxes"])
 
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        with server(port, tmp_path, "envs.boxes=3") as process:
+        with server(port, tmp_path, "envs.sandboxes=3") as process:
             assert leased() == 3
             process.kill()
-        with server(port, tmp_path, "envs.boxes=2"):
+        with server(port, tmp_path, "envs.sandboxes=2"):
             assert leased() == 2

@@ -16,8 +16,8 @@ SCRIPT = str(Path(sys.executable).with_name("envkit"))
 CONFIG = """
 backend: local
 listen: {port: 0}
-node: {boxes: 8, memory_mib: 4096}
-envs: {boxes: 1, capacity: 16, spares: 0, memory_mib: 512}
+node: {max_sandboxes: 8, memory_mib: 4096}
+envs: {sandboxes: 1, capacity: 16, warm: 0, memory_mib: 512}
 limits: {sandbox_ttl_s: 120, step_timeout_s: 10}
 """
 _STOP_S = 30

@@ -50,7 +50,7 @@ def test_a_second_server_on_the_same_state_is_refused_until_the_first_is_gone_ho
 
 def test_a_webhook_that_does_not_answer_is_warned_about_at_the_start(tmp_path: Path) -> None:
     words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "process", "--port", "0"]
-    words += ["--set", "envs.boxes=1", "--set", "envs.spares=0", "--set", "alerts.webhook=http://127.0.0.1:9/secret"]
+    words += ["--set", "envs.sandboxes=1", "--set", "envs.warm=0", "--set", "alerts.webhook=http://127.0.0.1:9/secret"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
@@ -61,11 +61,11 @@ def test_a_webhook_that_does_not_answer_is_warned_about_at_the_start(tmp_path: P
 
 
 def test_more_boxes_than_the_machine_holds_are_said(tmp_path: Path) -> None:
-    node = "node={boxes: 3, memory_mib: 2048, pids: 9999}"
-    said = said_by(tmp_path, "--backend", "process", "--set", "envs.boxes=4", "--set", node)
+    node = "node={max_sandboxes: 3, memory_mib: 2048, pids: 9999}"
+    said = said_by(tmp_path, "--backend", "process", "--set", "envs.sandboxes=4", "--set", node)
     assert said == (
         "environments are served in 4 boxes of 1024 MiB each, and this machine holds together 3 sandboxes, 2,048 MiB of"
-        " memory, 9,999 processes: lower envs.boxes or envs.memory_mib, or raise what node says"
+        " memory, 9,999 processes: lower envs.sandboxes or envs.memory_mib, or raise what node says"
     )
 
 
@@ -78,7 +78,7 @@ def test_an_image_that_is_missing_is_said_with_what_makes_it(tmp_path: Path) -> 
 
 @pytest.mark.docker
 def test_an_image_without_envkit_is_said_with_what_makes_one_that_has_it(tmp_path: Path) -> None:
-    said = said_by(tmp_path, "--backend", "docker", "--set", "envs.boxes=1", "--set", f"envs.image={image()}")
+    said = said_by(tmp_path, "--backend", "docker", "--set", "envs.sandboxes=1", "--set", f"envs.image={image()}")
     assert said.startswith(f"environments are served in boxes of image {image()}, which lacks envkit or Python (")
     assert "No module named 'envkit')); make one that has them: " in said
     assert said.endswith(f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image")

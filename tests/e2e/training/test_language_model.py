@@ -50,11 +50,11 @@ def test_a_language_model_learns_from_reward(tmp_path: Path, smollm2: Path) -> N
 
 @pytest.mark.model
 def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, smollm2: Path) -> None:
-    lessons = ("warmup.lesson_states=32", "warmup.lesson_updates=4", "warmup.lesson_batch=8")
+    lessons = ("warmup.single_turn_states=32", "warmup.single_turn_updates=4", "warmup.single_turn_batch=8")
     small = ("trainer.steps=1", "trainer.groups_per_step=2", "rollout.group_size=2", "evaluation.episodes=4")
     summary = train("llm-lake", tmp_path / "run", f"engine.model={smollm2}", *lessons, *small)
 
-    assert summary["warmup"]["lesson_updates"] == 4
+    assert summary["warmup"]["single_turn_updates"] == 4
     # Untrained, it answers in prose; a few updates are enough to name a move most of the time.
     assert metrics(tmp_path / "run")[0]["action_is_valid"] > 0.5
 
@@ -62,7 +62,9 @@ def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, s
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_of_a_language_model_runs_with_any_model_that_chats(example: str, tmp_path: Path) -> None:
     model = write_chat(tmp_path / "model", seed=5)
-    lessons = ("lesson_states=16", "lesson_updates=1", "lesson_batch=4") if "arithmetic" not in example else ()
+    lessons = (
+        ("single_turn_states=16", "single_turn_updates=1", "single_turn_batch=4") if "arithmetic" not in example else ()
+    )
     changes = [f"engine.model={model}", "trainer.steps=1", "trainer.groups_per_step=2", "evaluation.episodes=2"]
     changes += ["rollout.max_tokens=512", "rollout.turn_tokens=16", *(f"warmup.{change}" for change in lessons)]
     summary = train(example, tmp_path / "run", *changes)

@@ -31,7 +31,7 @@ SMALL = {
     "trainer": {"steps": 6, "groups_per_step": 4, "checkpoint_every": 2, "threads": 1},
     "evaluation": {"episodes": 16, "every": 3},
     "warmup": {
-        "lesson_states": 100, "lesson_updates": 10, "strung_updates": 10, "lesson_batch": 32,
+        "single_turn_states": 100, "single_turn_updates": 10, "multi_turn_updates": 10, "single_turn_batch": 32,
         "episode_updates": 10, "episode_batch": 8, "check_every": 5, "check_episodes": 16,
     },
     "tracking": {"trajectories_every": 3, "trajectories": 4},

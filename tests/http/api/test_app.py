@@ -243,8 +243,8 @@ def test_metrics_count_sessions_steps_and_errors() -> None:
         lines = answer.text.splitlines()
         for line in (
             'envkit_sessions{state="ready"} 1.0',
-            "envkit_places 4.0",
-            "envkit_places_leased 1.0",
+            "envkit_slots 4.0",
+            "envkit_slots_leased 1.0",
             "envkit_sessions_created_total 1.0",
             "envkit_steps_total 1.0",
             "envkit_step_seconds_count 1.0",

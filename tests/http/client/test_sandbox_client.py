@@ -177,7 +177,7 @@ def test_what_a_remote_sandbox_cannot_do_is_said() -> None:
             async with client.lease(SPEC, tenant="acme"):
                 pass
         with pytest.raises(UsageError, match="leave stay out"):
-            await client.create("x", SandboxSpec(stay=True))
+            await client.create("x", SandboxSpec(detached=True))
 
     by_client(main)
 

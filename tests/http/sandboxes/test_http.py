@@ -19,7 +19,7 @@ from tests.http.stage import over_http as without_pool
 def test_a_sandbox_is_made_used_looked_at_and_ended() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         made = await client.put(A, json={"memory_mib": 64, "env": {"SIZE": "5"}})
-        assert (made.status_code, made.json()["state"], made.json()["box_id"]) == (200, "leased", "fake-0")
+        assert (made.status_code, made.json()["state"], made.json()["sandbox_id"]) == (200, "leased", "fake-0")
         assert (made.json()["spec"]["memory_mib"], made.json()["spec"]["env"]) == (64, {"SIZE": "5"})
         assert (await client.put(A, json={"memory_mib": 64, "env": {"SIZE": "5"}})).json() == made.json()
         other = await client.put(A, json={"memory_mib": 65})

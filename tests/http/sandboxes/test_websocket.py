@@ -93,7 +93,7 @@ def test_many_calls_go_at_once_and_answers_come_as_they_are_ready() -> None:
         ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "stdin": "no base64"}, "bad_request"),
         ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "user": "nobody"}, "bad_request"),
         ("sandbox.create", {"sandbox_id": "a b"}, "bad_request"),
-        ("sandbox.create", {"sandbox_id": "b", "stay": True}, "bad_request"),
+        ("sandbox.create", {"sandbox_id": "b", "detached": True}, "bad_request"),
         ("sandbox.create", {"sandbox_id": "b", "cpus": 0}, "bad_request"),
         ("sandbox.create", {"sandbox_id": "b", "network": "host"}, "bad_request"),
         ("sandbox.create", {"sandbox_id": "b", "network": ["a host"]}, "bad_option"),

@@ -22,7 +22,7 @@ def box(tmp_path: Path) -> Iterator[Client]:
 
 
 def test_it_says_hello_and_answers(box: Client) -> None:
-    assert (box.hello["hello"], box.hello["pid"]) == (2, box.pid)
+    assert (box.hello["hello"], box.hello["pid"]) == (3, box.pid)
     assert box.call("ping").end == {"id": 1, "end": True}
 
 
@@ -151,7 +151,7 @@ def test_stats_count_processes(box: Client) -> None:
 
 
 def test_its_time_to_live_ends_it(tmp_path: Path, marker: str, sleepers: Callable[[], int]) -> None:
-    with started(tmp_path, ttl_s=2, stay=True) as box:
+    with started(tmp_path, ttl_s=2, detached=True) as box:
         box.start("exec", argv=["sleep", marker], timeout_s=60)
         assert box.frame() == ({"ending": "expired"}, b"")
         assert box.is_at_end()
@@ -168,7 +168,7 @@ def test_the_request_to_end_is_heard(box: Client, marker: str, sleepers: Callabl
 
 def test_one_that_stays_is_reached_again_by_its_door(tmp_path: Path, marker: str, sleepers: Callable[[], int]) -> None:
     door = tmp_path / "door"
-    with started(tmp_path, stay=True, door=str(door), ttl_s=60) as first:
+    with started(tmp_path, detached=True, door=str(door), ttl_s=60) as first:
         first.shell("x=1")
         first.start("exec", argv=["sleep", marker], timeout_s=60)
         assert first.call("ping")["end"] is True

@@ -27,7 +27,7 @@ def test_the_first_word_is_the_agents_and_the_second_says_what_to_be() -> None:
 
 
 OTHER_VERSION = (
-    "broken frame: hello 1 instead of hello 2: another version of envkit started this sandbox; "
+    "broken frame: hello 1 instead of hello 3: another version of envkit started this sandbox; "
     "use that version, or start a new sandbox"
 )
 
@@ -39,10 +39,10 @@ OTHER_VERSION = (
             {"hello": 1, "pid": 1, "python": "3", "uid": 0},
             OTHER_VERSION,
         ),
-        ({"hello": True, "pid": 1, "python": "3", "uid": 0}, "broken frame: a first word that is not hello 2"),
-        ({"hello": 2, "pid": "1", "python": "3", "uid": 0}, "broken frame: a hello without pid, python and uid"),
-        ({"hello": 2, "pid": 1, "uid": 0}, "broken frame: a hello without pid, python and uid"),
-        ({"id": 1, "end": True}, "broken frame: a first word that is not hello 2"),
+        ({"hello": True, "pid": 1, "python": "3", "uid": 0}, "broken frame: a first word that is not hello 3"),
+        ({"hello": 3, "pid": "1", "python": "3", "uid": 0}, "broken frame: a hello without pid, python and uid"),
+        ({"hello": 3, "pid": 1, "uid": 0}, "broken frame: a hello without pid, python and uid"),
+        ({"id": 1, "end": True}, "broken frame: a first word that is not hello 3"),
         (None, "not ready after 5 s"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_start_that_ran_out_of_memory_ended_by_itself_only_at_the_sandbox_s_ow
     [
         ("stopped", "its connection was closed"),
         ("expired", "its time to live is over"),
-        ("orphaned", "nobody was connected to it for its lonely_s"),
+        ("orphaned", "nobody was connected to it for its orphan_ttl_s"),
         ("out_of_memory", "out of memory"),
         ("exited", "exited with code 3: no luck"),
     ],

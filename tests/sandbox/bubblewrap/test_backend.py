@@ -262,7 +262,7 @@ def test_a_box_is_restored_with_the_files_of_another_before_its_command_runs() -
 def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(stay=True, ttl_s=60))
+            box = await backend.start(SandboxSpec(detached=True, ttl_s=60))
             await box.write("/workspace/note", b"still here")
             await box.shell().run("cd /tmp; kept=1", timeout_s=20)
         assert str(await box.wait()) == "stopped"  # that is, for us
@@ -286,7 +286,7 @@ def test_a_box_that_stays_outlives_its_owner_and_is_found_again() -> None:
 def test_a_box_that_stays_and_lets_nobody_in_is_left_until_it_is_removed() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(stay=True, ttl_s=60))
+            box = await backend.start(SandboxSpec(detached=True, ttl_s=60))
         stay = detached.find(box.id)
         assert stay is not None
         os.kill(stay.first_pid, signal.SIGSTOP)
@@ -311,16 +311,16 @@ def test_a_box_that_stays_is_left_and_found_by_processes_with_other_folders_for_
     starts = (
         "from envkit import clock; from envkit.sandbox.bubblewrap.backend import *; from envkit.types import *\n"
         "async def main():\n"
-        " async with LocalBackend() as backend: print((await backend.start(SandboxSpec(stay=True, ttl_s=60))).id)\n"
+        " async with LocalBackend() as backend: print((await backend.start(SandboxSpec(detached=True, ttl_s=60))).id)\n"
         "clock.run(main)"
     )
 
     async def main(runtime_folder: str) -> None:
         own = {**os.environ, "XDG_RUNTIME_DIR": runtime_folder}
         done = await anyio.run_process([sys.executable, "-c", starts], env=own)
-        box_id = done.stdout.decode().strip()
+        sandbox_id = done.stdout.decode().strip()
         async with LocalBackend() as backend:
-            box = await backend.attach(box_id)
+            box = await backend.attach(sandbox_id)
             assert (await box.exec(["true"], timeout_s=20)).exit_code == 0
             await box.stop()
 

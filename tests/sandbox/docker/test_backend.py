@@ -182,7 +182,7 @@ def test_the_system_profile_has_a_root_that_can_write_and_names_what_it_gives_up
 def test_a_box_that_stays_is_reached_by_a_later_backend() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            box = await started(backend, SandboxSpec(image=image(), stay=True, ttl_s=60))
+            box = await started(backend, SandboxSpec(image=image(), detached=True, ttl_s=60))
             await box.write("/tmp/note", b"kept")
         async with DockerBackend() as backend:
             again = await backend.attach(box.id)

@@ -14,7 +14,7 @@ IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
 
 
 def host(spec: SandboxSpec, *, system_calls: str | None = None, bounds_disk: bool = False) -> dict[str, JSON]:
-    labels = {"envkit.box": "docker-1"}
+    labels = {"envkit.sandbox": "docker-1"}
     found = container_config.options(
         spec, IMAGE, ["python3"], labels, system_calls=system_calls, bounds_disk=bounds_disk
     )["HostConfig"]

@@ -152,7 +152,7 @@ def test_a_snapshot_of_a_root_counts_holes_too_and_leaves_nothing_when_it_is_ref
 def test_a_box_that_stays_is_watched_also_when_it_is_found_again() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
-            spec = SandboxSpec(image=image(), profile="system", disk_mib=30, stay=True, ttl_s=60)
+            spec = SandboxSpec(image=image(), profile="system", disk_mib=30, detached=True, ttl_s=60)
             box = await backend.start(spec)
         async with DockerBackend() as backend:
             again = await backend.attach(box.id)

@@ -110,21 +110,21 @@ class FakeBackend:
         """Forget a snapshot; safe to repeat."""
         self._snapshots.pop(snapshot, None)
 
-    async def attach(self, box_id: str) -> FakeBox:
+    async def attach(self, sandbox_id: str) -> FakeBox:
         """Return a box that stays, which was started before the backend was closed and opened again."""
-        found = [box for box in self.boxes if box.id == box_id and box.spec.stay and not box.is_gone]
+        found = [box for box in self.boxes if box.id == sandbox_id and box.spec.detached and not box.is_gone]
         if not found:
-            raise SandboxError(f"there is no box {box_id!r} that stays")
+            raise SandboxError(f"there is no box {sandbox_id!r} that stays")
         return found[0]
 
     async def staying(self, ledger: str | None = None) -> list[str]:
         """Return the ids of the boxes that stay, or of those of one ledger."""
-        there = [box for box in self.boxes if box.spec.stay and not box.is_gone]
+        there = [box for box in self.boxes if box.spec.detached and not box.is_gone]
         return [box.id for box in there if ledger in (None, box.spec.ledger)]
 
-    async def remove(self, box_id: str) -> None:
+    async def remove(self, sandbox_id: str) -> None:
         """End a box that stays; raises as `attach`."""
-        (await self.attach(box_id)).die(Cause(CauseKind.BACKEND_LOST, "removed"))
+        (await self.attach(sandbox_id)).die(Cause(CauseKind.BACKEND_LOST, "removed"))
 
     async def __aenter__(self) -> Self:
         self._is_open = True
@@ -134,7 +134,7 @@ class FakeBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
-        for box in (box for box in self.boxes if not box.spec.stay):
+        for box in (box for box in self.boxes if not box.spec.detached):
             box.die(_STOPPED)
 
     async def _start(self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None) -> FakeBox:
@@ -142,17 +142,17 @@ class FakeBackend:
             raise SandboxError("the backend is not open; use 'async with'")
         number = self._asked
         self._asked += 1
-        box_id = f"fake-{number}"
+        sandbox_id = f"fake-{number}"
         if refusal is not None:
-            raise SandboxRefusedError(box_id, refusal)
-        refuse(box_id, spec, self._capabilities)
+            raise SandboxRefusedError(sandbox_id, refusal)
+        refuse(sandbox_id, spec, self._capabilities)
         fate = self._script(number, random.Random(stable_hash(self._seed, number)))
         await anyio.sleep(min(fate.start_s, spec.start_timeout_s))
         if fate.start_s > spec.start_timeout_s:
-            raise SandboxStartError(box_id, f"not ready after {spec.start_timeout_s:g} s")
+            raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
         if fate.start_failure is not None:
-            raise SandboxStartError(box_id, fate.start_failure)
-        box = self._kind(box_id, spec, fate, dict(files or {}), self._keep)
+            raise SandboxStartError(sandbox_id, fate.start_failure)
+        box = self._kind(sandbox_id, spec, fate, dict(files or {}), self._keep)
         self.boxes.append(box)
         return box
 
@@ -176,7 +176,7 @@ class FakeBox:
 
     def __init__(
         self,
-        box_id: str,
+        sandbox_id: str,
         spec: SandboxSpec,
         fate: Fate,
         files: dict[str, bytes],
@@ -187,7 +187,7 @@ class FakeBox:
         self.commands: list[Command] = []
         self.unenforced: tuple[str, ...] = ()
         self.grader_home = GRADER_HOME
-        self._id = box_id
+        self._id = sandbox_id
         self._fate = fate
         self._keep = keep
         ready = clock.now()

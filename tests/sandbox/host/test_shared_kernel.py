@@ -93,7 +93,7 @@ from envkit.types import SandboxSpec
 
 async def main():
     async with LocalBackend() as backend:
-        box = await backend.start(SandboxSpec(stay=bool({stays}), ttl_s=60))
+        box = await backend.start(SandboxSpec(detached=bool({stays}), ttl_s=60))
         said = (await box.exec(["cat", "/proc/self/uid_map"], timeout_s=20)).stdout
         print(box.id, said.split()[4], *box.unenforced, flush=True)
         if {dies}:
@@ -239,15 +239,15 @@ class TestARange:
                 done = await clock.to_thread(
                     lambda: subprocess.run(owner, capture_output=True, text=True, timeout=60, check=True)
                 )
-                box_id, first = done.stdout.split()
+                sandbox_id, first = done.stdout.split()
                 base = int(first) - 1
                 try:
                     assert not is_free(base)
-                    box = await backend.attach(box_id)
+                    box = await backend.attach(sandbox_id)
                     await box.write("left", b"by the agent")
                     assert (await box.exec(["stat", "-c", "%u", "left", "."], timeout_s=20)).stdout == "1000\n1000\n"
                 finally:
-                    await backend.remove(box_id)
+                    await backend.remove(sandbox_id)
                 await until(lambda: is_free(base))
 
         run(main)

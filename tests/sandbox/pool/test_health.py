@@ -104,7 +104,7 @@ def test_a_spare_that_is_suspect_is_not_lent() -> None:
             backend.boxes[0].pause()
             await anyio.sleep(2.5)
             async with pool.lease(SPEC) as box:
-                assert pool.view(box.id).box_id == "fake-1"
+                assert pool.view(box.id).backend_id == "fake-1"
 
     run(main)
 

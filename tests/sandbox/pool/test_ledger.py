@@ -89,9 +89,9 @@ def test_what_is_named_is_found_again_with_its_history_and_time_to_live() -> Non
             view = pool.view("a")
             assert states(view) == [STARTING, LEASED, LEASED]
             assert view.phases[-1].reason == "taken back after a restart"
-            assert (view.tenant, view.box_id, view.node) == ("ann", "fake-0", "here")
+            assert (view.tenant, view.backend_id, view.node) == ("ann", "fake-0", "here")
             assert await pool.get("a").read("there") == b"x"
-            assert (await pool.create("a", SPEC, tenant="ann")).box_id == "fake-0"
+            assert (await pool.create("a", SPEC, tenant="ann")).backend_id == "fake-0"
             with pytest.raises(SandboxConflictError):
                 await pool.create("a", SPEC)
             await anyio.sleep(61)
@@ -139,7 +139,7 @@ def test_what_was_started_and_not_written_down_yet_is_ended_before_anything_else
         backend, book = lasting(), Book()
         async with backend:
             for ledger in (book.id, book.id, "another", ""):
-                await backend.start(SandboxSpec(stay=True, ledger=ledger))
+                await backend.start(SandboxSpec(detached=True, ledger=ledger))
         lent = (Phase(STARTING, 1.0, ""), Phase(LEASED, 2.0, ""))
         book.pages["a"] = SandboxView("a", "fake-0", "here", "", SPEC, lent)
         book.pages["b"] = SandboxView("b", "", "here", "", SPEC, lent[:1])
@@ -160,8 +160,8 @@ class Slow(FakeBackend):
         await anyio.sleep(3)
         return box
 
-    async def attach(self, box_id: str) -> FakeBox:
-        box = await super().attach(box_id)
+    async def attach(self, sandbox_id: str) -> FakeBox:
+        box = await super().attach(sandbox_id)
         await anyio.sleep(3)
         return box
 
@@ -175,7 +175,7 @@ def test_a_node_that_joins_is_cleared_of_what_the_pool_does_not_know_and_of_noth
                 tasks.start_soon(pool.create, "b", SPEC)
                 await anyio.sleep(1)
                 for ledger in (book.id, "another", ""):
-                    await FakeBackend.start(machine, SandboxSpec(stay=True, ledger=ledger))
+                    await FakeBackend.start(machine, SandboxSpec(detached=True, ledger=ledger))
                 pool.add_node(Node("sibling", machine))
                 await anyio.sleep(1)
                 assert pool.view("b").state is STARTING
@@ -211,7 +211,7 @@ def test_nodes_that_come_and_go_while_a_server_takes_back_what_was_left_are_clea
         for node, backend, count in (("here", here, 3), ("gone", gone, 3), ("late", late, 1)):
             async with backend:
                 for _ in range(count):  # the last one is known
-                    box = await FakeBackend.start(backend, SandboxSpec(stay=True, ledger=book.id))
+                    box = await FakeBackend.start(backend, SandboxSpec(detached=True, ledger=book.id))
             book.pages[node] = SandboxView(node, box.id, node, "", SPEC, lent)
         async with here, gone, late, anyio.create_task_group() as tasks:
             pool = Pool([Node("here", here), Node("gone", gone)], ledger=book)
@@ -235,7 +235,7 @@ def test_what_was_being_started_or_held_by_a_block_is_stopped() -> None:
     async def main() -> None:
         backend, book = lasting(), Book()
         async with backend:
-            box = await backend.start(SandboxSpec(stay=True))
+            box = await backend.start(SandboxSpec(detached=True))
         lent = (Phase(STARTING, 1.0, ""), Phase(LEASED, 2.0, ""), Phase(SUSPECT, 3.0, ""))
         book.pages["pool-8"] = SandboxView("pool-8", box.id, "here", "", SPEC, lent)
         book.pages["b"] = SandboxView("b", "", "here", "", SPEC, lent[:1])
@@ -254,7 +254,7 @@ def test_a_spare_that_was_being_lent_is_taken_back_once_and_by_its_new_name() ->
     async def main() -> None:
         backend, book = lasting(), Book()
         async with backend:
-            box = await backend.start(SandboxSpec(stay=True))
+            box = await backend.start(SandboxSpec(detached=True))
         spare = (Phase(STARTING, 1.0, ""), Phase(READY, 2.0, ""))
         book.pages["pool-1"] = SandboxView("pool-1", box.id, "here", "", SPEC, spare)
         book.pages["a"] = SandboxView("a", box.id, "here", "", SPEC, (*spare, Phase(LEASED, 3.0, "")))
@@ -285,7 +285,7 @@ def test_leaving_the_pool_stops_all_and_writes_that_down() -> None:
             await pool.create("a", SandboxSpec(memory_mib=9))
         assert all(box.is_gone for box in backend.boxes)
         assert {view.state for view in book.pages.values()} == {STOPPED}
-        assert all(box.spec.stay for box in backend.boxes)
+        assert all(box.spec.detached for box in backend.boxes)
 
     run(main)
 
@@ -296,7 +296,7 @@ def test_a_sandbox_that_may_reach_hosts_ends_with_the_server_whose_proxy_it_uses
         async with opened(backend, book, is_killed=True) as pool:
             await pool.create("a", SandboxSpec(network=("example.org",)))
             await pool.create("b", SandboxSpec(network="open"))
-            assert [(box.spec.stay, box.spec.ledger) for box in backend.boxes] == [(False, ""), (True, "book")]
+            assert [(box.spec.detached, box.spec.ledger) for box in backend.boxes] == [(False, ""), (True, "book")]
         backend.boxes[0].die(cause("its server is gone"))
         async with opened(backend, book) as pool:
             assert pool.view("a").phases[-1].reason == "gone while the server was down"

@@ -32,7 +32,7 @@ def test_a_lease_lends_a_sandbox_and_stops_it_before_the_block_is_left() -> None
                 assert clock.now() == 2
                 assert (await box.exec(["true"], timeout_s=5)).exit_code == 0
                 view = pool.view(box.id)
-                assert (view.box_id, view.node, view.tenant) == ("fake-0", "here", "ann")
+                assert (view.backend_id, view.node, view.tenant) == ("fake-0", "here", "ann")
             assert backend.boxes[0].is_gone
             view = pool.view(box.id)
             assert states(view) == [STARTING, LEASED, STOPPED]
@@ -131,7 +131,7 @@ def test_create_can_be_repeated_also_at_the_same_moment() -> None:
             ids: list[str] = []
 
             async def make() -> None:
-                ids.append((await pool.create("a", SPEC)).box_id)
+                ids.append((await pool.create("a", SPEC)).backend_id)
 
             async with anyio.create_task_group() as tasks:
                 for _ in range(5):
@@ -199,9 +199,9 @@ def test_a_name_that_was_stopped_can_be_given_again() -> None:
         async with opened() as (pool, backend):
             for number, spec in enumerate((SPEC, SPEC, replace(SPEC, memory_mib=64))):
                 view = await pool.create("a", spec, tenant="ann")
-                assert (view.box_id, view.state) == (f"fake-{number}", LEASED)
+                assert (view.backend_id, view.state) == (f"fake-{number}", LEASED)
                 await pool.stop("a", tenant="ann")
-                assert [(view.id, view.box_id) for view in pool.views()] == [("a", f"fake-{number}")]
+                assert [(view.id, view.backend_id) for view in pool.views()] == [("a", f"fake-{number}")]
             assert len(backend.boxes) == 3
 
     run(main)
@@ -231,7 +231,7 @@ def test_a_name_whose_sandbox_never_came_up_is_tried_again() -> None:
             with pytest.raises(SandboxStartError, match="no image"):
                 await pool.create("a", SPEC)
             assert pool.view("a").state is STOPPED
-            assert (await pool.create("a", SPEC)).box_id == "fake-1"
+            assert (await pool.create("a", SPEC)).backend_id == "fake-1"
 
     run(main)
 
@@ -310,7 +310,7 @@ def test_a_name_belongs_to_the_files_that_its_sandbox_began_with() -> None:
             await pool.create("a", SPEC)
             snapshot = await pool.get("a").snapshot()
             began = await pool.create("b", SPEC, snapshot=snapshot)
-            assert (await pool.create("b", SPEC, snapshot=snapshot)).box_id == began.box_id
+            assert (await pool.create("b", SPEC, snapshot=snapshot)).backend_id == began.backend_id
             for name, files in (("a", snapshot), ("b", None), ("b", "here/snapshot-7")):
                 with pytest.raises(SandboxConflictError, match="taken by a sandbox that began with other files"):
                     await pool.create(name, SPEC, snapshot=files)

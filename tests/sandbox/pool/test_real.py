@@ -52,7 +52,7 @@ class Victim:
     """A box in which a program sleeps, as seen from outside."""
 
     kind: Kind
-    box_id: str
+    sandbox_id: str
     first_pid: int
 
     async def kill(self) -> None:
@@ -60,13 +60,13 @@ class Victim:
 
     async def kill_by_name(self) -> None:
         if self.kind.has_images:
-            await clock.to_thread(docker, "kill", containers_of(self.box_id)[0])
+            await clock.to_thread(docker, "kill", containers_of(self.sandbox_id)[0])
         else:
             os.kill(self.first_pid, signal.SIGTERM)
 
     async def pause(self) -> None:
         if self.kind.has_images:
-            await clock.to_thread(docker, "pause", containers_of(self.box_id)[0])
+            await clock.to_thread(docker, "pause", containers_of(self.sandbox_id)[0])
         else:
             os.kill(self.first_pid, signal.SIGSTOP)
 
@@ -87,7 +87,7 @@ async def end(kind: Kind, harm: Callable[[Victim], Awaitable[None]]) -> tuple[fl
             nonlocal done_at
             await until(lambda: bool(sleepers(marker)))
             await anyio.sleep(0.1)
-            victim = Victim(kind, pool.view("a").box_id, agent_above(sleepers(marker)[0]))
+            victim = Victim(kind, pool.view("a").backend_id, agent_above(sleepers(marker)[0]))
             done_at = clock.now()
             await harm(victim)
 
@@ -192,7 +192,7 @@ def test_a_spare_that_is_killed_is_replaced_within_three_seconds(kind: Kind) -> 
 
 async def leave(backend: SandboxBackend, book: Book, id: str, spec: SandboxSpec, state: SandboxState) -> Sandbox:
     """Start a box that is left running, as by a server that is killed, and write it down."""
-    box = await backend.start(replace(spec, stay=True, lonely_s=60, ledger=book.id))
+    box = await backend.start(replace(spec, detached=True, orphan_ttl_s=60, ledger=book.id))
     phases = (Phase(SandboxState.STARTING, 1.0, ""), Phase(state, 2.0, ""))
     book.pages[id] = SandboxView(id, box.id, "here", "", spec, phases)
     return box
@@ -210,7 +210,7 @@ def test_what_an_earlier_server_had_not_written_down_yet_is_ended_and_that_of_ot
             started = await leave(backend, book, "b", spec, SandboxState.LEASED)
             book.pages["b"] = SandboxView("b", "", "here", "", spec, (Phase(SandboxState.STARTING, 1.0, ""),))
             others = await leave(backend, other, "a", spec, SandboxState.LEASED)
-            nobodys = await backend.start(replace(spec, stay=True, lonely_s=60))
+            nobodys = await backend.start(replace(spec, detached=True, orphan_ttl_s=60))
         async with kind.backend() as backend, Pool([Node("here", backend)], ledger=book) as pool:
             assert isinstance(backend, Attaches)
             assert await backend.staying(book.id) == [known.id]

@@ -47,7 +47,7 @@ def test_one_that_asks_for_anything_else_gets_no_spare() -> None:
         async with opened(stocks=[WarmSpec(SPEC, 1)]) as (pool, _):
             await anyio.sleep(1)
             async with pool.lease(SandboxSpec(memory_mib=77)) as box:
-                assert pool.view(box.id).box_id == "fake-1"
+                assert pool.view(box.id).backend_id == "fake-1"
             assert pool.counts().spares == 1
 
     run(main)
@@ -63,7 +63,7 @@ def test_a_spare_is_lent_only_once_it_is_booted() -> None:
     async def main() -> None:
         async with opened(boxes=1, stocks=[WarmSpec(SPEC, 1, boot)]) as (pool, _), pool.lease(SPEC) as box:
             assert clock.now() == 4
-            assert booted == [pool.view(box.id).box_id] == ["fake-0"]
+            assert booted == [pool.view(box.id).backend_id] == ["fake-0"]
 
     run(main)
 

@@ -169,9 +169,9 @@ def test_why_a_box_is_gone_and_what_cannot_be_started_are_answers() -> None:
 def test_a_box_of_a_node_does_not_look_as_if_somebody_had_left_it_running() -> None:
     async def main() -> None:
         async with serving() as (actor, _):
-            box_id = (await actor.start(1, SandboxSpec(), 30.0, None))["id"]
-            assert box_id in detached.ids()
-            assert box_id not in detached.ids("")
+            sandbox_id = (await actor.start(1, SandboxSpec(), 30.0, None))["id"]
+            assert sandbox_id in detached.ids()
+            assert sandbox_id not in detached.ids("")
 
     run(main)
 

@@ -61,7 +61,7 @@ from envkit.types import SandboxSpec
 async def main():
     address, marker = sys.argv[1:]
     pool = Pool()
-    async with RayNodes(pool.add_node, pool.remove_node, address=address, lonely_s=2), pool:
+    async with RayNodes(pool.add_node, pool.remove_node, address=address, orphan_ttl_s=2), pool:
         async with pool.lease(SandboxSpec(("sleep", marker))):
             print("ready", flush=True)
             await anyio.sleep_forever()
@@ -83,7 +83,7 @@ async def opened(cluster: Cluster) -> AsyncIterator[tuple[Pool, RayNodes]]:
     book = Book()
     book.id = secrets.token_hex(8)
     pool = Pool(ledger=book)
-    async with RayNodes(pool.add_node, pool.remove_node, address=cluster.address, lonely_s=LONELY_S) as nodes, pool:
+    async with RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=LONELY_S) as nodes, pool:
         assert len(cluster.actors()) >= 2
         yield pool, nodes
     await until(lambda: cluster.actors() == [])
@@ -123,7 +123,7 @@ async def found(cluster: Cluster) -> AsyncIterator[dict[str, RayNodeBackend]]:
     def remove(name: str, cause: Cause) -> None:
         backends.pop(name, None)
 
-    async with RayNodes(add, remove, address=cluster.address, lonely_s=LONELY_S):
+    async with RayNodes(add, remove, address=cluster.address, orphan_ttl_s=LONELY_S):
         yield backends
 
 
@@ -177,11 +177,13 @@ def test_a_node_that_is_killed_takes_its_own_boxes_and_one_that_is_added_gets_ne
     pool = fleet.pool
 
     async def main(local: LocalBackend) -> None:
-        await pool.create("doomed", SandboxSpec(("sleep", doomed), lonely_s=60))
+        await pool.create("doomed", SandboxSpec(("sleep", doomed), orphan_ttl_s=60))
         await pool.create("spared", SandboxSpec(("sleep", spared)))
         node = pool.view("doomed").node
         assert pool.view("spared").node != node
-        other = await local.start(SandboxSpec(("sleep", others), stay=True, lonely_s=60, ledger="of-another-server"))
+        other = await local.start(
+            SandboxSpec(("sleep", others), detached=True, orphan_ttl_s=60, ledger="of-another-server")
+        )
 
         async def kill() -> None:
             await clock.to_thread(cluster.kill, node[-8:])
@@ -244,14 +246,14 @@ def test_a_box_that_stays_is_found_again_on_its_node_and_ends_when_it_is_stopped
         async with found(cluster) as backends:
             name, backend = sorted(backends.items())[0]
             assert backend.capabilities()["isolation"] is True
-            box = await backend.start(SandboxSpec(("sleep", marker), stay=True, lonely_s=30))
+            box = await backend.start(SandboxSpec(("sleep", marker), detached=True, orphan_ttl_s=30))
             await box.write("kept", b"x")
             assert await box.look() == ""
             with pytest.raises(SandboxRefusedError, match="'/nowhere' is not a folder"):
                 await backend.start(SandboxSpec(image="/nowhere"))
         assert len(sleepers(marker)) == 1
         async with found(cluster) as backends:
-            other = await backends[name].start(SandboxSpec(stay=True, lonely_s=30, ledger="a-ledger"))
+            other = await backends[name].start(SandboxSpec(detached=True, orphan_ttl_s=30, ledger="a-ledger"))
             assert await backends[name].staying("a-ledger") == [other.id]
             await backends[name].remove(other.id)
             assert await backends[name].staying("a-ledger") == []
@@ -305,7 +307,7 @@ def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_
                 await fleet.nodes.request(1)
         pool = Pool()
         async with (
-            RayNodes(pool.add_node, pool.remove_node, address=cluster.address, lonely_s=LONELY_S) as others,
+            RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=LONELY_S) as others,
             pool,
         ):
             await others.request(1)
@@ -320,7 +322,7 @@ def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
 ) -> None:
     async def main(old: Cluster) -> None:
         pool = Pool()
-        async with RayNodes(pool.add_node, pool.remove_node, address=old.address, lonely_s=LONELY_S), pool:
+        async with RayNodes(pool.add_node, pool.remove_node, address=old.address, orphan_ttl_s=LONELY_S), pool:
             await pool.create("old", SandboxSpec())
             with running(1, int(old.address.rpartition(":")[2])) as new:
                 await clock.to_thread(old.behead)

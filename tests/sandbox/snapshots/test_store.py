@@ -140,7 +140,7 @@ def test_a_snapshot_that_is_cancelled_leaves_nothing() -> None:
 def test_a_box_that_stays_has_its_bounds_also_when_it_is_found_again() -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
-            box = await backend.start(SandboxSpec(stay=True, ttl_s=60, disk_mib=1))
+            box = await backend.start(SandboxSpec(detached=True, ttl_s=60, disk_mib=1))
         async with LocalBackend() as other:
             found = await other.attach(box.id)
             await sh(found, "head -c 999999 /dev/urandom > one; cp one /tmp; mkdir names")

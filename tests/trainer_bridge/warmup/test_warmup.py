@@ -255,11 +255,11 @@ SMALL = {
     "engine": {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"},
     "trainer": {"threads": 1},
     "warmup": {
-        "lesson_states": 40,
-        "lesson_batch": 16,
-        "lesson_updates": 3,
-        "strung_lessons": 2,
-        "strung_updates": 2,
+        "single_turn_states": 40,
+        "single_turn_batch": 16,
+        "single_turn_updates": 3,
+        "multi_turn_states": 2,
+        "multi_turn_updates": 2,
         "episode_batch": 4,
         "episode_updates": 4,
         "check_every": 2,
@@ -306,12 +306,12 @@ def warmed(folder: Path, **changes: Any) -> dict[str, JSON]:
 
 def test_a_warm_up_ends_at_the_first_look_that_is_good_enough(tmp_path: Path) -> None:
     facts = warmed(tmp_path)
-    assert (facts["lesson_updates"], facts["episode_updates"]) == (5, 2)
+    assert (facts["single_turn_updates"], facts["episode_updates"]) == (5, 2)
 
 
 def test_a_warm_up_that_never_gets_good_enough_ends_at_its_bound_and_is_the_same_again(tmp_path: Path) -> None:
     first, second = (warmed(tmp_path / name, greedy_goal=1.0, check_every=3) for name in "ab")
-    assert (first["lesson_updates"], first["episode_updates"]) == (5, 4)
+    assert (first["single_turn_updates"], first["episode_updates"]) == (5, 4)
     assert {**first, "wall_s": 0} == {**second, "wall_s": 0}
     success, greedy = first["demonstrator_success"], first["greedy_validation"]
     assert isinstance(success, float)
@@ -404,9 +404,9 @@ def test_a_pretrained_policy_learns_bare_moves_from_single_states_until_it_plays
         SilentDisplay(),
         kind="demonstrations",
         answers="bare",
-        lesson_states=40,
-        lesson_batch=16,
-        lesson_updates=200,
+        single_turn_states=40,
+        single_turn_batch=16,
+        single_turn_updates=200,
         learning_rate=1e-2,
         check_every=20,
         episode_updates=0,
@@ -415,8 +415,8 @@ def test_a_pretrained_policy_learns_bare_moves_from_single_states_until_it_plays
     assert facts["greedy_validation"] == 1.0
     assert facts["demonstrator_success"] is None
     assert facts["episode_updates"] == 0
-    assert isinstance(facts["lesson_updates"], int)
-    assert facts["lesson_updates"] in range(20, 200, 20)  # it was good enough at a look
+    assert isinstance(facts["single_turn_updates"], int)
+    assert facts["single_turn_updates"] in range(20, 200, 20)  # it was good enough at a look
     assert greedy(policy, "P _\n_ G") in ("right<|im_end|>", "down<|im_end|>")
 
 

@@ -152,8 +152,8 @@ def test_what_is_unknown_is_named_with_the_nearest_that_is_known() -> None:
         envkit.open_sandbox(backend="local", memory=3)
     with pytest.raises(UsageError, match="no option 'ledger'"):
         envkit.open_sandbox(backend="local", ledger="a server's")
-    with pytest.raises(UsageError, match="lonely_s: only a sandbox that stays"):
-        envkit.open_sandbox(backend="local", lonely_s=1.0)
+    with pytest.raises(UsageError, match="orphan_ttl_s: only a sandbox that stays"):
+        envkit.open_sandbox(backend="local", orphan_ttl_s=1.0)
     with pytest.raises(UsageError, match="backend: must be one of 'auto', 'local', 'docker', 'process', got 'podman'"):
         envkit.open_sandbox(backend="podman")  # type: ignore[arg-type]
     with pytest.raises(SandboxNotFoundError, match="no sandbox 'box-1' on this machine"):

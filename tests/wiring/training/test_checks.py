@@ -112,8 +112,8 @@ def test_the_shortest_file_has_no_problem() -> None:
         ),
         ({"warmup": {"file": "no.jsonl"}}, "warmup.file: goes with kind dialogues, not with auto"),
         (
-            {"warmup": {"strung_updates": 5}, "renderer": {"history": 2}, "engine": {"model": "a/b"}},
-            "warmup.strung_updates: strung lessons are turns of one history",
+            {"warmup": {"multi_turn_updates": 5}, "renderer": {"history": 2}, "engine": {"model": "a/b"}},
+            "warmup.multi_turn_updates: strung lessons are turns of one history",
         ),
         (
             {"env": {"id": "Arithmetic-v0"}},
@@ -190,7 +190,11 @@ def test_what_only_make_takes_belongs_to_an_id_of_ones_own(tmp_path: Path) -> No
     assert problem.startswith("env.options.level_file: is taken by make, and by register(..., options=...)")
     world = "envkit.environments.sokoban:Sokoban"
     own = register(
-        "Rooms-v0", world, options={"level_file": str(rooms)}, expert=f"{world}Expert", terse={"instructions": False}
+        "Rooms-v0",
+        world,
+        options={"level_file": str(rooms)},
+        expert=f"{world}Expert",
+        compact_options={"instructions": False},
     )
     assert checks.check(run_of(env={"id": own.id})) == []
 
@@ -276,15 +280,25 @@ def test_what_the_file_says_is_kept() -> None:
 
 def test_the_size_and_rate_of_a_warm_up_follow_the_policy_the_history_and_the_file() -> None:
     tiny = resolve.resolve(run_of()).warmup
-    assert (tiny.lesson_batch, tiny.strung_updates, tiny.episode_updates, tiny.visit_noise) == (256, 300, 50, 0.5)
+    assert (tiny.single_turn_batch, tiny.multi_turn_updates, tiny.episode_updates, tiny.visit_random_share) == (
+        256,
+        300,
+        50,
+        0.5,
+    )
     assert (tiny.learning_rate, tiny.episode_learning_rate, tiny.check_episodes) == (4e-3, 2e-3, 256)
-    assert resolve.resolve(run_of(warmup={"lesson_noise": 0.3})).warmup.visit_noise == 0.3
+    assert resolve.resolve(run_of(warmup={"single_turn_random_share": 0.3})).warmup.visit_random_share == 0.3
     engine = {"model": "a/b"}
-    model = resolve.resolve(run_of(engine=engine, warmup={"kind": "demonstrations", "lesson_updates": 7})).warmup
-    assert (model.lesson_batch, model.lesson_updates, model.strung_updates, model.episode_updates) == (32, 7, 0, 30)
-    assert (model.learning_rate, model.lesson_noise, model.visit_noise) == (5e-5, 0.0, 0.5)
+    model = resolve.resolve(run_of(engine=engine, warmup={"kind": "demonstrations", "single_turn_updates": 7})).warmup
+    assert (model.single_turn_batch, model.single_turn_updates, model.multi_turn_updates, model.episode_updates) == (
+        32,
+        7,
+        0,
+        30,
+    )
+    assert (model.learning_rate, model.single_turn_random_share, model.visit_random_share) == (5e-5, 0.0, 0.5)
     single = resolve.resolve(run_of(engine=engine, renderer={"history": 1})).warmup
-    assert (single.strung_updates, single.episode_updates) == (0, 0)
+    assert (single.multi_turn_updates, single.episode_updates) == (0, 0)
     dialogues = resolve.resolve(run_of(engine=engine, warmup={"kind": "dialogues", "file": "a"})).warmup
     assert (dialogues.check_episodes, dialogues.learning_rate) == (0, 5e-5)
 

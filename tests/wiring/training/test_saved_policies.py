@@ -98,8 +98,8 @@ def test_any_other_model_gets_the_defaults_of_a_pretrained_one(tmp_path: Path, c
 @pytest.mark.parametrize("model", [None, "smollm2-135m"])
 def test_prompts_without_the_whole_history_are_learned_from_lessons_of_one_state(model: str | None) -> None:
     made = resolve(run_of(model, renderer={"history": 1})).warmup
-    assert made.lesson_updates
-    assert (made.strung_updates, made.episode_updates) == (0, 0)
+    assert made.single_turn_updates
+    assert (made.multi_turn_updates, made.episode_updates) == (0, 0)
 
 
 @pytest.fixture
@@ -167,10 +167,10 @@ def test_every_checkpoint_says_what_its_policy_is(tmp_path: Path) -> None:
             "trainer": {"steps": 1, "groups_per_step": 4, "threads": 1},
             "evaluation": {"episodes": 4},
             "warmup": {
-                "lesson_states": 20,
-                "lesson_updates": 1,
-                "lesson_batch": 4,
-                "strung_updates": 0,
+                "single_turn_states": 20,
+                "single_turn_updates": 1,
+                "single_turn_batch": 4,
+                "multi_turn_updates": 0,
                 "episode_updates": 0,
                 "check_episodes": 0,
             },
