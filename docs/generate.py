@@ -25,8 +25,8 @@ Written from `envkit/config/` by `make docs`; do not edit.
 # The fleet's file
 
 Every key of the file that `envkit serve --config` reads, with its default. Unknown keys are refused.
-`--set node.max_sandboxes=100` overrides one key on the command line. Editors that know JSON schemas complete and check the
-file with [serve-config.schema.json](serve-config.schema.json).
+`--set node.max_sandboxes=100` overrides one key on the command line. Editors that know JSON schemas complete and check
+the file with [serve-config.schema.json](serve-config.schema.json).
 
 Written from `envkit/config/` by `make docs`; do not edit.
 """,

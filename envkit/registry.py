@@ -35,7 +35,7 @@ class EnvSpec:
             has none, and then only the seeds differ.
         compact_options: Options with which observations are shortest, for policies that learn to read from nothing.
         replayable: Whether its state is a function of task and actions, so that it can be rebuilt after a loss.
-        is_shareable: Whether many of its episodes may live in one process; otherwise a fleet gives each a box of its own.
+        is_shareable: Whether many of its episodes may live in one process; otherwise a fleet gives each its own sandbox.
         vector_entry_point: ``"module:Class"`` or a callable; called with ``num_envs``, ``autoreset`` and options, it
             gives a ``gymnasium.vector.VectorEnv`` that plays what as many single ones would. None where there is none.
     """

@@ -45,7 +45,8 @@ CHECKPOINT_EVERY = 3
 NAME = "stopping"
 SHORT = (
     "trainer.steps=4", "trainer.groups_per_step=4", "evaluation.episodes=8", "warmup.single_turn_states=50",
-    "warmup.single_turn_updates=4", "warmup.multi_turn_updates=2", "warmup.episode_updates=2", "warmup.check_episodes=8",
+    "warmup.single_turn_updates=4", "warmup.multi_turn_updates=2", "warmup.episode_updates=2",
+    "warmup.check_episodes=8",
 )  # fmt: skip
 STALE_AFTER = (
     "trainer_bridge",

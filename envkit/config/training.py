@@ -219,8 +219,8 @@ class WarmupSection(Section):
     """Different single states that lessons are drawn from. null: 30000 for a tiny policy, 4096 for a pretrained
     model."""
     visit_random_share: Share | None = None
-    """Share of random moves on the way to these states. null: single_turn_random_share for a tiny policy, 0.5 for a pretrained
-    model. Must be 0 where the environment lists no legal moves."""
+    """Share of random moves on the way to these states. null: single_turn_random_share for a tiny policy, 0.5 for a
+    pretrained model. Must be 0 where the environment lists no legal moves."""
     hazard_share: Share = 0.5
     """Share of lessons in states where a careless player goes wrong."""
     single_turn_random_share: Share | None = None

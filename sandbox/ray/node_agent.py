@@ -4,7 +4,7 @@ A caller connects by TCP and sends one line, the actor's secret and the number o
 a channel to that box's agent (`envkit.sandbox.agent_client.channel`). Bytes are carried both ways, and who sends faster
 than the other side takes has to wait.
 
-A box without a caller is ended after its ``orphan_ttl_s`` seconds: by us while we are there, otherwise by its own agent.
+A box without a caller ends after ``orphan_ttl_s`` seconds: we stop it while we run, otherwise its own agent does.
 """
 
 from __future__ import annotations

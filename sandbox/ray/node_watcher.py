@@ -85,7 +85,7 @@ class RayNodes:
     async def request(self, more: int) -> None:
         """Ask the cluster's autoscaler for room for `more` boxes beside what the nodes hold now, until we leave.
 
-        A box is one of the resource ``envkit_sandboxes`` where a node has it, otherwise one processor and a GiB of memory.
+        A sandbox takes one ``envkit_sandboxes`` resource where a node has it, otherwise one CPU and 1 GiB of memory.
         With less than 0, so many fewer would do: nodes that have no box, and hold no more than that, are left, so that
         the autoscaler may take them away; asking for more comes back to those that are still there. Nothing is asked
         while the cluster's head does not answer.
