@@ -32,6 +32,9 @@ _U64 = float(1 << 64)
 _SAMPLED_NUMBERS = 1 << 21
 """Bound on rows times vocabulary that are sampled at once."""
 
+_SHARED_TOKENS = 8
+"""Least number of tokens that prompts begin with for which a pass of their own saves time."""
+
 _ENDED_SHARE = 8
 """A block is cut as soon as one row in so many has ended."""
 
@@ -76,8 +79,9 @@ class TransformersEngine:
         pad_id: Any token id; used to fill, always masked.
         batch_tokens: Bound on rows times tokens of a new block of sessions.
         threads: Threads of torch that generate; 0 leaves their number as it is.
-        is_large: Whether to read equal prompts of new sessions once and to leave out rows that have ended. Products of
-            fewer rows may round differently, so a tiny policy, whose runs are repeatable, plays without.
+        is_large: Whether to read once what prompts of new sessions have in common, and to leave out rows that have
+            ended. Products of fewer rows may round differently, so a tiny policy, whose runs are repeatable, plays
+            without.
         source: Model of the same kind from which `load` copies weights without a location.
     """
 
@@ -256,19 +260,27 @@ class TransformersEngine:
         return _join([*ended_blocks, block])
 
     def _forward_once_each(self, block: _Block, feeds: list[list[int]]) -> Tensor:
-        """Do what `_forward` does for a new block, but read equal prompts once and repeat their caches."""
+        """Do what `_forward` does for a new block, but read equal prompts, and what all begin with, once."""
         number: dict[tuple[int, ...], int] = {}
         rows = [number.setdefault(tuple(feed), len(number)) for feed in feeds]
-        if len(number) == len(feeds):
-            return self._forward(block, feeds)
+        prompts = [list(prompt) for prompt in number]
+        block.mask_BL, block.seen = block.mask_BL[:1], [[]]
+        pairs = zip(min(prompts), max(prompts)[:-1], strict=False)  # all begin with what these two begin with
+        common = [token for token, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        if len(common) >= _SHARED_TOKENS:
+            self._forward(block, [common[: min(map(len, prompts)) - 1]])
+        self._repeat(block, [0] * len(prompts))
+        logits_UV = self._forward(block, [prompt[len(block.seen[0]) :] for prompt in prompts])
+        self._repeat(block, rows)
+        return logits_UV[torch.tensor(rows, device=self._model.device)]
+
+    def _repeat(self, block: _Block, rows: list[int]) -> None:
+        """Replace the rows of a block by copies of `rows`."""
         index_B = torch.tensor(rows, device=self._model.device)
-        block.mask_BL = block.mask_BL[: len(number)]
-        block.seen = [[] for _ in number]
-        logits_UV = self._forward(block, [list(feed) for feed in number])
-        block.cache.batch_select_indices(index_B)
+        if block.mask_BL.shape[1]:
+            block.cache.batch_select_indices(index_B)
         block.mask_BL = block.mask_BL[index_B]
-        block.seen = [list(feed) for feed in feeds]
-        return logits_UV[index_B]
+        block.seen = [list(block.seen[row]) for row in rows]
 
     def _forward(self, block: _Block, feeds: list[list[int]]) -> Tensor:
         """Append `feeds` (padded on the left) to the block and return the logits after the last token [B, V]."""

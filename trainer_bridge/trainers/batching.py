@@ -1,12 +1,14 @@
 """Samples to rows and passes of tensors. Axes: B rows, L tokens, N tokens that carry loss.
 
-A row holds one sample, or several that begin with the same prompt: the prompt once, then each sample's own tokens as a
-branch. Branches restart at the position behind the prompt, and a mask hides them from each other, so the model computes
-for every token what it would compute in a row of its own.
+A row holds one sample, or several that begin with the same tokens. Such a row is a tree: tokens that samples have in
+common, such as a system prompt, are in it once. Each token has the position that it has in its sample, and a mask lets
+it attend to the tokens before it in its samples alone, so the model computes what it would compute in rows of one
+sample each.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +18,11 @@ from torch import Tensor
 
 from envkit.types import Sample
 
-SHARED_ROW_TOKENS = 1024
-"""Bound on a row of several samples; its mask has the square of this as elements."""
+SHARED_ROW_TOKENS = 256
+"""Bound on a row of several samples, or `SHARED_TIMES` what they begin with, if that is more: attention and mask grow
+with its square, and what a row saves grows with what its samples share."""
+
+SHARED_TIMES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,68 +59,82 @@ def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
     return cut([len(sample.token_ids) for sample in samples], micro_tokens)
 
 
+def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: bool) -> list[list[list[int]]]:
+    """Cut samples into passes of rows, a row being the numbers of its samples; see `cut`.
+
+    Args:
+        samples: The samples.
+        micro_tokens: Bound on the tokens of a pass, padding included.
+        shares_rows: Whether samples that begin alike share a row; otherwise each has one.
+    """
+    rows = shared_rows(samples) if shares_rows else [[number] for number in range(len(samples))]
+    lengths = [row_tokens([samples[number] for number in row]) for row in rows]
+    return [[rows[place] for place in part] for part in cut(lengths, micro_tokens)]
+
+
 def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
-    """Put samples of one group that begin with the same prompt into rows of at most `SHARED_ROW_TOKENS` tokens."""
+    """Put samples that begin alike into rows, sorted by their tokens; see `SHARED_ROW_TOKENS`."""
     rows: list[list[int]] = []
-    open_row: dict[tuple[str, tuple[int, ...]], tuple[list[int], int]] = {}
-    for number, sample in enumerate(samples):
-        prompt = prompt_length(sample)
-        key = (sample.group, sample.token_ids[:prompt])
-        row, used = open_row.get(key, ([], prompt))
-        branch = len(sample.token_ids) - prompt
-        if row and used + branch > SHARED_ROW_TOKENS:
-            row, used = [], prompt
-        if not row:
-            rows.append(row)
-        row.append(number)
-        open_row[key] = (row, used + branch)
+    used = 0
+    before: tuple[int, ...] = ()
+    for number in sorted(range(len(samples)), key=lambda number: (samples[number].token_ids, number)):
+        ids = samples[number].token_ids
+        common = _common(before, ids)
+        bound = max(SHARED_ROW_TOKENS, SHARED_TIMES * common)
+        if not rows or not common or used + len(ids) - common > bound:
+            rows.append([])
+            used = common = 0
+        rows[-1].append(number)
+        used += len(ids) - common
+        before = ids
     return rows
 
 
-def prompt_length(sample: Sample) -> int:
-    """Return the number of tokens before the policy's first one."""
-    return sample.mask.index(1) if 1 in sample.mask else len(sample.mask)
-
-
 def row_tokens(samples: Sequence[Sample]) -> int:
-    """Return the tokens of a row of samples that begin with the same prompt."""
-    prompt = prompt_length(samples[0])
-    return prompt + sum(len(sample.token_ids) - prompt for sample in samples)
+    """Return the tokens of a row of samples that are sorted by their tokens."""
+    shared = sum(_common(before.token_ids, after.token_ids) for before, after in itertools.pairwise(samples))
+    return sum(len(sample.token_ids) for sample in samples) - shared
 
 
 def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
-    """Lay rows of samples out as tensors; the samples of a row begin with the same prompt."""
+    """Lay rows of samples, each sorted by its tokens, out as tensors."""
     longest = max(row_tokens(row) for row in rows)
-    ids, positions, branches = [], [], []
+    ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
+    position_BL = torch.zeros(len(rows), longest, dtype=torch.long)
+    is_shared = any(len(row) > 1 for row in rows)
+    # Padding is on the right and carries no loss, so under a causal mask it needs no mask of its own.
+    sees_BLL = torch.eye(longest, dtype=torch.bool).repeat(len(rows), 1, 1) if is_shared else None
     row_N: list[int] = []
     place_N: list[int] = []
-    for number, row in enumerate(rows):
-        prompt = prompt_length(row[0]) if len(row) > 1 else 0
-        row_ids = list(row[0].token_ids[:prompt])
-        row_positions, row_branches = list(range(prompt)), [0] * prompt
-        for branch, sample in enumerate(row, 1):
-            shift = len(row_ids) - prompt
-            for place, said in enumerate(sample.mask):
-                if said:
-                    row_N.append(number)
-                    # The token before a branch's first one is the prompt's last.
-                    place_N.append(place - 1 if place <= prompt else place - 1 + shift)
-            row_ids += sample.token_ids[prompt:]
-            row_positions += range(prompt, len(sample.token_ids))
-            row_branches += [branch] * (len(sample.token_ids) - prompt)
-        padding = longest - len(row_ids)
-        ids.append(row_ids + [0] * padding)
-        positions.append(row_positions + [0] * padding)
-        branches.append(row_branches + [-1] * padding)
-    ids_BL = torch.tensor(ids, device=device)
+    for row, samples in enumerate(rows):
+        used = 0
+        path: list[int] = []  # place of each token of a sample in the row
+        before: tuple[int, ...] = ()
+        for sample in samples:
+            common = _common(before, sample.token_ids)
+            new = range(used, used + len(sample.token_ids) - common)
+            path = [*path[:common], *new]
+            used, before = new.stop, sample.token_ids
+            ids_BL[row, new.start : new.stop] = torch.tensor(sample.token_ids[common:], dtype=torch.long)
+            position_BL[row, new.start : new.stop] = torch.arange(common, len(sample.token_ids))
+            if sees_BLL is not None:
+                sees_BLL[row, new.start : new.stop, path[:common]] = True
+                sees_BLL[row, new.start : new.stop, new.start : new.stop] |= (
+                    torch.ones(len(new), len(new)).tril().bool()
+                )
+            before_said = [path[place - 1] for place, is_said in enumerate(sample.mask) if is_said]
+            row_N += [row] * len(before_said)
+            place_N += before_said
     row_index_N, place_index_N = torch.tensor(row_N, device=device), torch.tensor(place_N, device=device)
-    if all(len(row) == 1 for row in rows):
-        # Padding is on the right and carries no loss, so under a causal mask it needs no mask of its own.
-        return Layout(ids_BL, None, None, row_index_N, place_index_N)
-    branch_BL = torch.tensor(branches, device=device)
-    same_BLL = (branch_BL[:, None, :] == branch_BL[:, :, None]) | (branch_BL[:, None, :] == 0)
-    sees_BLL = same_BLL & torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
-    return Layout(ids_BL, torch.tensor(positions, device=device), sees_BLL, row_index_N, place_index_N)
+    if sees_BLL is None:
+        return Layout(ids_BL.to(device), None, None, row_index_N, place_index_N)
+    return Layout(ids_BL.to(device), position_BL.to(device), sees_BLL.to(device), row_index_N, place_index_N)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of tokens with which both begin."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def said(sample: Sample, values: Sequence[Any]) -> list[Any]:

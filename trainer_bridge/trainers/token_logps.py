@@ -61,7 +61,7 @@ class TokenScorer:
     Attributes:
         in_blocks: Whether it does; not where the model changes logits after a bias-free linear output layer, other
             than by a constant factor.
-        shares_prompts: Whether rows may hold several samples; not where the model ignores such a mask.
+        shares_rows: Whether rows may hold several samples; not where the model ignores such a mask.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TokenScorer:
         self._precision = precision
         self._logit_scale = _logit_scale(model) if in_blocks else None
         self.in_blocks = self._logit_scale is not None
-        self.shares_prompts = self.in_blocks and _shares_prompts(model)
+        self.shares_rows = self.in_blocks and _shares_rows(model)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Compute matrix products in `precision` within the block."""
@@ -84,7 +84,7 @@ class TokenScorer:
         """Score the tokens of rows, sample after sample.
 
         Args:
-            rows: Samples of each row; more than one only if `shares_prompts`.
+            rows: Samples of each row; more than one only if `shares_rows`.
             entropy_has_gradient: Whether the entropy is part of the loss.
         """
         samples = [sample for row in rows for sample in row]
@@ -258,7 +258,7 @@ def _logit_scale(model: Any) -> float | None:
 
 
 @torch.no_grad()
-def _shares_prompts(model: Any) -> bool:
+def _shares_rows(model: Any) -> bool:
     """Whether the model computes the same for samples in one row as for each alone; found by trial on a few tokens."""
     config = model.config.get_text_config()
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])

@@ -27,7 +27,7 @@ from ..algorithms.critic import Critic, turns_said
 from ..run_folder.writing import share_weights, writing
 from ..threads import torch_threads
 from . import checkpoint
-from .batching import cut, flat, passes, row_tokens, said, shared_rows
+from .batching import flat, passes, row_passes, said
 from .memory import checkpoint_layers, peak_memory_mib
 from .optimizer import adamw, rate_factor, set_rate
 from .settings import TrainerSettings
@@ -272,13 +272,9 @@ class TorchTrainer:
 
     def _passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[list[int]]]:
         """Cut samples into passes of rows; a row is the numbers of the samples in it."""
-        shared = [[place] for place in range(len(indices))]
-        if self._scorer.shares_prompts:
-            shared = shared_rows([samples[row] for row in indices])
-        rows = [[indices[place] for place in row] for row in shared]
-        lengths = [row_tokens([samples[number] for number in row]) for row in rows]
-        for part in cut(lengths, self._settings.micro_tokens):
-            yield [rows[place] for place in part]
+        chosen = [samples[row] for row in indices]
+        for part in row_passes(chosen, self._settings.micro_tokens, shares_rows=self._scorer.shares_rows):
+            yield [[indices[place] for place in row] for row in part]
 
     def _plain_passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[int]]:
         for part in passes([samples[row] for row in indices], self._settings.micro_tokens):

@@ -22,7 +22,7 @@ from envkit.types import Sample
 
 from ..stopping import Stop
 from ..threads import torch_threads
-from ..trainers.batching import flat, passes, said
+from ..trainers.batching import flat, row_passes, said
 from ..trainers.checkpoint import UNREADABLE
 from ..trainers.optimizer import adamw
 from ..trainers.token_logps import TokenScorer, token_logps
@@ -157,8 +157,9 @@ class Imitator:
         tokens = sum(sum(sample.mask) for sample in samples)
         total = 0.0
         self._model.zero_grad()
-        for part in passes(samples, self._micro_tokens):
-            loss = -self._logps([samples[row] for row in part]).sum() / tokens
+        shares_rows = self._scorer is not None and self._scorer.shares_rows
+        for part in row_passes(samples, self._micro_tokens, shares_rows=shares_rows):
+            loss = -self._logps([[samples[number] for number in row] for row in part]).sum() / tokens
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
@@ -167,10 +168,11 @@ class Imitator:
         self.updates += 1
         return total
 
-    def _logps(self, samples: Sequence[Sample]) -> torch.Tensor:
+    def _logps(self, rows: Sequence[Sequence[Sample]]) -> torch.Tensor:
         """Return the log-probabilities (nats) of the tokens with mask 1 [N], sample after sample."""
         if self._scorer is not None:
-            return self._scorer.score([[sample] for sample in samples]).logp_N
+            return self._scorer.score(rows).logp_N
+        samples = [sample for row in rows for sample in row]
         logp_NV = token_logps(self._model, samples)
         token_N = flat([said(sample, sample.token_ids) for sample in samples], logp_NV.device, torch.long)
         return logp_NV.gather(1, token_N[:, None]).squeeze(1)

@@ -56,6 +56,20 @@ def test_groups_with_long_tails_say_what_each_row_would_say_alone_over_several_t
     assert clock.run(main, virtual=True) == 36
 
 
+def test_what_all_prompts_begin_with_is_read_once(tiny_folder: Path) -> None:
+    async def main() -> list[tuple[int, int]]:
+        watched, reference = Watched(tiny_folder, is_large=True), open_model(tiny_folder)
+        system = [1, *(3 + number % 16 for number in range(11))]
+        asked = [[*system, 4, 5], [*system, 6], [*system, 4, 5], system]
+        requests = [(str(number), prompt, params(number, n=3)) for number, prompt in enumerate(asked)]
+        for (_, prompt, how), got in zip(requests, await watched.all_of(requests), strict=True):
+            agrees_with_the_slow_way(reference, prompt, how, got)
+        return watched.fed[:2]
+
+    # One prompt is the beginning itself, and its last token has to be fed for its first answer.
+    assert clock.run(main, virtual=True) == [(1, 11), (3, 3)]
+
+
 def test_rows_are_sampled_in_parts_as_they_are_at_once() -> None:
     vocabulary = engines._SAMPLED_NUMBERS // 2  # two rows a part
     logits_BV = torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(1))

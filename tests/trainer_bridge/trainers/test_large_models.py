@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
-from envkit.trainer_bridge.trainers.batching import SHARED_ROW_TOKENS, shared_rows
+from envkit.trainer_bridge.trainers.batching import SHARED_TIMES, lay_out, shared_rows
 from envkit.trainer_bridge.trainers.optimizer import rate_factor
 from envkit.trainer_bridge.trainers.token_logps import TokenScorer, block_logps
 from envkit.types import Sample
@@ -87,7 +87,7 @@ def test_blocks_and_shared_prompts_give_the_gradient_and_report_of_plain_rows(
     how = {**KINDS[kind], **ONE_UPDATE}
     plain, expected = learned(folder, samples, **how)
     large, report = learned(folder, samples, **how, is_large=True, micro_tokens=micro_tokens)
-    assert large.trainer._scorer.shares_prompts
+    assert large.trainer._scorer.shares_rows
     agree(large, plain)
     for name, value in expected.items():
         assert report[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
@@ -298,11 +298,24 @@ def test_a_large_vocabulary_adds_less_than_256_mib_to_the_peak_of_an_update() ->
 
 def test_a_row_of_several_samples_is_bounded_and_a_sample_alone_is_not() -> None:
     prompt = [5] * 100
-    samples = [sample(prompt, ([6] * 400, ()), group="a", logprobs=[-1.0] * 400) for _ in range(5)]
-    samples.append(sample(prompt, ([7] * 2000, ()), group="a", logprobs=[-1.0] * 2000))
-    samples.append(sample(prompt, ([6], ()), group="b"))
-    assert SHARED_ROW_TOKENS == 1024  # two times 400 and the prompt fit
-    assert shared_rows(samples) == [[0, 1], [2, 3], [4], [5], [6]]
+    samples = [sample(prompt, ([6 + number] * 140, ()), group="a", logprobs=[-1.0] * 140) for number in range(5)]
+    samples.append(sample(prompt, ([20] * 2000, ()), group="a", logprobs=[-1.0] * 2000))
+    samples.append(sample([4], ([6], ()), group="b"))
+    assert SHARED_TIMES * 100 == 400  # two times 140 and the prompt fit, three times do not
+    assert shared_rows(samples) == [[6], [0, 1], [2, 3], [4], [5]]
+
+
+def test_a_row_holds_once_what_its_samples_begin_with() -> None:
+    samples = [sample([1, 2, 3], ([word], ())) for word in (7, 8)] + [sample([1, 2, 4], ([9], ()))]
+    layout = lay_out([samples], torch.device("cpu"))
+    assert layout.ids_BL.tolist() == [[1, 2, 3, 7, 8, 4, 9]]
+    assert layout.position_BL is not None
+    assert layout.position_BL.tolist() == [[0, 1, 2, 3, 3, 2, 3]]
+    assert layout.place_N.tolist() == [2, 2, 5]  # the answers 7, 8 and 9 follow 3, 3 and 4
+    assert layout.sees_BLL is not None
+    assert [torch.nonzero(sees_L).flatten().tolist() for sees_L in layout.sees_BLL[0]] == [
+        [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5], [0, 1, 5, 6]
+    ]  # fmt: skip
 
 
 # --- The learning rate -----------------------------------------------------------------------------------------------
