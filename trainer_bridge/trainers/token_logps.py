@@ -2,10 +2,10 @@
 
 Axes: B rows, L tokens, N tokens that carry loss, V vocabulary, H width; R and W are blocks of N and V.
 
-The plain way computes a row of V log-probabilities for each of N tokens. For a language model that is most of the
-memory, so `TokenScorer` can instead go over blocks of tokens and of the vocabulary and compute them again in the
-backward pass. Gradients of the output layer and of the embedding are then added to ``weight.grad`` in place, since a
-temporary of their size would be as large as the weights themselves; `torch.autograd.grad` does not see them.
+The plain computation holds V log-probabilities for each of N tokens, which for a language model is most of the memory.
+`TokenScorer` can work in blocks of tokens and vocabulary instead, recomputed in the backward pass. It then adds the
+gradients of the output layer and the embedding to ``weight.grad`` in place, because a temporary would be as large as
+these weights; `torch.autograd.grad` does not see them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Scored(NamedTuple):
 
 
 def token_logps(model: Any, samples: Sequence[Sample], *, temperature: float = 1.0) -> Tensor:
-    """Return the log-probabilities (nats) from which each token with mask 1 was drawn [N, V], row after row.
+    """Return the log-probabilities (nats) of the whole vocabulary for each token with mask 1 [N, V], row by row.
 
-    Only the positions that some row needs are put through the model's output layer.
+    Only positions that a row needs pass through the output layer.
     """
     layout = lay_out([[sample] for sample in samples], model.device)
     kept = sorted(set(layout.place_N.tolist()))
@@ -59,9 +59,9 @@ class TokenScorer:
         in_blocks: Whether to compute in blocks and to allow rows of several samples, where the model allows it.
 
     Attributes:
-        in_blocks: Whether it does; not where the model changes logits after a bias-free linear output layer, other
-            than by a constant factor.
-        shares_rows: Whether rows may hold several samples; not where the model ignores such a mask.
+        in_blocks: Whether it computes in blocks. False if the model does more to its logits than a linear layer without
+            bias and a constant factor, such as a soft cap; such a model takes the plain computation.
+        shares_rows: Whether rows may hold several samples; False if the model ignores their mask.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TokenScorer:
         return torch.autocast(self._model.device.type, torch.bfloat16)
 
     def score(self, rows: Sequence[Sequence[Sample]], *, entropy_has_gradient: bool = False) -> Scored:
-        """Score the tokens of rows, sample after sample.
+        """Score the tokens of rows, sample by sample.
 
         Args:
             rows: Samples of each row; more than one only if `shares_rows`.
@@ -104,7 +104,7 @@ class TokenScorer:
 
 
 def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
-    """Return what the output layer is given for each token that carries loss [N, H]."""
+    """Return the input of the output layer for each token that carries loss [N, H]."""
     layout = lay_out(rows, model.device)
     embedding = model.get_input_embeddings()
     inputs: dict[str, Any] = {"input_ids": layout.ids_BL}
@@ -122,7 +122,7 @@ def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
 
 
 class _Embed(torch.autograd.Function):
-    """Look up embeddings; the backward pass adds only the rows that were used to the weight's gradient."""
+    """Embedding lookup whose backward pass adds only the used rows to the weight's gradient."""
 
     @staticmethod
     def forward(ctx: Any, ids_BL: Tensor, weight_VH: Tensor, padding_id: int) -> Tensor:
@@ -133,7 +133,7 @@ class _Embed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, None]:
         (gradient_BLH,), (ids_BL,) = grad_outputs, ctx.saved_tensors
-        taken_BL = ids_BL != ctx.padding_id  # as nn.Embedding has it: the padding token's row has no gradient
+        taken_BL = ids_BL != ctx.padding_id  # as in nn.Embedding, the row of the padding token gets no gradient
         gradient_VH = _gradient_of(ctx.weight_VH)
         gradient_VH.index_add_(0, ids_BL[taken_BL], gradient_BLH[taken_BL].to(gradient_VH.dtype))
         return None, None, None
@@ -150,7 +150,7 @@ def block_logps(
 ) -> Scored:
     """Score tokens under ``softmax(factor * hidden @ weight.T)``, block by block.
 
-    Products have the format of `hidden_NH`; the rest is at least float32. The gradient of `weight_VH` is added to its
+    Products have the dtype of `hidden_NH`, everything else at least float32. Adds the gradient of `weight_VH` to its
     ``grad`` in place.
     """
     blocks = (tokens_block, vocabulary_block)
@@ -237,7 +237,7 @@ def _blocks(size: int, block: int) -> list[slice]:
 def _logit_scale(model: Any) -> float | None:
     """Return the factor between the output layer's product and the model's logits; None if it is not constant.
 
-    It is found by trial, on a few tokens, since models differ in what they do behind that layer (scaling, soft caps).
+    Measured on a few tokens, since models differ in what they do after that layer (scaling, soft caps).
     """
     head = model.get_output_embeddings()
     config = model.config.get_text_config()
@@ -259,7 +259,7 @@ def _logit_scale(model: Any) -> float | None:
 
 @torch.no_grad()
 def _shares_rows(model: Any) -> bool:
-    """Whether the model computes the same for samples in one row as for each alone; found by trial on a few tokens."""
+    """Return whether samples in one row give the same result as in rows of their own; measured on a few tokens."""
     config = model.config.get_text_config()
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if model.config._attn_implementation not in ("sdpa", "eager") or layer_types != {"full_attention"}:

@@ -1,8 +1,8 @@
 """The trainer for one process and one device. Axes: E episodes, L tokens, T turns, N tokens that carry loss.
 
 One train step is: advantages of all episodes, then `epochs` times `minibatches` optimiser updates, each summed over
-passes of at most `micro_tokens` tokens. The samples' own log-probabilities are the old ones, so a ratio is measured
-against what was really sampled from.
+passes of at most `micro_tokens` tokens. The old log-probabilities are those recorded in the samples, so a ratio is
+relative to the policy that sampled them.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from .token_logps import TokenScorer
 __all__ = ["TorchTrainer", "TrainerSettings"]
 
 _PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
-"""Figures that only the tokens of a forward pass have; samples without advantage may be skipped."""
+"""Metrics averaged over the tokens of forward passes; samples without advantage may be skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TrainRows:
-    """Samples with all that a loss needs, before they are padded.
+    """Samples and the inputs of their losses, before padding.
 
     Attributes:
         samples: The samples.
-        advantages: Of each turn of the sample's episode.
-        returns: The same for what the critic is to learn.
-        reference: Log-probabilities under the reference, of the policy's tokens.
+        advantages: Advantage of each turn of the sample's episode.
+        returns: The critic's target for each of these turns.
+        reference: Log-probabilities of the policy's tokens under the reference.
     """
 
     samples: Sequence[Sample]
@@ -62,11 +62,11 @@ class TorchTrainer:
     Args:
         model: The policy, on its device.
         algorithm: How samples become a gradient.
-        settings: How the optimiser moves.
-        folder: Where `publish` writes; None if the engine copies the weights within this process.
-        critic: Estimates the return of a turn; needed by algorithms that have one.
-        reference: The policy that the KL is measured to; needed where its coefficient is above 0.
-        tokenizer: Is saved beside the policy, so that a checkpoint is a whole model folder.
+        settings: Settings of the optimiser.
+        folder: Folder for `publish`; None if the engine copies the weights within this process.
+        critic: Estimates the return of a turn; required by algorithms with a critic.
+        reference: Reference policy of the KL term; required if the KL coefficient is above 0.
+        tokenizer: Saved with the policy, so that a checkpoint is a complete model folder.
     """
 
     def __init__(
@@ -111,21 +111,21 @@ class TorchTrainer:
         self._samples += samples
 
     def update(self) -> dict[str, float]:
-        """Learn from what was accumulated and drop it.
+        """Update the policy from the accumulated samples, then drop them.
 
         Returns:
             learning_rate, policy_loss, entropy_nats, approx_kl (k3 against the sampling policy), clip_share, grad_norm,
             advantage_abs, and with a critic value_loss; means over tokens (turns for the critic) of all updates. With
-            `is_large` also skipped_samples, which had no advantage, learned_tokens, which the others have and to
-            which entropy_nats, approx_kl and clip_share belong, and peak_memory_mib: on a CPU the largest resident
-            size of this process so far, on a GPU the most that tensors took.
+            `is_large` also skipped_samples (samples without advantage), learned_tokens (tokens of the others, over
+            which entropy_nats, approx_kl and clip_share are averaged) and peak_memory_mib (on a CPU the largest
+            resident size of this process so far, on a GPU the peak of allocated tensors).
 
         Raises:
-            UsageError: A gradient is not finite; the weights stay as they were before it.
+            UsageError: A gradient is not finite; the weights are unchanged.
         """
         samples, self._samples = self._samples, []
         if not samples:
-            raise ValueError("nothing was accumulated")
+            raise ValueError("update() without samples; call accumulate() first")
         settings = self._settings
         sums: defaultdict[str, float] = defaultdict(float)
         updates = 0
@@ -153,9 +153,9 @@ class TorchTrainer:
         return report
 
     def publish(self) -> Weights:
-        """See `envkit.protocols.Trainer.publish`; older published weights are removed.
+        """See `envkit.protocols.Trainer.publish`; removes older published weights.
 
-        Without a folder nothing is written; the engine then copies from the model itself.
+        Without a folder it writes nothing; the engine copies from the model.
 
         Raises:
             UsageError: The disk is full or the folder cannot be written.
@@ -173,7 +173,7 @@ class TorchTrainer:
         return Weights(self.version, str(path))
 
     def save(self, folder: str) -> None:
-        """See `envkit.protocols.Trainer.save`. The policy goes into ``policy/`` as an ordinary model folder."""
+        """See `envkit.protocols.Trainer.save`. The policy is saved in ``policy/`` as an ordinary model folder."""
         parts = self._stateful()
         checkpoint.save(Path(folder), self._model, self._tokenizer, self._reference, parts, self.version)
 
@@ -194,7 +194,7 @@ class TorchTrainer:
         )
 
     def _prepare(self, samples: Sequence[Sample]) -> _TrainRows:
-        """Compute what stays fixed during all updates of the train step."""
+        """Compute advantages, critic targets and reference log-probabilities, which are fixed during a train step."""
         algorithm = self._algorithm
         first: dict[int, Sample] = {}
         for sample in samples:
@@ -219,9 +219,9 @@ class TorchTrainer:
         )
 
     def _minibatches(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
-        """Yield the rows of each update; every pass sees every row once. A large model's groups stay together."""
+        """Yield the rows of each update; each epoch covers every row once. Groups of a large model are not split."""
         seed = self._settings.seed * 1_000_003 + self.version
-        order = torch.Generator().manual_seed(seed % (1 << 63))  # torch takes no larger one
+        order = torch.Generator().manual_seed(seed % (1 << 63))  # the largest seed of torch
         units = [[row] for row in range(len(samples))]
         if self._settings.is_large:
             rows_of: dict[str, list[int]] = {}
@@ -235,7 +235,7 @@ class TorchTrainer:
                 yield sorted(row for unit in part.tolist() for row in units[unit])
 
     def _learn(self, rows: _TrainRows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
-        """Make one optimiser update from the rows at `indices`, adding what happened to `sums`."""
+        """Make one optimiser update from the rows at `indices`; add its metrics to `sums`."""
         tokens = sum(sum(rows.samples[row].mask) for row in indices)
         turns = sum(len(turns_said(rows.samples[row])) for row in indices)
         self._optimizer.zero_grad()
@@ -245,7 +245,7 @@ class TorchTrainer:
             loss.backward()  # type: ignore[no-untyped-call]
         if len(learned) < len(indices):
             for weight in self._model.parameters():
-                if weight.requires_grad and weight.grad is None:  # the optimiser's averages move all the same
+                if weight.requires_grad and weight.grad is None:  # so that the optimiser's averages decay as usual
                     weight.grad = torch.zeros_like(weight)
         if self._critic is not None and self._critic_optimizer is not None:
             self._critic_optimizer.zero_grad()
@@ -256,7 +256,7 @@ class TorchTrainer:
         if self._critic is not None and self._critic_optimizer is not None:
             self._bound_gradient(self._critic, key="trainer.critic_learning_rate")
             self._critic_optimizer.step()
-        self._optimizer.step()  # after both gradients were found to be numbers
+        self._optimizer.step()  # after both gradients were checked
         sums["tokens"] += tokens
         sums["turns"] += turns
         sums["learned_tokens"] += sum(sum(rows.samples[row].mask) for row in learned)
@@ -264,14 +264,14 @@ class TorchTrainer:
         sums["grad_norm"] += norm
 
     def _has_gradient(self, rows: _TrainRows, row: int) -> bool:
-        """Whether a sample has to be looked at: one without advantage has no gradient if that is all of the loss."""
+        """Return False for a sample without advantage, unless the loss has an entropy or KL term."""
         algorithm, sample = self._algorithm, rows.samples[row]
         if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
             return True
         return any(rows.advantages[row][turn] != 0.0 for turn in turns_said(sample))
 
     def _passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[list[int]]]:
-        """Cut samples into passes of rows; a row is the numbers of the samples in it."""
+        """Split samples into passes of rows; a row is a list of sample numbers."""
         chosen = [samples[row] for row in indices]
         for part in row_passes(chosen, self._settings.micro_tokens, shares_rows=self._scorer.shares_rows):
             yield [[indices[place] for place in row] for row in part]
@@ -281,10 +281,10 @@ class TorchTrainer:
             yield [indices[place] for place in part]
 
     def _bound_gradient(self, module: nn.Module, *, key: str = "trainer.learning_rate") -> float:
-        """Scale the gradient down to the bound and return its norm before that.
+        """Clip the gradient's norm and return the norm before clipping.
 
         Raises:
-            UsageError: It is not finite; one such update would make every weight NaN.
+            UsageError: The gradient is not finite; one such update would make every weight NaN.
         """
         bound = self._settings.max_grad_norm
         try:
@@ -298,7 +298,7 @@ class TorchTrainer:
             ) from None
 
     def _policy_pass(self, rows: _TrainRows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
-        """Return the summed loss of the tokens of the samples in `part`, which is rows of their numbers."""
+        """Return the summed loss of all tokens of `part`, which holds rows of sample numbers."""
         algorithm, device = self._algorithm, self._model.device
         chosen = [number for row in part for number in row]
         samples = [rows.samples[number] for number in chosen]
@@ -339,7 +339,7 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _estimate(self, samples: Sequence[Sample], episodes: Sequence[int], value_ET: Tensor) -> None:
-        """Put the critic's estimate at the start of every turn of each sample into its episode's row."""
+        """Write the critic's estimate at the start of each turn into the row of the turn's episode."""
         assert self._critic is not None
         for part in passes(samples, self._settings.micro_tokens):
             with self._scorer.autocast():

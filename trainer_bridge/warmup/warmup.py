@@ -1,8 +1,8 @@
-"""Warm-up: a policy imitates demonstrations, or the dialogues of a file, until reinforcement can take over.
+"""Warm-up: a policy imitates demonstrations or the dialogues of a file before reinforcement learning.
 
-Lessons show single states, which is where features are learned; then several unrelated ones in a row, which teaches
-that the newest is the one to answer; whole episodes come last. That last stage ends by a rule and not by a count, since
-seeds differ in how much they need.
+Lessons begin with single states, from which the policy learns features. Then come several unrelated states in a row,
+which teach it to answer the newest one, and last whole episodes. That last stage ends when greedy play is good enough,
+since seeds differ in how many updates they need.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..trainers.token_logps import TokenScorer, token_logps
 from .demonstrations import Lesson, unscored_sample
 
 STATE = "warmup.pt"
-"""File of a checkpoint; only one that was written in the warm-up has it."""
+"""File of checkpoints that were written during the warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Stage:
     """A number of imitation updates.
 
     Attributes:
-        updates: Bound on their number.
-        batch: Samples an update.
-        learning_rate: First step size; it falls as a cosine to a twentieth.
-        number: Its place among the stages of a warm-up, from 0.
+        updates: Largest number of updates.
+        batch: Samples per update.
+        learning_rate: Initial step size; falls to a twentieth along a cosine.
+        number: Index of the stage in the warm-up, from 0.
     """
 
     updates: int
@@ -50,21 +50,20 @@ class Stage:
 
 
 class Imitator:
-    """Makes a policy say what demonstrations say.
+    """Trains a policy to imitate demonstrations.
 
     Args:
         model: The policy, on its device.
-        max_grad_norm: Bound on the gradient's norm.
-        micro_tokens: Bound on the tokens of one pass, padding included.
-        threads: Threads of torch that learn; 0 leaves their number as it is.
-        stop: Learns what a stop has to wait for.
-        is_pretrained: Whether the policy was trained before; AdamW alone then moves it, and its log-probabilities are
-            computed in blocks.
-        precision: Of matrix products of a pretrained policy; see `TokenScorer`.
+        max_grad_norm: Largest norm of the gradient; larger ones are clipped.
+        micro_tokens: Most tokens of one pass, padding included.
+        threads: Number of torch threads; 0 keeps the current number.
+        stop: Notified of the work that a stop has to wait for.
+        is_pretrained: Whether the policy is a pretrained model: AdamW alone, log-probabilities in blocks.
+        precision: Precision of a pretrained policy's matrix products; see `TokenScorer`.
 
     Attributes:
-        stage: Number of the stage that was begun last.
-        updates: Updates of that stage that the weights have seen.
+        stage: Number of the current stage.
+        updates: Finished updates of that stage.
     """
 
     def __init__(
@@ -96,16 +95,16 @@ class Imitator:
         *,
         after: Callable[[int, float], Awaitable[bool]],
     ) -> int:
-        """Run a stage, from its first update or from where `restore` left it.
+        """Run a stage from its first update, or continue a restored one.
 
         Args:
-            stage: How long and how fast.
-            batch: Gives the samples of an update, by its number from 0.
-            after: Called after each update with the number of updates so far and its loss (nats a token); True ends
-                the stage. A restored stage begins with a call for the update before, whose loss is then NaN.
+            stage: Length and step size.
+            batch: Returns the samples of an update, given its number from 0.
+            after: Called after each update with the number of finished updates and the loss (nats per token); True
+                ends the stage. A restored stage first repeats the call for its last update, with NaN as the loss.
 
         Returns:
-            The number of updates that the stage has.
+            The number of finished updates of the stage.
         """
         if stage.number < self.stage:
             return stage.updates
@@ -126,20 +125,20 @@ class Imitator:
         return self.updates
 
     def save(self, folder: str) -> None:
-        """Write optimisers and counters into `folder`, which exists."""
+        """Write optimisers and counters into the existing folder `folder`."""
         state = {
             "stage": self.stage,
             "updates": self.updates,
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
-        with (Path(folder) / STATE).open("wb") as file:  # given a path, torch hides what the system said
+        with (Path(folder) / STATE).open("wb") as file:  # given a path, torch hides the operating system's error
             torch.save(state, file)
 
     def restore(self, folder: Path) -> None:
-        """Continue where `save` was called; the weights come with the trainer's part of the checkpoint.
+        """Restore the state written by `save`; the trainer restores the weights.
 
         Raises:
-            UsageError: The folder does not hold the state of a warm-up of this policy.
+            UsageError: The folder holds no warm-up state of this policy.
         """
         try:
             state = torch.load(folder / STATE, weights_only=True)
@@ -179,9 +178,9 @@ class Imitator:
 
 
 def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimizer]:
-    """AdamW for a pretrained policy; else Muon for the matrices between the layers, AdamW for embeddings and gains.
+    """AdamW for a pretrained policy; otherwise Muon for matrices inside the layers, AdamW for embeddings and gains.
 
-    From nothing, Muon learns the lake's holes in far fewer updates than AdamW alone (`docs/train.md`).
+    From random weights, Muon learns the lake's holes in far fewer updates than AdamW alone (`docs/train.md`).
     """
     if is_pretrained:
         return [adamw(model, 0.0, is_fused=True)]
@@ -196,13 +195,13 @@ def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimize
 
 @dataclass(frozen=True, slots=True)
 class LessonBook:
-    """Draws lessons.
+    """Draws lessons at random.
 
     Attributes:
         lessons: All of them.
-        hazard_share: Share of an update that is drawn from the tricky ones, if there are any.
-        noise: Share that shows any move instead of a good one.
-        seed: What is drawn for an update follows from this and its number.
+        hazard_share: Share of an update that is drawn from tricky lessons, if there are any.
+        noise: Share of lessons that show a random move instead of a good one.
+        seed: Determines, with the update's number, what is drawn.
     """
 
     lessons: Sequence[Lesson]
@@ -210,13 +209,13 @@ class LessonBook:
     noise: float
     seed: int
 
-    def batches(self, size: int, *, strung: int = 1) -> Callable[[int], list[Sample]]:
-        """Return a function that gives the samples of an update by its number.
+    def batches(self, size: int, *, states: int = 1) -> Callable[[int], list[Sample]]:
+        """Return a function from an update's number to its samples.
 
         Args:
-            size: Lessons an update.
-            strung: Lessons of one sample: unrelated states as turns of one sequence, each with its own answer. They
-                teach that the newest state is the one that counts.
+            size: Lessons per update.
+            states: Lessons per sample: unrelated states as turns of one sequence, each with its own answer. They teach
+                that the newest state counts.
         """
         tricky = [lesson for lesson in self.lessons if lesson.is_tricky]
         plain = [lesson for lesson in self.lessons if not lesson.is_tricky]
@@ -228,7 +227,7 @@ class LessonBook:
             if tricky_count < size:
                 drawn += rng.choices(plain, k=size - tricky_count)
             rng.shuffle(drawn)
-            return [self._sample(drawn[first : first + strung], rng) for first in range(0, size, strung)]
+            return [self._sample(drawn[first : first + states], rng) for first in range(0, size, states)]
 
         return batch
 

@@ -168,7 +168,7 @@ class _Stages:
         for stage in stages:
             strung = section.multi_turn_states if stage.number else 1
             looks = stage is stages[-1] and not section.episode_updates
-            batches = book.batches(stage.batch, strung=strung)
+            batches = book.batches(stage.batch, states=strung)
             updates += await imitator.run(stage, batches, after=self._after(stage, looks=looks))
         return updates
 

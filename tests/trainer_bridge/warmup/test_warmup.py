@@ -77,7 +77,7 @@ def test_only_the_answer_carries_loss() -> None:
 
 
 def test_strung_lessons_are_turns_of_one_sequence_each_with_its_own_answer() -> None:
-    batch = LessonBook(BOOK, 0.5, 0.0, seed=3).batches(10, strung=4)
+    batch = LessonBook(BOOK, 0.5, 0.0, seed=3).batches(10, states=4)
     samples = batch(0)
     assert [len(one.token_ids) for one in samples] == [16, 16, 8]  # four, four and the two that are left
     for one in samples:
@@ -89,7 +89,7 @@ def test_strung_lessons_are_turns_of_one_sequence_each_with_its_own_answer() -> 
 
 
 def test_strung_lessons_mix_the_tricky_with_the_others() -> None:
-    batch = LessonBook(BOOK, 0.5, 0.0, seed=3).batches(40, strung=4)
+    batch = LessonBook(BOOK, 0.5, 0.0, seed=3).batches(40, states=4)
     tricky = [sum(one.token_ids[::4]) for one in batch(0)]
     assert sum(tricky) == 20
     assert set(tricky) & {1, 2, 3}
