@@ -1,9 +1,8 @@
-"""The transformers engine: batched generation in this process, with attention caches that live as long as an episode.
+"""The transformers engine: batched generation in this process, with a key-value cache that lasts for an episode.
 
-Requests that arrive in the same turn of the event loop form one batch, in order of their sessions' names. A row is
-sampled by inverting its distribution at a number that is a hash of the request's seed, so the result depends on the
-weights and the batch alone, never on a generator's state. A batch whose callers have all been cancelled is cut between
-two decode steps.
+Requests that arrive in the same iteration of the event loop form one batch, sorted by session name. A row is sampled by
+inverting its distribution at a hash of the request's seed, so the result depends on the weights and the batch alone,
+not on the state of a random generator. A batch whose callers were all cancelled stops between two decode steps.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from .weight_files import copy_weights, load_weights
 _U64 = float(1 << 64)
 
 _SAMPLED_NUMBERS = 1 << 21
-"""Bound on rows times vocabulary that are sampled at once."""
+"""Most logits (rows times vocabulary) that are sampled at once."""
 
 _SHARED_TOKENS = 8
-"""Least number of tokens that prompts begin with for which a pass of their own saves time."""
+"""Length of a common prefix of prompts from which a separate forward pass saves time."""
 
 _ENDED_SHARE = 8
-"""A block is cut as soon as one row in so many has ended."""
+"""A block drops its finished rows once one in this many has finished."""
 
 
 @dataclass(slots=True)
@@ -54,7 +53,7 @@ class _GenerationRequest:
 
 @dataclass(slots=True)
 class _Block:
-    """Sessions whose attention caches are rows of the same tensors.
+    """Sessions whose key-value caches are rows of the same tensors.
 
     Attributes:
         sessions: Name of each row [B].
@@ -70,19 +69,18 @@ class _Block:
 
 
 class TransformersEngine:
-    """Generates with a causal language model of the transformers library.
+    """Generates text with a causal language model of the transformers library.
 
     Satisfies `envkit.protocols.Engine` and `envkit.protocols.WeightSink`.
 
     Args:
-        model: In evaluation mode, on its device; the engine owns it.
-        pad_id: Any token id; used to fill, always masked.
-        batch_tokens: Bound on rows times tokens of a new block of sessions.
-        threads: Threads of torch that generate; 0 leaves their number as it is.
-        is_large: Whether to read once what prompts of new sessions have in common, and to leave out rows that have
-            ended. Products of fewer rows may round differently, so a tiny policy, whose runs are repeatable, plays
-            without.
-        source: Model of the same kind from which `load` copies weights without a location.
+        model: Model in evaluation mode, on its device; owned by the engine.
+        pad_id: Token id for padding, which is always masked.
+        batch_tokens: Most tokens (rows times length) of a new block of sessions.
+        threads: Number of torch threads; 0 keeps the current number.
+        is_large: Whether to process the common prefix of new prompts once and to drop finished rows. Products of fewer
+            rows may round differently, so it is off for tiny policies, whose runs are repeatable.
+        source: Model of the same architecture, from which `load` copies weights that have no location.
     """
 
     def __init__(
@@ -119,7 +117,7 @@ class TransformersEngine:
             if len(self._pending) == 1:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_note_cancellation, request)
-                    with anyio.CancelScope(shield=True):  # others wait for this batch too
+                    with anyio.CancelScope(shield=True):  # other callers wait for this batch too
                         await anyio.lowlevel.cancel_shielded_checkpoint()
                         async with self._busy:
                             batch, self._pending = sorted(self._pending, key=lambda one: one.session), []
@@ -143,11 +141,11 @@ class TransformersEngine:
             self._drop_forgotten()
 
     async def load(self, weights: Weights) -> None:
-        """Take new weights; caches of older ones are dropped.
+        """Load new weights and drop all caches.
 
         Raises:
-            RuntimeError: They are those of another model; nothing has changed then.
-            ValueError: They have no location, and there is no model to copy from.
+            RuntimeError: The weights belong to another model; nothing has changed.
+            ValueError: The weights have no location, and the engine has no `source`.
         """
         async with self._busy:
             self._blocks.clear()
@@ -174,7 +172,7 @@ class TransformersEngine:
                 request.done.set()
 
     def _drop_forgotten(self) -> None:
-        """Drop what `forget` named; only between batches, since a batch changes the blocks in its thread."""
+        """Drop forgotten sessions; only between batches, since a batch changes the blocks in its thread."""
         for block in self._blocks:
             # A row goes with the next selection; a block whose rows are all gone goes now.
             block.sessions = ["" if name in self._forgotten else name for name in block.sessions]
@@ -204,7 +202,7 @@ class TransformersEngine:
         self._blocks += kept
 
     def _block_of(self, request: _GenerationRequest) -> int | None:
-        """Number of the block that holds a true beginning of the request's prompt."""
+        """Return the number of the block that holds a proper prefix of the request's prompt."""
         for number, block in enumerate(self._blocks):
             if request.session in block.sessions:
                 seen = block.seen[block.sessions.index(request.session)]
@@ -229,7 +227,7 @@ class TransformersEngine:
         return _Block(sessions, [[] for _ in requests], DynamicCache(), mask_BL)
 
     def _run(self, requests: list[_GenerationRequest], block: _Block) -> _Block:
-        """Feed each row what the cache lacks, then sample until every row has ended or every caller has gone."""
+        """Feed each row the tokens missing from its cache, then sample until all rows have finished or all callers left."""
         feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
         ended_blocks: list[_Block] = []
         for position in range(max(request.params.max_tokens for request in requests)):
@@ -260,12 +258,12 @@ class TransformersEngine:
         return _join([*ended_blocks, block])
 
     def _forward_once_each(self, block: _Block, feeds: list[list[int]]) -> Tensor:
-        """Do what `_forward` does for a new block, but read equal prompts, and what all begin with, once."""
+        """Like `_forward` for a new block, but process equal prompts and the common prefix of all prompts once."""
         number: dict[tuple[int, ...], int] = {}
         rows = [number.setdefault(tuple(feed), len(number)) for feed in feeds]
         prompts = [list(prompt) for prompt in number]
         block.mask_BL, block.seen = block.mask_BL[:1], [[]]
-        pairs = zip(min(prompts), max(prompts)[:-1], strict=False)  # all begin with what these two begin with
+        pairs = zip(min(prompts), max(prompts)[:-1], strict=False)  # the common prefix of these two is that of all
         common = [token for token, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
         if len(common) >= _SHARED_TOKENS:
             self._forward(block, [common[: min(map(len, prompts)) - 1]])
@@ -275,7 +273,7 @@ class TransformersEngine:
         return logits_UV[torch.tensor(rows, device=self._model.device)]
 
     def _repeat(self, block: _Block, rows: list[int]) -> None:
-        """Replace the rows of a block by copies of `rows`."""
+        """Replace the rows of a block by copies of its rows `rows`."""
         index_B = torch.tensor(rows, device=self._model.device)
         if block.mask_BL.shape[1]:
             block.cache.batch_select_indices(index_B)
@@ -306,7 +304,7 @@ class TransformersEngine:
 
 
 async def _note_cancellation(request: _GenerationRequest) -> None:
-    """Mark a request whose caller waits in a shielded scope as soon as the caller is cancelled."""
+    """Mark a request as abandoned when its caller, which waits in a shielded scope, is cancelled."""
     try:
         await anyio.Event().wait()
     finally:
@@ -314,7 +312,7 @@ async def _note_cancellation(request: _GenerationRequest) -> None:
 
 
 def _select(block: _Block, requests: list[_GenerationRequest]) -> _Block:
-    """Return the rows of `block` that `requests` ask for, in their order."""
+    """Return the rows of `block` that belong to `requests`, in their order."""
     rows = [block.sessions.index(request.session) for request in requests]
     if rows == list(range(len(block.sessions))):
         return block
@@ -322,7 +320,7 @@ def _select(block: _Block, requests: list[_GenerationRequest]) -> _Block:
 
 
 def _take(block: _Block, rows: list[int]) -> _Block:
-    """Return a block of some rows; the given block stays as it is."""
+    """Return a block of the given rows without changing `block`."""
     index_B = torch.tensor(rows, device=block.mask_BL.device)
     cache = copy.copy(block.cache)
     cache.layers = [copy.copy(layer) for layer in block.cache.layers]
@@ -332,7 +330,7 @@ def _take(block: _Block, rows: list[int]) -> _Block:
 
 
 def _join(blocks: list[_Block]) -> _Block:
-    """Return one block with the rows of all; shorter caches are padded on the right."""
+    """Return one block with the rows of all blocks; shorter caches are padded on the right."""
     if len(blocks) == 1:
         return blocks[0]
     widths = [block.mask_BL.shape[1] for block in blocks]
@@ -367,7 +365,7 @@ def _sample(logits_BV: Tensor, requests: list[_GenerationRequest], position: int
 
 
 def _nucleus(weight_BV: Tensor, requests: list[_GenerationRequest]) -> Tensor:
-    """Zero what top-k and top-p leave out; the likeliest token always stays."""
+    """Set tokens outside top-k and top-p to zero; the most likely token always stays."""
     if all(request.params.top_p >= 1 and request.params.top_k <= 0 for request in requests):
         return weight_BV
     size = weight_BV.shape[1]
@@ -386,8 +384,8 @@ def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32"
     Args:
         path: Folder, or name on the hub.
         device: ``"cpu"`` or ``"cuda"``.
-        is_local: Whether to look only on this machine, cached models of the hub included.
-        dtype: Of the weights; float32 for what is trained, since updates of 1e-6 are lost in the rounding of less.
+        is_local: Whether to use only files of this machine, which include cached models of the hub.
+        dtype: Data type of the weights; float32 for training, since bfloat16 rounds updates of 1e-6 away.
     """
     from transformers import AutoModelForCausalLM
 
@@ -397,9 +395,9 @@ def open_model(path: str, *, device: str, is_local: bool, dtype: str = "float32"
 
 
 def copy_to_play(model: Any, dtype: str) -> Any:
-    """Return a copy of a model with weights in ``"float32"`` or ``"bfloat16"``; `load` rounds what it reads to that.
+    """Return a copy of a model with weights in ``"float32"`` or ``"bfloat16"``; `load` rounds new weights to that type.
 
-    Buffers stay as they are: the angles of rotary positions are no weights, and rounded they would mix up positions.
+    Buffers keep their type: rounding the angles of rotary embeddings would distort positions.
     """
     playing = copy.deepcopy(model)
     for weight in playing.parameters():

@@ -1,9 +1,8 @@
-"""Samples to rows and passes of tensors. Axes: B rows, L tokens, N tokens that carry loss.
+"""Samples as rows and passes of tensors. Axes: B rows, L tokens, N tokens that carry loss.
 
-A row holds one sample, or several that begin with the same tokens. Such a row is a tree: tokens that samples have in
-common, such as a system prompt, are in it once. Each token has the position that it has in its sample, and a mask lets
-it attend to the tokens before it in its samples alone, so the model computes what it would compute in rows of one
-sample each.
+A row holds one sample, or several with a common prefix. A row of several samples is a prefix tree: tokens that they
+share, such as a system prompt, occur once. Each token keeps the position that it has in its sample, and a mask limits
+its attention to the preceding tokens of its samples, so the result equals that of rows of one sample each.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from torch import Tensor
 from envkit.types import Sample
 
 SHARED_ROW_TOKENS = 256
-"""Bound on a row of several samples, or `SHARED_TIMES` what they begin with, if that is more: attention and mask grow
-with its square, and what a row saves grows with what its samples share."""
+"""Most tokens of a row of several samples, unless `SHARED_TIMES` the length of their common prefix is more: the cost of
+attention and mask grows with the square of the row, the gain with the length of the prefix."""
 
 SHARED_TIMES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rows as a model takes them.
+    """Rows as the input of a model.
 
     Attributes:
         ids_BL: Token ids, padded on the right.
@@ -45,7 +44,7 @@ class Layout:
 
 
 def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
-    """Cut rows into passes of similar length, at most `micro_tokens` tokens each with padding (at least one row)."""
+    """Split rows into passes of similar length, of at most `micro_tokens` tokens with padding (at least one row)."""
     parts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
         if not parts or (len(parts[-1]) + 1) * lengths[row] > micro_tokens:  # this row is the longest so far
@@ -55,17 +54,17 @@ def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
 
 
 def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
-    """Cut samples into passes, one sample a row; see `cut`."""
+    """Split samples into passes, one sample per row; see `cut`."""
     return cut([len(sample.token_ids) for sample in samples], micro_tokens)
 
 
 def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: bool) -> list[list[list[int]]]:
-    """Cut samples into passes of rows, a row being the numbers of its samples; see `cut`.
+    """Split samples into passes of rows; a row is the list of its samples' numbers. See `cut`.
 
     Args:
         samples: The samples.
-        micro_tokens: Bound on the tokens of a pass, padding included.
-        shares_rows: Whether samples that begin alike share a row; otherwise each has one.
+        micro_tokens: Most tokens of a pass, padding included.
+        shares_rows: Whether samples with a common prefix share a row; otherwise each has its own.
     """
     rows = shared_rows(samples) if shares_rows else [[number] for number in range(len(samples))]
     lengths = [row_tokens([samples[number] for number in row]) for row in rows]
@@ -73,7 +72,7 @@ def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: boo
 
 
 def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
-    """Put samples that begin alike into rows, sorted by their tokens; see `SHARED_ROW_TOKENS`."""
+    """Group samples with a common prefix into rows, sorted by their tokens; see `SHARED_ROW_TOKENS`."""
     rows: list[list[int]] = []
     used = 0
     before: tuple[int, ...] = ()
@@ -91,24 +90,24 @@ def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
 
 
 def row_tokens(samples: Sequence[Sample]) -> int:
-    """Return the tokens of a row of samples that are sorted by their tokens."""
+    """Return the number of tokens of a row of sorted samples."""
     shared = sum(_common(before.token_ids, after.token_ids) for before, after in itertools.pairwise(samples))
     return sum(len(sample.token_ids) for sample in samples) - shared
 
 
 def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
-    """Lay rows of samples, each sorted by its tokens, out as tensors."""
+    """Build the tensors of rows of sorted samples."""
     longest = max(row_tokens(row) for row in rows)
     ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     position_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     is_shared = any(len(row) > 1 for row in rows)
-    # Padding is on the right and carries no loss, so under a causal mask it needs no mask of its own.
+    # Padding is on the right and carries no loss, so a causal mask is enough for it.
     sees_BLL = torch.eye(longest, dtype=torch.bool).repeat(len(rows), 1, 1) if is_shared else None
     row_N: list[int] = []
     place_N: list[int] = []
     for row, samples in enumerate(rows):
         used = 0
-        path: list[int] = []  # place of each token of a sample in the row
+        path: list[int] = []  # index in the row of each token of the sample
         before: tuple[int, ...] = ()
         for sample in samples:
             common = _common(before, sample.token_ids)
@@ -132,13 +131,13 @@ def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of tokens with which both begin."""
+    """Return the length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def said(sample: Sample, values: Sequence[Any]) -> list[Any]:
-    """Return those of `values` [L] that belong to tokens of the policy."""
+    """Return those of `values` [L] that belong to the policy's tokens."""
     return [value for value, own in zip(values, sample.mask, strict=True) if own]
 
 
