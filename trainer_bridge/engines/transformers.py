@@ -227,7 +227,7 @@ class TransformersEngine:
         return _Block(sessions, [[] for _ in requests], DynamicCache(), mask_BL)
 
     def _run(self, requests: list[_GenerationRequest], block: _Block) -> _Block:
-        """Feed each row the tokens missing from its cache, then sample until all rows have finished or all callers left."""
+        """Feed each row the tokens its cache lacks, then sample until all rows have finished or all callers left."""
         feeds = [request.prompt[len(seen) :] for request, seen in zip(requests, block.seen, strict=True)]
         ended_blocks: list[_Block] = []
         for position in range(max(request.params.max_tokens for request in requests)):
