@@ -265,7 +265,7 @@ def test_an_expert_that_knows_the_symbols_wins_and_one_that_does_not_has_no_move
         ("  ", "got '  '"),
         (3, "got 3"),
         (None, "got None"),
-        (Path("a/b"), r"got .*\('a/b'\); take 'a/b'"),
+        (Path("a/b"), r"got .*\('a/b'\); use 'a/b'"),
     ],
 )
 def test_a_path_is_text(value: Any, told: str) -> None:
