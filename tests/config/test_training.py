@@ -264,7 +264,7 @@ def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path
 @pytest.mark.parametrize("name", ["tokenize", "chat_template", "add_generation_prompt", "tools", "conversation"])
 def test_an_argument_of_the_template_that_envkit_sets_is_refused_by_name(name: str, tmp_path: Path) -> None:
     (found,) = problems(tmp_path, MINIMAL, "renderer.template.enable_thinking=false", f"renderer.template.{name}=1")
-    assert found == f"renderer.template: {name} is not an argument of the template; envkit sets it"
+    assert found == f"renderer.template: {name} is reserved: envkit sets it; remove it"
 
 
 @pytest.mark.parametrize("history", [0, -1, 1.5, True, "some", None])
