@@ -105,7 +105,7 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
     with pytest.raises(ConfigError) as caught:
         serving.read(path, [], {})
     assert caught.value.problems == (
-        f"{path}: line 3: the key boxes is there already, in line 2; remove one of the two",
+        f"{path}: line 3: the key max_sandboxes is there already, in line 2; remove one of the two",
     )
 
 
