@@ -1,4 +1,4 @@
-"""Worlds: what happens in each environment."""
+"""The built-in environments."""
 
 if not __name__.startswith("envkit."):
     raise ImportError(

@@ -1,11 +1,11 @@
 r"""Arithmetic: one question, one number as the answer.
 
 Observation  ``What is 23+41? Answer with a number.``; after the answer the solution, ``23+41 = 64``
-Actions      any text. Its number is the last one in ``<answer>64</answer>`` or ``\boxed{64}``, without them the last
-             one of the text; see `parse_number`
+Actions      any text. The answer is the last number in ``<answer>64</answer>`` or ``\boxed{64}``, without them the last
+             number in the text; see `parse_number`
 Reward       1.0 for the right number, otherwise 0.0
 Ends         terminated after one answer
-Problems     operands and operators are drawn uniformly, and drawn again until every division is exact
+Problems     operands and operators are drawn uniformly; problems with an inexact division are rejected
 Options      see `ArithmeticOptions`
 Info         ``action_is_valid`` (the answer holds a number), ``success``; at reset ``level``:
              ``{"digits": digits of the longest operand, "operations": number of operators}``
@@ -36,28 +36,28 @@ _MAX_OPERAND = 10**9
 _MAX_TERMS = 8
 _MAX_ANSWER = 1 << 20
 _DRAWS = 20_000
-"""Problems that are drawn to find one of the split."""
+"""Maximum number of problems to draw until one fits the options."""
 
 _QUESTION = "What is {}?"
 _HOW_TO_ANSWER = " Answer with a number."
 _ASKED = re.compile(rf"What is ([0-9]{{1,10}}(?:[+\-*/][0-9]{{1,10}}){{1,{_MAX_TERMS - 1}}})\?")
 _PARTS = re.compile(r"([+\-*/]?)([0-9]+)")
 
-_Product: TypeAlias = tuple[str, list[tuple[str, int]]]  # its sign, then its factors with "*" or "/" before each
+_Product: TypeAlias = tuple[str, list[tuple[str, int]]]  # sign, then the factors, each with its "*" or "/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArithmeticOptions:
-    """What can be changed about the problems.
+    """Options of the arithmetic problems.
 
     Attributes:
-        operations: The operators that may occur, of ``+-*/``. Divisions are exact.
-        terms: Operands of a problem, 2 to 8.
-        operands: Smallest and largest operand, from 0 to 1,000,000,000; [10, 99] are the numbers of two digits.
+        operations: Allowed operators, a subset of ``+-*/``. Divisions are exact.
+        terms: Number of operands of a problem, 2 to 8.
+        operands: Smallest and largest operand, from 0 to 1,000,000,000; [10, 99] gives two-digit numbers.
         split: Draw only problems of this split ("train", "validation" or "eval"); None draws any. Problems that differ
-            in the order of sums or products, such as 23+41 and 41+23, are in the same split.
+            only in the order of a sum or product, such as 23+41 and 41+23, are in the same split.
         held_out: Share of the problems in each of validation and eval, 0.001 to 0.45.
-        instructions: Whether the question says how to answer it.
+        instructions: Whether the question includes the answer format.
     """
 
     operations: str = "+"
@@ -86,9 +86,9 @@ class ArithmeticProblem(NamedTuple):
     """A problem.
 
     Attributes:
-        text: Such as ``23+41``.
+        text: The expression, such as ``23+41``.
         answer: Its value.
-        digits: Digits of the longest operand.
+        digits: Number of digits of the longest operand.
     """
 
     text: str
@@ -100,15 +100,15 @@ class ArithmeticProblem(NamedTuple):
 def draw_problem(
     seed: int, operations: str, terms: int, operands: tuple[int, int], split: Split | None, held_out: float
 ) -> ArithmeticProblem:
-    """Return the problem of `seed`: the same in every process. See `ArithmeticOptions` for the arguments.
+    """Return the problem of `seed`, the same in every process. See `ArithmeticOptions` for the arguments.
 
     Raises:
-        OptionError: No such problem was found within a bounded search.
+        OptionError: A bounded search found no such problem.
     """
     operators = "".join(one for one in _OPERATORS if one in operations)
     low, high = operands
     rng = Random(stable_hash("Arithmetic", seed, operators, terms, low, high))
-    chance = rng.random  # the one method whose numbers Python promises to keep
+    chance = rng.random  # the only method whose sequence Python keeps stable across versions
     for _ in range(_DRAWS):
         numbers = [low + int(chance() * (high - low + 1)) for _ in range(terms)]
         signs = ["", *(operators[int(chance() * len(operators))] for _ in range(terms - 1))]
@@ -124,13 +124,13 @@ def draw_problem(
 
 
 class Arithmetic(gymnasium.Env[str, str]):
-    """One problem an episode.
+    """An environment with one arithmetic problem per episode.
 
     Args:
         options: See `ArithmeticOptions`; ``reset(options=...)`` overrides them for one episode.
 
     Raises:
-        OptionError: An option is unknown or its value is refused.
+        OptionError: An option is unknown or its value is invalid.
     """
 
     metadata = {  # noqa: RUF012 - as Gymnasium's
@@ -140,17 +140,17 @@ class Arithmetic(gymnasium.Env[str, str]):
 
     def __init__(self, *, render_mode: str | None = None, **options: JSON) -> None:
         if render_mode is not None:
-            raise OptionError("render_mode", f"{render_mode!r} is not one of them: there is nothing to draw; take None")
+            raise OptionError("render_mode", f"{render_mode!r} is not supported: there is nothing to draw; use None")
         self.observation_space = Utf8Text(4096)
         self.action_space = Utf8Text(_MAX_ANSWER)
-        self._usual = override(ArithmeticOptions(), options)
+        self._defaults = override(ArithmeticOptions(), options)
         self._first, self._episode = -1, -1
         self._problem: ArithmeticProblem | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Ask the question of `seed`, or without one the question that follows the last."""
+        """Ask the question of `seed`; without a seed, ask the next question of the sequence."""
         self._problem = None
-        chosen = override(self._usual, options)
+        chosen = override(self._defaults, options)
         super().reset(seed=seed)
         if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))
@@ -167,7 +167,7 @@ class Arithmetic(gymnasium.Env[str, str]):
         return question, {"success": False, "level": {"digits": self._problem.digits, "operations": chosen.terms - 1}}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Take the answer; the episode is over."""
+        """Grade the answer and end the episode."""
         problem, self._problem = self._problem, None
         if problem is None:
             raise StepOrderError("step before reset, or after the end of the episode")
@@ -180,12 +180,12 @@ class Arithmetic(gymnasium.Env[str, str]):
 
 
 class ArithmeticExpert:
-    """Computes the answer to the question that it reads, whatever the options of the episodes are."""
+    """An expert that computes the answer to the question it reads; it works with all options."""
 
     def __init__(self, **options: JSON) -> None: ...
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return the right number; empty when there is no question, or a division is not exact."""
+        """Return the right number; empty if there is no question or a division is inexact."""
         found = _ASKED.search(observation.text)
         value = None if found is None else _value(_products(found[1]))
         return () if value is None else (str(value),)
@@ -198,7 +198,7 @@ class ArithmeticExpert:
 
 
 def _products(text: str) -> list[_Product]:
-    """Return the products that are added up in `text`."""
+    """Return the products that `text` adds up."""
     products: list[_Product] = []
     for operator, digits in _PARTS.findall(text):
         if operator in ("*", "/"):
@@ -209,7 +209,7 @@ def _products(text: str) -> list[_Product]:
 
 
 def _value(products: Sequence[_Product]) -> int | None:
-    """Return what the products add up to; None if a division, from left to right, is not exact."""
+    """Return the sum of the products; None if a division, from left to right, is inexact."""
     total = 0
     for sign, factors in products:
         value = 1
@@ -225,5 +225,5 @@ def _value(products: Sequence[_Product]) -> int | None:
 
 
 def _canonical(products: Sequence[_Product]) -> str:
-    """Return a text that all problems share which differ only in the order of sums and products."""
+    """Return a normal form: the same text for problems that differ only in the order of sums and products."""
     return str(sorted((sign, sorted(factors)) for sign, factors in products))

@@ -1,24 +1,24 @@
-"""Boards: square maps as text, one character a cell, lines joined by line ends.
+"""Boards: square maps as text, one character per cell, lines joined by line ends.
 
-A cell is named by its index in that text, so that the neighbours of a cell lie 1 and `size` + 1 away and drawing is
-replacing characters.
+A cell is identified by its index in that text: its neighbours are 1 and `size` + 1 characters away, and drawing
+replaces characters.
 """
 
 from __future__ import annotations
 
 MOVES: tuple[str, ...] = ("up", "down", "left", "right")
-"""The moves of every world on a board."""
+"""The moves of every board environment."""
 
 UNREADABLE = "Your answer could not be read: write one of up, down, left, right, such as <answer>up</answer>."
-"""What stands above the board when an answer named no move."""
+"""The notice above the board after an answer without a move."""
 UNREADABLE_TURN = (
     "Your answer could not be read: write up, down, left or right, joined by ||, such as <answer>up || left</answer>."
 )
-"""The same where an answer may hold several moves."""
+"""The same notice, for answers that may hold several moves."""
 
 
 def steps_of(width: int) -> dict[str, int]:
-    """Return what each move adds to a cell in a text whose lines, with their ends, have `width` characters."""
+    """Return the change of the cell index per move, for lines of `width` characters including their line ends."""
     return dict(zip(MOVES, (-width, width, -1, 1), strict=True))
 
 
@@ -28,9 +28,9 @@ def spread_out(board: str) -> str:
 
 
 def find_board(text: str, *, spaced: bool = False) -> str:
-    """Return the board that an observation ends with, without spaces; empty when it does not end with a square.
+    """Return the board at the end of an observation, without spaces; empty if the observation does not end in a square.
 
-    Rules or a notice may stand above it; the last line says how many lines belong to the board.
+    Rules or a notice may stand above it; the length of the last line gives the number of lines of the board.
 
     Args:
         text: The observation.

@@ -1,4 +1,4 @@
-"""The built-in worlds, as data: nothing here imports a world."""
+"""The built-in environments, as data; this module imports no environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LAKE: Mapping[str, object] = {
     "vector_entry_point": "envkit.environments.frozen_lake:FrozenLakeVector",
     "expert": "envkit.environments.frozen_lake:FrozenLakeExpert",
 }
-_GYMNASIUM = {**_LAKE, "splits": ()}  # one map belongs to no split
+_GYMNASIUM = {**_LAKE, "splits": ()}  # a single map has no splits
 _TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
 
 CATALOG: tuple[Mapping[str, object], ...] = (

@@ -1,9 +1,9 @@
-"""Chances: numbers that follow from a seed and a count, the same one at a time and in arrays.
+"""Counter-based random numbers: each follows from a seed and a count, for single values and for arrays alike.
 
-Whoever asks for number 7 of a seed gets the same answer whatever was asked before, in any process, alone or among a
-thousand. Seeds are spread over 64 bits by SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014). Chances have 32 bits, since they are made at every step: a seed's counter has a start
-and an odd stride of its own, mixed by "lowbias32" of Wellons' hash prospector (github.com/skeeto/hash-prospector).
+Number 7 of a seed is the same in every process, in any order of calls, for one board or a thousand. SplitMix64 spreads
+seeds over 64 bits (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). The numbers
+have 32 bits, since every step draws one: each seed's counter has its own start and odd stride, mixed by "lowbias32" of
+Wellons' hash prospector (github.com/skeeto/hash-prospector).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SECOND_32 = 0x846CA68B
 _BITS = (1 << 64) - 1
 _BITS_32 = (1 << 32) - 1
 _UNIT = 2.0**-32
-# NumPy is quicker with an array of one than with a number.
+# NumPy is faster with a one-element array than with a scalar.
 _FIRST_1, _SECOND_1, _15_1, _16_1 = (np.array([constant], np.uint32) for constant in (_FIRST_32, _SECOND_32, 15, 16))
 
 
 def spread(seed: int) -> int:
-    """Return 64 well mixed bits that follow from the lowest 64 of `seed`."""
+    """Return 64 well-mixed bits from the lowest 64 bits of `seed`."""
     z = seed + _GOLDEN & _BITS
     z = (z ^ z >> 30) * _FIRST & _BITS
     z = (z ^ z >> 27) * _SECOND & _BITS
@@ -43,19 +43,19 @@ def spread_B(seed_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def episode_seed(first: int, episode: int) -> int:
-    """Return the seed of episode number `episode` after a reset with seed `first`, which is that of number 0."""
+    """Return the seed of episode number `episode` after a reset with seed `first`; episode 0 has the seed `first`."""
     return first if episode == 0 else spread(spread(first) + episode * _GOLDEN) >> 33
 
 
 def episode_seed_B(first_B: NDArray[np.uint64], episode_B: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """`episode_seed` for arrays of numbers above 0, where `first_B` are already spread."""
+    """`episode_seed` for arrays; episode numbers are above 0, and `first_B` holds spread seeds (see `spread`)."""
     z_B = spread_B(episode_B.astype(np.uint64) * np.uint64(_GOLDEN) + first_B)
     z_B >>= np.uint64(33)
     return z_B
 
 
 def chance(seed: int, count: int) -> float:
-    """Return number `count` of `seed`, in [0, 1)."""
+    """Return random number `count` of `seed`, in [0, 1)."""
     bits = spread(seed)
     z = (bits >> 32) + count * (bits | 1) & _BITS_32
     z = (z ^ z >> 16) * _FIRST_32 & _BITS_32
@@ -64,7 +64,7 @@ def chance(seed: int, count: int) -> float:
 
 
 def chances_of_B(spread_B: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return where the chances of seeds that are already spread begin, and their strides."""
+    """Return the starts and strides of the counters of spread seeds."""
     return (spread_B >> np.uint64(32)).astype(np.uint32), (spread_B | np.uint64(1)).astype(np.uint32)
 
 

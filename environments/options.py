@@ -1,7 +1,7 @@
-"""Options: how a caller changes what a world does, and what is said when that cannot be.
+"""Options of an environment: overrides, and the checks of their values.
 
-A world keeps its options in a frozen dataclass. Its ``__post_init__`` calls the checks below, so a bad value is
-refused wherever it comes from: a constructor, ``reset(options=...)`` or a task file.
+An environment keeps its options in a frozen dataclass. Its ``__post_init__`` calls the checks below, so an invalid
+value is refused whether it comes from a constructor, ``reset(options=...)`` or a task file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def override(options: OptionsT, changes: Mapping[str, object] | None) -> Options
     """Return `options` with `changes`.
 
     Raises:
-        OptionError: A name is unknown (the message gives the nearest one), or a value is refused.
+        OptionError: A name is unknown (the message suggests the nearest one), or a value is invalid.
     """
     if not changes:
         return options
@@ -53,20 +53,20 @@ def check_boolean(name: str, value: object) -> None:
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> None:
-    """Raise `OptionError` unless `value` is one of `known`; the message gives the nearest one."""
+    """Raise `OptionError` unless `value` is one of `known`; the message suggests the nearest one."""
     if not isinstance(value, str) or value not in known:
         raise OptionError(name, f"{value!r} is not one of them{did_you_mean(str(value), known)}")
 
 
 def check_path(name: str, value: object) -> None:
-    """Raise `OptionError` unless `value` is a path as text, which is the only kind that travels in JSON."""
+    """Raise `OptionError` unless `value` is a path as a string; JSON has no other form of a path."""
     if not isinstance(value, str) or not value.strip():
-        hint = f"; take {str(value)!r}" if isinstance(value, PathLike) else ""
-        raise OptionError(name, f"must be the path of a file or folder, as text, got {value!r}{hint}")
+        hint = f"; use {str(value)!r}" if isinstance(value, PathLike) else ""
+        raise OptionError(name, f"must be the path of a file or folder, as a string, got {value!r}{hint}")
 
 
 def check_symbols(name: str, value: object, *, instead_of: str) -> None:
-    """Raise `OptionError` unless `value` has a printable character of its own for each of `instead_of`."""
+    """Raise `OptionError` unless `value` has a different printable character for each character of `instead_of`."""
     if (
         not isinstance(value, str)
         or len(value) != len(instead_of)
@@ -76,13 +76,13 @@ def check_symbols(name: str, value: object, *, instead_of: str) -> None:
     ):
         raise OptionError(
             name,
-            f"must be {len(instead_of)} different printable characters, none of them a space, in the order of "
+            f"must be {len(instead_of)} different printable characters without spaces, in the order of "
             f"{instead_of}, got {value!r}",
         )
 
 
 def check_range(name: str, value: object, *, low: int, high: int) -> None:
-    """Raise `OptionError` unless `value` is two integers from `low` to `high`, the first not above the second."""
+    """Raise `OptionError` unless `value` is two ascending integers from `low` to `high`; they may be equal."""
     if (
         not isinstance(value, (list, tuple))
         or [type(one) for one in value] != [int, int]

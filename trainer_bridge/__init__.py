@@ -1,4 +1,4 @@
-"""From episodes to better weights."""
+"""Reinforcement learning: plays episodes and updates the weights of the policy."""
 
 if not __name__.startswith("envkit."):
     raise ImportError(

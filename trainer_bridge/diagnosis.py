@@ -1,4 +1,4 @@
-"""Why a run learns nothing: findings from the recorded metrics of its last train steps, each with what to try."""
+"""Diagnosis of a run that does not learn: findings from the metrics of its last train steps, each with advice."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from collections.abc import Callable, Mapping, Sequence
 from envkit.types import JSON
 
 STEPS = 5
-"""Train steps in a row that show the same before it is a finding."""
+"""Consecutive train steps that must show a problem before it is a finding."""
 CUT_SHARE = 0.5
-"""Share of completions that are cut off, from which on that is a finding."""
+"""Share of cut-off completions from which on it is a finding."""
 
 Rows = Sequence[Mapping[str, JSON]]
 
 
 def diagnose(rows: Rows) -> dict[str, str]:
-    """Return what is wrong in the last train steps, one line by the name of each finding; most runs have none.
+    """Return the findings in the last train steps, one line by name; most runs have no findings.
 
     Args:
-        rows: Metrics of train steps, oldest first; only the last `STEPS` count. A shorter run is judged by all of its
-            steps, and a run without any has no findings.
+        rows: Metrics of train steps, oldest first; only the last `STEPS` count. A shorter run is diagnosed by all of
+            its steps, and a run without steps has no findings.
     """
     last = rows[-STEPS:]
     if not last:
         return {}
-    seen = "the last train step" if len(last) == 1 else f"the last {len(last)} train steps"
+    period = "the last train step" if len(last) == 1 else f"the last {len(last)} train steps"
     found: dict[str, str] = {}
     if _all(last, "cut_completions", lambda share: share >= CUT_SHARE):
         found["cut"] = (
-            f"{_mean(last, 'cut_completions'):.0%} of the completions of {seen} were cut off at rollout.turn_tokens; "
+            f"{_mean(last, 'cut_completions'):.0%} of the completions of {period} were cut off at rollout.turn_tokens; "
             "raise it (and rollout.max_tokens), or ask for shorter answers"
         )
     if _all(last, "action_is_valid", lambda share: share == 0):
         found["invalid"] = (
-            f"no action of {seen} was valid: the policy does not answer in the form that the environment asks for; "
+            f"no action of {period} was valid: the policy does not use the answer format of the environment; "
             "read trajectories/, then try a warm-up with demonstrations or a model that follows instructions"
         )
     if _all(last, "advantage_abs", lambda size: size == 0):
-        found["alike"] = f"nothing to learn in {seen}: {_alike(last)}"
+        found["alike"] = f"nothing to learn in {period}: {_alike(last)}"
     return found
 
 
 def _alike(rows: Rows) -> str:
     if _all(rows, "success", lambda share: share == 1):
-        return "every episode succeeded; take harder levels (env.options)"
+        return "every episode succeeded; use harder levels (env.options)"
     return (
-        "all episodes that are compared with each other had the same return, so every advantage was 0; try easier "
-        "levels (env.options), a larger rollout.group_size, a higher rollout.temperature or a longer warm-up"
+        "all episodes of each group had the same return, so every advantage was 0; try easier levels (env.options), "
+        "a larger rollout.group_size, a higher rollout.temperature or a longer warm-up"
     )
 
 
 def _all(rows: Rows, name: str, test: Callable[[float], bool]) -> bool:
-    """Whether every row has a figure of this name that passes the test."""
+    """Return whether every row has a number of this name that passes the test."""
     return all(isinstance(value := row.get(name), (int, float)) and test(value) for row in rows)
 
 

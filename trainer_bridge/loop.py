@@ -1,4 +1,4 @@
-"""The loop: play groups, learn from them, publish, look at held-out levels, keep checkpoints. Free of torch."""
+"""The training loop: play groups, update, publish, evaluate, save checkpoints. Independent of torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from .stopping import Stop
 
 
 class PolicyEngine(Engine, WeightSink, Protocol):
-    """An engine whose weights can be changed."""
+    """An engine with replaceable weights."""
 
 
 class Record(Protocol):
-    """What the loop writes down; see `envkit.trainer_bridge.run_folder.record.RunRecord`."""
+    """Records results of the loop; see `envkit.trainer_bridge.run_folder.record.RunRecord`."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -43,19 +43,19 @@ class Record(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """How long and how often.
+    """Length, sizes and intervals of a run.
 
     Attributes:
         steps: Train steps of the whole run.
-        groups_per_step: Tasks a train step.
-        group_size: Episodes of each task.
-        temperature: Of sampling, in training and in sampled evaluation.
-        seed: Of tasks and sampling.
+        groups_per_step: Tasks per train step.
+        group_size: Episodes per task.
+        temperature: Sampling temperature, in training and in sampled evaluation.
+        seed: Seed of tasks and sampling.
         evaluate_every: Train steps between two evaluations.
         checkpoint_every: Train steps between two checkpoints.
-        keep_checkpoints: Newest checkpoints that are kept.
-        trajectories_every: Train steps between two samples of trajectories; 0 writes none.
-        trajectories: Episodes a sample.
+        keep_checkpoints: Number of most recent checkpoints to keep.
+        trajectories_every: Train steps between two samples of trajectories; 0 writes no samples.
+        trajectories: Episodes per sample.
     """
 
     steps: int
@@ -74,10 +74,10 @@ class Evaluator:
     """Measures success on fixed held-out tasks, sampled and greedy.
 
     Args:
-        rollout: Who plays where.
-        tasks: What is played, each once sampled and once greedily.
-        temperature: Of the sampled play.
-        seed: Of the sampling; the same at every evaluation.
+        rollout: Plays the episodes.
+        tasks: Tasks to play, each once sampled and once greedily.
+        temperature: Temperature of the sampled episodes.
+        seed: Sampling seed; the same at every evaluation.
     """
 
     def __init__(self, rollout: Rollout, tasks: Sequence[Task], *, temperature: float, seed: int) -> None:
@@ -113,18 +113,18 @@ class TrainLoop:
     """Runs train steps from `state.step` on.
 
     Args:
-        rollout: Who plays where.
-        engine: Takes the new weights.
-        trainer: Learns.
-        evaluator: Looks at held-out levels.
-        tasks: Gives the task of a number; the same number always gives the same task.
-        record: Where it is written down.
+        rollout: Plays the episodes.
+        engine: Loads the new weights.
+        trainer: Updates the weights.
+        evaluator: Measures success on held-out levels.
+        tasks: Returns the task of a number, always the same for the same number.
+        record: Records the results.
         checkpoints: Folder of the checkpoints.
-        settings: How long and how often.
-        state: Where the run is; changed in place.
-        elapsed_s: Seconds of the whole run so far.
-        stop: Learns what a stop has to wait for.
-        policy: What the policies of the checkpoints say about themselves.
+        settings: Length, sizes and intervals.
+        state: Progress of the run; modified in place.
+        elapsed_s: Returns the seconds of the whole run so far.
+        stop: Reports what a stop waits for.
+        policy: Metadata to save with the policies of the checkpoints.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class TrainLoop:
         self._diagnosed: set[str] = set()
 
     async def run(self, display: Display) -> None:
-        """Train to the end. When it is cancelled, the state is that of the last finished train step: call `save`."""
+        """Train to the end. After a cancellation, the state is that of the last finished train step: call `save`."""
         settings, state = self._settings, self.state
         await self._engine.load(await clock.to_thread(self._trainer.publish))
         shows_training = False
-        await self._look(display)
+        await self._evaluate_and_save(display)
         while state.step < settings.steps:
             if not shows_training:
                 display.phase("train", settings.steps)
@@ -173,10 +173,10 @@ class TrainLoop:
             await self._train_step()
             display.advance(1, **self._shown)
             self._diagnose(display)
-            shows_training = not await self._look(display)
+            shows_training = not await self._evaluate_and_save(display)
 
     async def save(self) -> None:
-        """Write a checkpoint of the last finished train step, unless there is one or the weights are already beyond."""
+        """Write a checkpoint of the last finished train step, unless it exists or the weights are already newer."""
         if self._saved != self.state.step and not self._learning:
             saving = f"the checkpoint of train step {self.state.step}"
             with anyio.CancelScope(shield=True), self._stop.waits_for(saving):
@@ -185,8 +185,8 @@ class TrainLoop:
                 await clock.to_thread(keep, self._checkpoints, self._trainer, self.state)
                 self._saved = self.state.step
 
-    async def _look(self, display: Display) -> bool:
-        """Evaluate and save if that is due after this many steps and was not done; say whether it was evaluated."""
+    async def _evaluate_and_save(self, display: Display) -> bool:
+        """Evaluate and save if either is due and not done yet; return whether an evaluation was made."""
         settings, state = self._settings, self.state
         at_end = state.step in (0, settings.steps)
         evaluates = (at_end or state.step % settings.evaluate_every == 0) and state.facts.get("evaluated") != state.step
@@ -194,8 +194,8 @@ class TrainLoop:
             values = await self._evaluate(display)
             state.facts.setdefault("before", values)
             state.facts |= {"after": values, "evaluated": state.step}
-            self._saved = None  # what is there does not know of the evaluation
-        # Only now, so that a run that goes on from here has the evaluation too.
+            self._saved = None  # a saved checkpoint lacks the evaluation
+        # Save after the evaluation, so that a resumed run has it, too.
         if at_end or state.step % settings.checkpoint_every == 0:
             await self.save()
         return evaluates
@@ -204,7 +204,7 @@ class TrainLoop:
         settings, state = self._settings, self.state
         number = state.step + 1
         first = state.step * settings.groups_per_step
-        tasks = [self._tasks(first + place) for place in range(settings.groups_per_step)]
+        tasks = [self._tasks(first + index) for index in range(settings.groups_per_step)]
         began = clock.now()
         result = await self._rollout.groups(
             tasks, settings.group_size, temperature=settings.temperature, seed=stable_hash(settings.seed, number)
@@ -214,10 +214,10 @@ class TrainLoop:
         if not samples:
             lost = result.trajectories[0]
             raise EnvkitError(
-                f"train step {number}: not one of {len(result.trajectories)} episodes could be played; "
+                f"train step {number}: all {len(result.trajectories)} episodes are void; "
                 f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
             )
-        # From here to the record a train step is one piece: what was learned must be what was written down.
+        # Update and record are atomic: the record must match the weights.
         with anyio.CancelScope(shield=True), self._stop.waits_for(f"the update of train step {number}"):
             self._learning = True
             self._trainer.accumulate(samples)
@@ -238,7 +238,7 @@ class TrainLoop:
         self._show(values)
 
     def _diagnose(self, display: Display) -> None:
-        """Say once what keeps the run from learning, as soon as enough train steps show it."""
+        """Show each new finding of the diagnosis once, as soon as there are enough train steps."""
         if len(self._recent) == diagnosis.STEPS:
             for name, line in diagnosis.diagnose(list(self._recent)).items():
                 if name not in self._diagnosed:
@@ -266,7 +266,7 @@ class TrainLoop:
 
 
 def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return one train step's numbers; those that end in ``_s`` depend on the machine, all others do not."""
+    """Return the metrics of one train step; only those that end in ``_s`` depend on the machine."""
     played = valid(result.trajectories)
     tokens = sum(len(turn.new_ids) + len(turn.completion.token_ids) for one in played for turn in one.turns)
     names = sorted({name for one in played for name in one.metrics})
@@ -278,7 +278,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
             [
                 [_success(one) > 0 for one in group.trajectories]
                 for group in result.groups
-                if not any(one.stop.is_void for one in group.trajectories)  # fewer attempts succeed more rarely
+                if not any(one.stop.is_void for one in group.trajectories)  # fewer attempts lower the chance
             ]
         ),
         **folded,
@@ -297,19 +297,19 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
 
 
 def cut_completions(trajectories: Sequence[Trajectory]) -> float:
-    """Share of completions that ended at their limit of tokens; 0 where that is one token, which is a whole answer."""
+    """Return the share of completions cut off at the token limit; one-token completions are never cut off."""
     completions = [turn.completion for one in trajectories for turn in one.turns]
     cut = [one for one in completions if one.finish is FinishReason.LENGTH and len(one.token_ids) > 1]
     return len(cut) / max(len(completions), 1)
 
 
 def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Those that say something about the policy."""
+    """Return the trajectories that are not void."""
     return [one for one in trajectories if not one.stop.is_void]
 
 
 def success_of(trajectories: Sequence[Trajectory]) -> float:
-    """Share of episodes that the world calls a success, or without such a metric, that earned a positive reward."""
+    """Return the share of successful episodes; without a metric ``success``, of those with a positive reward."""
     return _mean([_success(one) for one in trajectories])
 
 

@@ -1,8 +1,8 @@
-"""Playing: tasks in, trajectories out.
+"""Rollouts: play tasks with the policy and return trajectories.
 
-Every episode is a task of its own that leases, resets, asks the engine and steps. `Lockstep` holds the episodes of a
-wave together, so that turn k of all live episodes reaches the engine in the same moment and forms one batch: with
-seeds that depend on the episode and the turn alone, the same weights then play the same episodes to the last digit.
+Every episode runs in its own async task: lease, reset, then generate and step by turns. `Lockstep` synchronises the
+episodes of a wave, so that turn k of all live episodes reaches the engine at the same moment and forms one batch. The
+sampling seeds depend on the episode and the turn alone, so the same weights reproduce the same episodes bit by bit.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from envkit.types import (
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """What bounds an episode.
+    """Limits of an episode.
 
     Attributes:
-        max_turns: Turns after which it is cut off.
-        max_tokens: Bound on the longest context of an episode, in tokens: the prompt of a turn and room for its
-            completion. That is the whole episode, unless the renderer keeps only some turns of the history.
-        turn_tokens: Tokens of one completion.
-        timeout_s: Seconds until a reset or step counts as hung, which voids the episode.
-        retries: How often a void episode is played again.
+        max_turns: Maximum number of turns.
+        max_tokens: Maximum context length in tokens: the prompt of a turn and room for its completion. The context is
+            the whole episode, unless the renderer keeps only some turns of the history.
+        turn_tokens: Maximum number of tokens of a completion.
+        timeout_s: Timeout of a reset or step in seconds; the episode is then void.
+        retries: Maximum number of retries of a void episode.
     """
 
     max_turns: int
@@ -66,11 +66,11 @@ class Rollout:
     """Plays groups of episodes.
 
     Attributes:
-        host: Where the episodes are.
-        engine: Who plays.
-        renderer: How the two understand each other.
-        limits: What bounds an episode.
-        num_envs: Episodes at once, if the host has room for so many.
+        host: Runs the environments.
+        engine: Samples the completions.
+        renderer: Converts observations to prompts, and completions to actions.
+        limits: Limits of an episode.
+        num_envs: Maximum number of parallel episodes; the capacity of the host is another limit.
     """
 
     host: EnvHost
@@ -92,15 +92,15 @@ class Rollout:
         """Play every task `group_size` times.
 
         Args:
-            tasks: What to play.
-            group_size: Episodes of each task.
+            tasks: Tasks to play.
+            group_size: Episodes per task.
             temperature: Sampling temperature; 0 is greedy.
-            seed: The sampling of an episode's turn follows from this, its place in `tasks`, its member and the turn.
+            seed: Sampling seed; that of a turn follows from it, the index of the task, the member and the turn.
             on_episode: Called after each episode, finished or void.
-            skip: Episodes that are not played, as (place in `tasks`, member).
+            skip: Episodes to leave out, as (index of the task, member).
 
         Returns:
-            One group for each task, in order; an episode that stayed void after all retries is in it as data.
+            One group per task, in order. An episode that is void after all retries is included.
         """
         params = SamplingParams(temperature=temperature, max_tokens=self.limits.turn_tokens, stop=self.renderer.stop)
         waiting = [
@@ -112,17 +112,17 @@ class Rollout:
         plays = list(waiting)
         void: list[Trajectory] = []
         for attempt in range(self.limits.retries + 1):
-            begun = 0
-            while begun < len(waiting):
+            started = 0
+            while started < len(waiting):
                 size = max(1, min(self.num_envs, self.host.capacity))  # a fleet may have shrunk since the last wave
-                await self._wave(waiting[begun : begun + size], on_episode)
-                begun += size
+                await self._wave(waiting[started : started + size], on_episode)
+                started += size
             waiting = [play for play in waiting if play.trajectory().stop.is_void]
             void += [play.trajectory() for play in waiting]
             if not waiting or attempt == self.limits.retries:
                 break
             for play in waiting:
-                play.start_again()
+                play.restart()
         members: list[list[Trajectory]] = [[] for _ in tasks]
         for play in plays:
             members[play.index].append(play.trajectory())
@@ -130,8 +130,8 @@ class Rollout:
         return RolloutResult(groups, tuple(void))
 
     async def _wave(self, plays: Sequence[_Play], on_episode: Callable[[Trajectory], None] | None) -> None:
-        # A reset and a step are each bounded by the timeout, so whoever has a place comes within twice of it.
-        lockstep = Lockstep(len(plays), patience_s=2 * self.limits.timeout_s)
+        # A reset and a step are each bounded by the timeout, so an episode with a slot arrives within twice that.
+        lockstep = Lockstep(len(plays), timeout_s=2 * self.limits.timeout_s)
         async with anyio.create_task_group() as tasks:
             for play in plays:
                 tasks.start_soon(self._play, play, lockstep, on_episode)
@@ -170,7 +170,7 @@ class Rollout:
         while True:
             if prompt.starts_sample:
                 play.ids = []
-                self.engine.forget(play.session)  # its cache holds another beginning
+                self.engine.forget(play.session)  # its cache holds a different prefix
             if len(play.ids) + len(prompt.ids) + limits.turn_tokens > limits.max_tokens:
                 return play.end(StopReason.MAX_TOKENS)
             play.ids += prompt.ids
@@ -197,11 +197,11 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What was played.
+    """The results of a rollout.
 
     Attributes:
-        groups: One for each task, in order.
-        void: Every attempt that was lost, also those whose retry went well.
+        groups: One per task, in order.
+        void: All void attempts, including those with a successful retry.
     """
 
     groups: tuple[Group, ...]
@@ -214,30 +214,29 @@ class RolloutResult:
 
 
 class Lockstep:
-    """Holds the episodes of a wave together: `together` returns when every other one has called it too, or has left.
+    """A barrier for the episodes of a wave: `together` returns when all other episodes have called it or left.
 
-    Episodes that have not arrived yet (they wait for a place) are waited for only so long: places may be held by those
-    who wait here.
+    The wait for episodes that have not arrived yet is bounded: they may need the slots of the waiting episodes.
 
     Args:
         expected: Number of episodes.
-        patience_s: Seconds that those who are here wait for those who have not arrived.
+        timeout_s: Maximum wait in seconds for episodes that have not arrived.
     """
 
-    def __init__(self, expected: int, *, patience_s: float) -> None:
+    def __init__(self, expected: int, *, timeout_s: float) -> None:
         self._expected = expected
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._present = 0
         self._waiting = 0
         self._gate = anyio.Event()
 
     def arrive(self) -> None:
-        """Take part from now on."""
+        """Join the barrier."""
         self._expected -= 1
         self._present += 1
 
     def leave(self, *, arrived: bool) -> None:
-        """Take part no longer, whether or not it ever came to that."""
+        """Leave the barrier; `arrived` is false for an episode that never joined."""
         if arrived:
             self._present -= 1
         else:
@@ -245,16 +244,16 @@ class Lockstep:
         self._open_if_all()
 
     async def together(self) -> None:
-        """Return in the same moment as everybody else who takes part."""
+        """Wait for all other episodes."""
         self._waiting += 1
         gate = self._gate
         self._open_if_all()
         try:
             if self._expected > 0:
-                with anyio.move_on_after(self._patience_s):
+                with anyio.move_on_after(self._timeout_s):
                     await gate.wait()
                 if not gate.is_set():
-                    self._patience_s = 0.0
+                    self._timeout_s = 0.0
                     self._open_if_all()
             await gate.wait()
         except BaseException:
@@ -263,7 +262,7 @@ class Lockstep:
             raise
 
     def _open_if_all(self) -> None:
-        complete = self._expected <= 0 or self._patience_s <= 0
+        complete = self._expected <= 0 or self._timeout_s <= 0
         if complete and self._waiting and self._waiting >= self._present:
             self._gate.set()
             self._gate = anyio.Event()
@@ -272,7 +271,7 @@ class Lockstep:
 
 @dataclass(slots=True)
 class _Play:
-    """An episode while it is played."""
+    """An episode in progress."""
 
     task: Task
     index: int
@@ -288,17 +287,17 @@ class _Play:
 
     @property
     def session(self) -> str:
-        """Name whose alphabetical order is the order of play."""
+        """Session name; names sort in the order of play."""
         return f"{self.index:08d}.{self.member:04d}"
 
     def end(self, stop: StopReason, error: str | None = None, cause: Cause | None = None) -> None:
         self.stop, self.error, self.cause = stop, error, cause
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         self.ids, self.turns, self.stop, self.error, self.cause, self.start = [], [], None, None, None, None
 
     def trajectory(self) -> Trajectory:
-        assert self.stop is not None, "an episode ends with a reason"
+        assert self.stop is not None, "the episode has ended"
         steps: list[Step] = [turn.step for turn in self.turns if turn.step is not None]
         infos: list[Info] = [step.info for step in steps]
         return Trajectory(

@@ -1,4 +1,4 @@
-"""Trajectories to samples: tokens, masks and rewards, side by side."""
+"""Conversion of trajectories to samples: tokens, masks and rewards in parallel sequences."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from envkit.types import Group, Sample, Trajectory, Turn
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
-    """Return the samples of all trajectories that may be learned from, in order.
+    """Return the samples of all valid trajectories, in order.
 
-    Void trajectories (lost sandbox, hung step, broken world) say nothing about the policy and are left out, as are
-    those without a turn.
+    Void trajectories (lost sandbox, hung step, broken environment) carry no information about the policy and are left
+    out, and so are those without a turn.
     """
     played = [
         (trajectory, group.task.key)
@@ -25,9 +25,9 @@ def samples_of(groups: Iterable[Group]) -> list[Sample]:
 
 
 def samples_from(trajectory: Trajectory, group: str, episode: int) -> list[Sample]:
-    """Join the turns of one trajectory into sequences; the mask is 1 on what the policy produced.
+    """Join the turns of one trajectory into sequences; the mask is 1 on the policy's tokens.
 
-    There is one sequence, and a further one from each turn on whose prompt does not continue the turn before.
+    A new sequence starts at each turn with a prompt that does not continue the turn before.
     """
     starts = [number for number, turn in enumerate(trajectory.turns) if number == 0 or turn.starts_sample]
     rewards = tuple(0.0 if turn.step is None else turn.step.reward for turn in trajectory.turns)
@@ -44,14 +44,14 @@ def _sample(turns: Sequence[Turn], first: int, *, group: str, rewards: tuple[flo
     turn_ids: list[int] = []
     versions: list[int] = []
     for number, turn in enumerate(turns, first):
-        given, said = len(turn.new_ids), len(turn.completion.token_ids)
+        prompt_length, completion_length = len(turn.new_ids), len(turn.completion.token_ids)
         token_ids += turn.new_ids
         token_ids += turn.completion.token_ids
-        mask += [0] * given + [1] * said
-        logprobs += [0.0] * given
+        mask += [0] * prompt_length + [1] * completion_length
+        logprobs += [0.0] * prompt_length
         logprobs += turn.completion.logprobs
-        turn_ids += [number] * (given + said)
-        versions += [-1] * given
+        turn_ids += [number] * (prompt_length + completion_length)
+        versions += [-1] * prompt_length
         for version, count in turn.completion.versions:
             versions += [version] * count
     return Sample(

@@ -1,4 +1,4 @@
-"""A request to stop a run early, and what the run has to finish first."""
+"""A request to stop a run early, and the work that the run must finish first."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import anyio
 
 
 class Stop:
-    """Cancels a part of a run when that is requested, and says what the run waits for until it has ended.
+    """Cancels a part of a run on request, and reports what the run waits for until it ends.
 
     Args:
         say: Shows a line.
 
     Attributes:
-        is_requested: Whether the run is to stop.
+        is_requested: Whether a stop was requested.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
         self.is_requested = False
         self._say = say
-        self._said = ""
-        self._busy = "the work under way to be cut, and for the sandboxes to end"
+        self._announced = ""
+        self._busy = "the current work to be cancelled, and for the sandboxes to stop"
         self._scope: anyio.CancelScope | None = None
 
     def request(self, advice: str = "") -> None:
-        """Cancel what runs in `cancels`, now or later; say what has to be finished first, and then `advice`."""
+        """Cancel the block of `cancels`, now or later; report what the run waits for, followed by `advice`."""
         if not self.is_requested:
             self.is_requested = True
             self._announce(advice)
@@ -35,7 +35,7 @@ class Stop:
 
     @contextmanager
     def cancels(self) -> Iterator[None]:
-        """End the block when a stop is requested."""
+        """Cancel the block when a stop is requested."""
         with anyio.CancelScope() as self._scope:
             if self.is_requested:
                 self._scope.cancel()
@@ -43,7 +43,7 @@ class Stop:
 
     @contextmanager
     def waits_for(self, what: str) -> Iterator[None]:
-        """Name what a stop has to wait for while the block runs."""
+        """Make a stop wait for the block, and report it as `what`."""
         outer, self._busy = self._busy, what
         if self.is_requested:
             self._announce()
@@ -53,6 +53,6 @@ class Stop:
             self._busy = outer
 
     def _announce(self, advice: str = "") -> None:
-        if self._said != self._busy:
-            self._said = self._busy
+        if self._announced != self._busy:
+            self._announced = self._busy
             self._say(f"stopping: waiting for {self._busy}{advice}")

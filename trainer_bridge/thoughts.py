@@ -1,4 +1,4 @@
-"""Thoughts in what a language model wrote: ``<think>...</think>``. Free of torch and of chat templates."""
+"""Removal of thoughts, ``<think>...</think>``, from model output. Independent of torch and of chat templates."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _CLOSED_THOUGHT = re.compile(f"{THINK}.*?{END_THINK}", re.DOTALL)
 
 
 def without_thoughts(text: str, *, is_thinking: bool = False) -> str:
-    """Return a completion without its ``<think>...</think>`` blocks and the whitespace that follows them.
+    """Return a completion without its ``<think>...</think>`` blocks and the whitespace after them.
 
-    It is empty where a block was not closed, since the policy was cut off before it answered.
+    The result is empty if a block is not closed: the completion was cut off before its answer.
 
     Args:
         text: The completion.
-        is_thinking: Whether the prompt ended with an open ``<think>``.
+        is_thinking: Whether the prompt ends with an open ``<think>``.
     """
     if is_thinking and END_THINK not in text:
         return ""
-    spoken = _CLOSED_THOUGHT.sub("", text).rpartition(END_THINK)[2]
-    if THINK in spoken:
+    answer = _CLOSED_THOUGHT.sub("", text).rpartition(END_THINK)[2]
+    if THINK in answer:
         return ""
-    return spoken if spoken == text else spoken.lstrip()
+    return answer if answer == text else answer.lstrip()

@@ -1,4 +1,4 @@
-"""How many threads torch computes with: few to play a tiny policy, one a core to learn."""
+"""The number of torch threads: few to sample from a tiny policy, one per core to learn."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Compute with `count` threads in the block; 0 leaves their number as it is.
+    """Set the number of torch threads in the block; 0 does not change it.
 
-    OpenMP keeps this number for each calling thread, so enter the block in the thread that computes.
+    OpenMP keeps this number per calling thread, so enter the block in the thread that computes.
     """
     before = torch.get_num_threads()
     if count and count != before:
@@ -26,16 +26,16 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def learning_threads(load: float) -> tuple[int, str]:
-    """Choose how many threads learn.
+    """Choose the number of threads for learning.
 
     Args:
         load: Load average of the machine before the run.
 
     Returns:
-        The number, and one line that says why it is below the usual one; empty if it is not.
+        The number, and one line with the reason if it is reduced; otherwise an empty line.
     """
     cores = os.cpu_count() or 1
-    usual = torch.get_num_threads()
-    if usual > 1 and load > cores:
+    default = torch.get_num_threads()
+    if default > 1 and load > cores:
         return 1, f"threads: 1 to learn, because the load average {load:.1f} is above the {cores} cores"
-    return usual, ""
+    return default, ""

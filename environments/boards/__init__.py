@@ -1,5 +1,5 @@
-"""Board games: what Sokoban and the frozen lake share, one at a time and many in NumPy.
+"""The base of Sokoban and the frozen lake: single boards, and batches of boards in NumPy.
 
-A game is a `Physics` (what a move does to three cells), options and levels; see `game.BoardGame`. `env.BoardEnv` and
-`vector.BoardVectorEnv` read the same physics, so that they cannot differ.
+A game consists of a `Physics` (the effect of a move on three cells), options and levels; see `game.BoardGame`.
+`env.BoardEnv` and `vector.BoardVectorEnv` read the same physics, so they cannot differ.
 """

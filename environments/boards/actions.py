@@ -1,4 +1,4 @@
-"""Actions: what a player hands to `step`, read as moves. Axes: N boards, T moves of a turn."""
+"""Decoding of actions into moves. Axes: N boards, T moves of a turn."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..board import MOVES
 from .physics import STAY
 
 _SHORT = 64
-"""Characters of the longest answers that are remembered: those without thoughts come again and again."""
+"""Maximum length in characters of a cached answer: short answers, without thoughts, recur often."""
 
 
 def read_answer(answer: Any, most: int) -> tuple[str, ...]:
-    """Return the moves, `most` at most, that a text names; empty when it names none.
+    """Return at most `most` moves from a text; empty if it holds no moves.
 
     Raises:
-        UsageError: It is no text.
+        UsageError: The answer is not a string.
     """
     if not isinstance(answer, str):
         raise UsageError(f"an action must be text, got {answer!r}; make(..., action='index') takes numbers")
@@ -32,31 +32,31 @@ def read_answer(answer: Any, most: int) -> tuple[str, ...]:
 
 
 def read_index(number: Any) -> tuple[str, ...]:
-    """Return the move with a number; empty when there is none.
+    """Return the move with this number; empty if the number is out of range.
 
     Raises:
-        UsageError: It is no integer.
+        UsageError: The number is not an integer.
     """
     try:
-        place = index(number)  # an array without axes is an integer, too
+        action = index(number)  # accepts an array without axes, too
     except TypeError:
         raise UsageError(
             f"an action must be an integer, got {number!r}; make(..., action='text') takes answers"
         ) from None
-    return (MOVES[place],) if 0 <= place < len(MOVES) else ()
+    return (MOVES[action],) if 0 <= action < len(MOVES) else ()
 
 
 def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the numbers of the moves that texts name [N, T], -1 where there are no more, and which could be read.
+    """Return the numbers of the moves in texts [N, T], padded with -1, and which texts are readable [N].
 
-    An answer that cannot be read is one move that does nothing.
+    An unreadable answer counts as one move that does nothing.
 
     Args:
-        answers: A text each.
-        most_N: Moves that one answer may hold; one number stands for all.
+        answers: One text per board.
+        most_N: Maximum moves of an answer; a single number applies to all.
 
     Raises:
-        UsageError: One is no text.
+        UsageError: An answer is not a string.
     """
     try:
         if len(most_N) == 1 and most_N[0] == 1:
@@ -65,7 +65,7 @@ def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDA
         most = np.broadcast_to(most_N, len(answers)).tolist()
         turns = [read_answer(*one) for one in zip(answers, most, strict=True)]
     except (TypeError, AttributeError):
-        raise UsageError("actions must be texts; make_vec(..., action='index') takes numbers") from None
+        raise UsageError("actions must be strings; make_vec(..., action='index') takes numbers") from None
     action_NT = np.full((len(turns), max(1, *map(len, turns), 1)), -1)
     valid_N = np.array([turn != () for turn in turns])
     action_NT[~valid_N, 0] = STAY
@@ -75,10 +75,10 @@ def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDA
 
 
 def read_indices(numbers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the same for numbers of moves, [N, 1].
+    """Return the numbers of the moves [N, 1], and which are in range [N].
 
     Raises:
-        UsageError: They are no integers [N].
+        UsageError: The actions are not N integers.
     """
     try:
         index_N = np.asarray(numbers)
@@ -87,7 +87,7 @@ def read_indices(numbers: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     if index_N.ndim != 1 or index_N.dtype.kind not in "iu":
         raise UsageError(f"actions must be integers, one for each copy, got {index_N.dtype} {index_N.shape}")
     action_N = index_N.astype(np.int64)
-    valid_N = action_N.view(np.uint64) < _STAY_1  # seen as unsigned, numbers below zero are the largest
+    valid_N = action_N.view(np.uint64) < _STAY_1  # as unsigned integers, negative numbers are the largest
     if np.count_nonzero(valid_N) < len(valid_N):
         action_N[~valid_N] = STAY
     return action_N[:, None], valid_N

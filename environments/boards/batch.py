@@ -1,4 +1,4 @@
-"""Many boards of one game as arrays. Axes: N boards, R some of them, S cells of a board, K outcomes (`Tables`)."""
+"""Many boards of one game as arrays. Axes: N boards, R selected boards, S cells of a board, K outcomes (`Tables`)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .level_cache import Drawn
 from .physics import CODES, Physics
 
 _WAYS = 8
-"""Room for actions in an index: a power of two, so that cell and action are joined by a shift."""
-# NumPy is quicker with an array of one than with a number.
+"""Number of actions in an index: a power of two, so that a shift joins cell and action."""
+# NumPy is faster with a one-element array than with a scalar.
 _CODES_1 = np.array([CODES], np.uint8)
 _WAYS_1 = np.array([3])
 
 
 class PlayedMoves(NamedTuple):
-    """What one move each did.
+    """The effects of one move per board.
 
     Attributes:
         moved_N: Whether the board changed.
-        gain_N: How many fewer wanted cells there are.
-        won_N: Whether there are none left.
-        over_N: Whether the game is won or the player lost.
+        gain_N: Decrease of the number of wanted cells.
+        won_N: Whether no wanted cells are left.
+        over_N: Whether the game is won or lost.
     """
 
     moved_N: NDArray[np.bool_]
@@ -40,7 +40,7 @@ class BoardBatch(ABC):
     Attributes:
         side: Cells along one side.
         here_N: The players' cells.
-        left_N: How many wanted cells there still are.
+        left_N: Remaining wanted cells.
     """
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
@@ -57,7 +57,7 @@ class BoardBatch(ABC):
         """Play one action on every board; `STAY` does nothing."""
 
     def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
-        """Put new levels, or the same one, on the boards `rows_R`."""
+        """Put new levels, one per board or the same for all, on the boards `rows_R`."""
         self._cells_NS[rows_R] = levels.cells_RS
         self.here_N[rows_R] = levels.here_R
         self.left_N[rows_R] = levels.wanted_R
@@ -76,7 +76,7 @@ class BoardBatch(ABC):
 
 
 class Pushing(BoardBatch):
-    """Boards of which a move changes what is ahead and what is beyond."""
+    """Boards on which a move changes the cell ahead of the player and the one beyond it."""
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
         super().__init__(physics, num_boards, side)
@@ -100,7 +100,7 @@ class Pushing(BoardBatch):
         left_N = moved_N.view(np.uint8) * _CODES_1
         left_N += cells.take(here_N)
         arrived_N = tables.ahead_K.take(key_N)
-        # What does not move is written as it was; a board never writes another's cells.
+        # Unmoved cells are written with their old value; a board never writes to another board's cells.
         cells[here_N] = tables.left_S.take(left_N)
         cells[at_N] = arrived_N
         cells[past_N] = tables.beyond_K.take(key_N)
@@ -113,9 +113,9 @@ class Pushing(BoardBatch):
 
 
 class Walking(BoardBatch):
-    """Boards that a move changes only by where the player is: nothing but the edge stops it, and one wanted cell wins.
+    """Boards on which a move changes only the player's position: only the edge stops it, and one wanted cell wins.
 
-    The cells are kept as they are without a player.
+    The cells are stored without the player.
     """
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
@@ -123,12 +123,12 @@ class Walking(BoardBatch):
         self._ahead, _ = _neighbours(side)
         tables = self._tables
         self._under_S = tables.left_S[-CODES:]
-        # What a cell does to whoever arrives, by its code alone: the rules are those with nothing beyond.
+        # The player's symbol on arrival, by the code of the cell; these rules do not depend on the cell beyond.
         self._arrived_S = tables.ahead_K[CODES - 1 :: CODES].copy()
         self._wins_S = tables.gain_K[CODES - 1 :: CODES] > 0
         self._ends_S = self._wins_S | tables.is_fatal_S[self._arrived_S]
         self._shown_N = np.zeros(num_boards, np.uint8)
-        self._map: _Map | None = None  # what all boards have, when they all have the same level
+        self._map: _Map | None = None  # set while all boards have the same level
 
     def place(self, rows_R: NDArray[np.int64], levels: Drawn) -> None:
         if self._map is not None and levels is self._map.level:
@@ -182,7 +182,7 @@ class Walking(BoardBatch):
 
 
 class _Map(NamedTuple):
-    """A level that all boards have: what is the case when the player is on each of its cells."""
+    """Lookup tables for a level that all boards share, by the player's cell."""
 
     level: Drawn
     wins_S: NDArray[np.bool_]
@@ -191,12 +191,12 @@ class _Map(NamedTuple):
 
 
 def batch_of(physics: Physics, num_boards: int, side: int) -> BoardBatch:
-    """Return boards that play by `physics`."""
+    """Return boards with the rules of `physics`."""
     return (Pushing if physics.reach == 2 else Walking)(physics, num_boards, side)
 
 
 class _Writing:
-    """Turns arrays of codes into texts, all at once."""
+    """Converts arrays of codes to texts, in one batch."""
 
     def __init__(self, symbols: str, num_boards: int, side: int) -> None:
         self._side = side
@@ -218,9 +218,9 @@ class _Writing:
 
 
 def _neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the cells ahead and beyond, by ``cell * 8 + action``; whoever would leave the board stays.
+    """Return the cells ahead and beyond, by ``cell * 8 + action``; a move off the board stays on its cell.
 
-    Beyond the board lies, in place of nothing, the cell ahead: it is a wall in every game that looks so far.
+    If the cell beyond is off the board, the table holds the cell ahead: a wall, in every game that reads it.
     """
     ahead = np.zeros((side * side, _WAYS), np.int64)
     beyond = np.zeros((side * side, _WAYS), np.int64)

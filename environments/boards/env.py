@@ -29,47 +29,47 @@ RENDER_MODES = ("text", "ansi", "rgb_array")
 
 METRICS = {"action_is_valid": "mean", "action_is_effective": "mean", "success": "last"}
 MAX_ANSWER = 1 << 20
-"""Characters of the longest answer that the action space holds; longer ones are played, too."""
+"""Maximum length in characters of an answer in the action space; longer answers are played, too."""
 
 
 def spaces_of(
     game: BoardGame[Any], options: BoardOptions, observation: str, action: str
 ) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Return what one copy of `game` observes and does.
+    """Return the observation space and the action space of one copy of `game`.
 
     Raises:
-        OptionError: There is no such kind of observation or action.
+        OptionError: The kind of observation or action is unknown.
     """
     check_choice("observation", observation, OBSERVATIONS)
     check_choice("action", action, ACTIONS)
     side = options.side
-    seen = Box(0, len(game.physics.symbols) - 1, (side, side), np.uint8) if observation == "grid" else Utf8Text(4096)
-    return seen, Utf8Text(MAX_ANSWER) if action == "text" else Discrete(len(MOVES))
+    space = Box(0, len(game.physics.symbols) - 1, (side, side), np.uint8) if observation == "grid" else Utf8Text(4096)
+    return space, Utf8Text(MAX_ANSWER) if action == "text" else Discrete(len(MOVES))
 
 
 def choose(game: BoardGame[OptionsT], options: Mapping[str, Any]) -> OptionsT:
-    """Return the options that hold when `reset` changes none.
+    """Return the default options of the episodes of one environment.
 
     Raises:
-        OptionError: An option is unknown or its value is refused.
+        OptionError: An option is unknown or its value is invalid.
     """
-    return override(game.usual, options)
+    return override(game.defaults, options)
 
 
-def change(usual: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
-    """Return the options of an episode: the usual ones with the changes that `reset` was given.
+def change(defaults: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
+    """Return the options of an episode: the defaults with the changes passed to `reset`.
 
     Raises:
-        OptionError: An option is unknown, its value is refused, or it cannot be changed by `reset`.
+        OptionError: An option is unknown, its value is invalid, or `reset` cannot change it.
     """
-    for name in usual.for_make.intersection(changes or ()):
-        if changes is not None and changes[name] != getattr(usual, name):
-            raise OptionError(name, "is taken by make, and by register(..., options=...), not by reset")
-    return override(usual, changes)
+    for name in defaults.for_make.intersection(changes or ()):
+        if changes is not None and changes[name] != getattr(defaults, name):
+            raise OptionError(name, "cannot be set by reset, only by make or register(..., options=...)")
+    return override(defaults, changes)
 
 
 def draw(game: BoardGame[OptionsT], seed: int, options: OptionsT) -> Level:
-    """Return the level that an episode with `seed` begins with."""
+    """Return the level of the episode with `seed`."""
     count = game.num_levels(options)
     return game.draw(seed if count is None else spread(seed) % count, options)
 
@@ -85,12 +85,12 @@ class BoardEnv(gymnasium.Env[Any, Any]):
 
     Args:
         observation: ``"text"``, the board with rules and notices, or ``"grid"``, codes of the cells [size, size].
-        action: ``"text"``, an answer such as ``<answer>up</answer>``, or ``"index"``, the place of the move in `MOVES`.
-        render_mode: ``"text"`` or ``"ansi"`` (with colours) gives the board, ``"rgb_array"`` a picture of it.
+        action: ``"text"``, an answer such as ``<answer>up</answer>``, or ``"index"``, the index of the move in `MOVES`.
+        render_mode: ``"text"`` or ``"ansi"`` (with colours) renders the board as text, ``"rgb_array"`` as a picture.
         options: The game's options, which ``reset(options=...)`` overrides for one episode.
 
     Raises:
-        OptionError: An option is unknown or its value is refused.
+        OptionError: An option is unknown or its value is invalid.
     """
 
     game: ClassVar[BoardGame[Any]]
@@ -102,31 +102,31 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         if render_mode is not None:
             check_choice("render_mode", render_mode, RENDER_MODES)
         self.render_mode = render_mode
-        self._usual = choose(self.game, options)
-        self.observation_space, self.action_space = spaces_of(self.game, self._usual, observation, action)
+        self._defaults = choose(self.game, options)
+        self.observation_space, self.action_space = spaces_of(self.game, self._defaults, observation, action)
         self._is_grid = observation == "grid"
         self._is_text = action == "text"
         self._running = False
         self._first, self._episode = -1, -1
         self._cells: list[str] = []
-        self._options = self._usual
+        self._options = self._defaults
 
     def __repr__(self) -> str:
-        usual = self.game.usual
-        chosen = [(one.name, getattr(self._usual, one.name)) for one in fields(self._usual)]
-        told = ", ".join(f"{name}={value!r}" for name, value in chosen if value != getattr(usual, name))
-        return f"{type(self).__name__}({told})"
+        defaults = self.game.defaults
+        chosen = [(one.name, getattr(self._defaults, one.name)) for one in fields(self._defaults)]
+        changed = ", ".join(f"{name}={value!r}" for name, value in chosen if value != getattr(defaults, name))
+        return f"{type(self).__name__}({changed})"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Begin an episode: the level of `seed`, or without one the level that follows the last.
+        """Start an episode with the level of `seed`; without a seed, with the next level of the sequence.
 
-        `options` override those of make for this episode. Returns the observation, and an info with ``success``,
+        `options` override those of `make` for this episode. Returns the observation, and an info with ``success``,
         ``legal_moves`` and, for random levels, ``level``.
         """
         self._running = False
-        chosen = change(self._usual, options)
-        if self._is_grid and chosen.side != self._usual.side:
-            raise OptionError("size", f"is {self._usual.side} as long as observations are grids, got {chosen.side}")
+        chosen = change(self._defaults, options)
+        if self._is_grid and chosen.side != self._defaults.side:
+            raise OptionError("size", f"must stay {self._defaults.side} for grid observations, got {chosen.side}")
         super().reset(seed=seed)
         if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))
@@ -135,7 +135,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._first, self._episode, self._options = first, episode, chosen
         if episode == 0:
             self._ticks = 0
-        self._terms = self.game.terms(chosen)
+        self._params = self.game.params(chosen)
         self._shown = None if chosen.symbols is None else _translation(chosen)
         self._cells = list(level.board)
         self._here = self.game.physics.find_player(level.board)
@@ -153,21 +153,21 @@ class BoardEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """Play an answer such as ``"<answer>up</answer>"`` (or the number of a move, with ``action="index"``).
 
-        An answer that cannot be read is a move that does nothing. Returns observation, reward, whether the game is won
+        An unreadable answer is a move that does nothing. Returns the observation, the reward, whether the game is won
         or lost (terminated), whether the moves ran out (truncated), and an info with ``action_is_valid``,
         ``action_is_effective``, ``success`` and ``legal_moves``.
         """
         if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
-        moves = read_answer(action, self._terms.turn) if self._is_text else read_index(action)
-        terms, physics = self._terms, self.game.physics
+        moves = read_answer(action, self._params.turn) if self._is_text else read_index(action)
+        params, physics = self._params, self.game.physics
         total = 0.0
         effective = won = lost = late = False
         for move in moves or (None,):
             gain = 0
             if move is not None:
-                if terms.slip:
-                    move = slipped(move, terms.slip, chance(self._first, self._ticks))
+                if params.slip:
+                    move = slipped(move, params.slip, chance(self._first, self._ticks))
                 moved = physics.move(self._cells, self._here, self._steps[move])
                 if moved is not None:
                     effective, gain = True, moved
@@ -177,17 +177,17 @@ class BoardEnv(gymnasium.Env[Any, Any]):
                     lost = self._cells[self._here] in physics.fatal
             self._moves += 1
             self._ticks += 1
-            total += terms.move + terms.progress * gain + (terms.won if won else 0.0)
-            late = self._moves >= terms.limit and not (won or lost)
+            total += params.move + params.progress * gain + (params.won if won else 0.0)
+            late = self._moves >= params.limit and not (won or lost)
             if won or lost or late:
                 self._running = False
                 break
         if late:
-            total += terms.unfinished * (self._goals - self._left) / self._goals
+            total += params.unfinished * (self._goals - self._left) / self._goals
         notice = ""
         if not moves:
-            total -= terms.penalty
-            notice = unreadable(terms.turn) if terms.notices else ""
+            total -= params.penalty
+            notice = unreadable(params.turn) if params.notices else ""
         info: Info = {
             "action_is_valid": moves != (),
             "action_is_effective": effective,
@@ -197,7 +197,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         return self._observe(notice), total, won or lost, late, info
 
     def render(self) -> Any:
-        """Return the board as it is now; None before the first reset, or without a render mode."""
+        """Return the current board; None before the first reset, or without a render mode."""
         if not self._cells or self.render_mode is None:
             return None
         return show("".join(self._cells), self.game, self._options, self.render_mode)
@@ -212,12 +212,12 @@ class BoardEnv(gymnasium.Env[Any, Any]):
 
 
 def unreadable(turn: int) -> str:
-    """Return what stands above the board when an answer could not be read, its line end included."""
+    """Return the notice above the board after an unreadable answer, with its line end."""
     return f"{UNREADABLE if turn == 1 else UNREADABLE_TURN}\n"
 
 
 def show(board: str, game: BoardGame[Any], options: BoardOptions, render_mode: str) -> str | NDArray[np.uint8]:
-    """Return `board` as `render_mode` has it."""
+    """Return `board` as text or picture, by `render_mode`."""
     if render_mode == "rgb_array":
         return paint(encode(board, game).reshape(options.side, options.side), game.tiles())
     if options.spaced:

@@ -1,4 +1,4 @@
-"""Terms: the numbers that an episode is played by, and what they come to for many episodes at once. Axes: N boards."""
+"""Numeric parameters of an episode, and their arrays for many episodes. Axes: N boards."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 
 class BatchParams(NamedTuple):
-    """The numbers that an episode is played by.
+    """The numeric parameters of an episode.
 
     Attributes:
-        limit: Moves until it is truncated.
+        limit: Moves until the episode is truncated.
         slip: Chance that a move goes to one of its two sides instead.
-        penalty: Subtracted from the reward of a turn whose answer cannot be read.
+        penalty: Amount subtracted from the reward of a turn with an unreadable answer.
         move: Reward of every move.
-        progress: Reward of every wanted cell that is gone, and cost of each that comes back.
+        progress: Reward of every wanted cell that becomes done, and cost of each that becomes wanted again.
         won: Reward of winning.
-        unfinished: Times the share that is done of all that is wanted or done: reward when the moves run out.
-        turn: Moves that one answer may hold.
-        notices: Whether an answer that cannot be read is told so.
+        unfinished: Reward when the moves run out, multiplied by the share of done cells among wanted and done ones.
+        turn: Maximum moves of an answer.
+        notices: Whether an unreadable answer causes a notice above the board.
     """
 
     limit: int
@@ -35,7 +35,7 @@ class BatchParams(NamedTuple):
 
 
 class EpisodeParams(NamedTuple):
-    """The same for many boards, see `BatchParams`: of shape [1], or [N] for boards that differ."""
+    """The parameters of `BatchParams` as arrays: of shape [1], or [N] if the boards differ."""
 
     limit: NDArray[Any]
     slip: NDArray[Any]
@@ -49,7 +49,7 @@ class EpisodeParams(NamedTuple):
 
 
 class Rewards(NamedTuple):
-    """See `BatchParams`."""
+    """The rewards among the parameters; see `BatchParams`."""
 
     move: float = 0.0
     progress: float = 0.0
@@ -58,7 +58,7 @@ class Rewards(NamedTuple):
 
 
 class Matters(NamedTuple):
-    """Which of the terms have an effect in any row; `rewards` says whether any but 1 for winning is paid at once."""
+    """Parameters with an effect on any board; `rewards` is false if winning pays 1 and nothing else pays per move."""
 
     rewards: bool
     slip: bool
@@ -66,23 +66,23 @@ class Matters(NamedTuple):
     unfinished: bool
 
 
-def matters_of(terms: EpisodeParams) -> Matters:
-    slip, penalty, unfinished = (bool(np.any(term)) for term in (terms.slip, terms.penalty, terms.unfinished))
-    rewards = bool(np.any(terms.move) or np.any(terms.progress) or np.any(terms.won != 1))
+def matters_of(params: EpisodeParams) -> Matters:
+    slip, penalty, unfinished = (bool(np.any(array)) for array in (params.slip, params.penalty, params.unfinished))
+    rewards = bool(np.any(params.move) or np.any(params.progress) or np.any(params.won != 1))
     return Matters(rewards, slip, penalty, unfinished)
 
 
-def as_arrays(terms: BatchParams) -> EpisodeParams:
-    """Return the terms as arrays of one each: NumPy is quicker with them than with numbers."""
-    return EpisodeParams(*(np.array([term]) for term in terms))
+def as_arrays(params: BatchParams) -> EpisodeParams:
+    """Return the parameters as one-element arrays: NumPy is faster with them than with scalars."""
+    return EpisodeParams(*(np.array([value]) for value in params))
 
 
 SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}
-"""Where a move goes that slips, for the lowest and for the highest numbers (the order of Gymnasium's FrozenLake)."""
+"""The two sides of a move: the first for the lowest random numbers, the second for the highest, as in Gymnasium."""
 
 
 def slipped(move: str, slip: float, chance: float) -> str:
-    """Return where `move` goes: to its first side below ``slip / 2``, to its second from ``1 - slip / 2``."""
+    """Return the actual move: the first side below ``slip / 2``, the second from ``1 - slip / 2``, else `move`."""
     if chance < slip / 2:
         return SIDES[move][0]
     return SIDES[move][1] if chance >= 1 - slip / 2 else move

@@ -1,4 +1,4 @@
-"""What a board game has to say, and the options that all of them have."""
+"""The interface of a board game, and the options that all board games share."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ ONE_MOVE = "one move, like this: <answer>up</answer>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardOptions(ABC):
-    """What can be changed about every board game.
+    """Options of every board game.
 
     Attributes:
-        max_moves: Moves until the episode is truncated, 1 to 10,000; None means what the game finds right for its size.
+        max_moves: Moves until the episode is truncated, 1 to 10,000; None means the game's default for its size.
         split: Draw only levels of this split ("train", "validation" or "eval"); None draws any.
-        num_levels: Draw from this many levels, which are the same for all seeds, 1 to 100,000; None draws a new one for
-            every seed. Among hundreds of small ones some are alike.
-        instructions: Whether observations carry rules and notices, or only the board.
-        symbols: The characters that cells are shown as, in the order of the game's own; None means its own.
-        spaced: Whether a space stands between the symbols of a line: a BPE tokenizer merges ``____`` into one token.
-        actions_per_turn: Moves that one answer may hold, joined by ``||``, 1 to 100.
-        format_penalty: What is subtracted from the reward when an answer cannot be read, 0 to 100.
+        num_levels: Size of the fixed set of levels to draw from, 1 to 100,000; None draws a new level for every seed.
+            Among hundreds of small levels some are equal.
+        instructions: Whether observations include rules and notices, or only the board.
+        symbols: The characters to show for the cells, in the order of the game's own symbols; None keeps those.
+        spaced: Whether to put a space between the symbols of a line: a BPE tokenizer merges ``____`` into one token.
+        actions_per_turn: Maximum moves of an answer, joined by ``||``, 1 to 100.
+        format_penalty: Amount subtracted from the reward for an unreadable answer, 0 to 100.
     """
 
     canonical: ClassVar[str]
     """The game's own symbols."""
     for_make: ClassVar[frozenset[str]] = frozenset()
-    """Options that only `make` takes: a caller of a served world must not choose them."""
+    """Options that only `make` takes: a client of a served environment must not choose them."""
 
     max_moves: int | None = None
     split: Split | None = None
@@ -75,7 +75,7 @@ class BoardOptions(ABC):
 
     @property
     def shown(self) -> dict[str, str]:
-        """The symbol that each of the game's own is shown as."""
+        """The character to show, by the game's own symbol."""
         return dict(zip(self.canonical, self.symbols or self.canonical, strict=True))
 
     @property
@@ -89,11 +89,11 @@ OptionsT = TypeVar("OptionsT", bound=BoardOptions)
 
 
 class Level(NamedTuple):
-    """Where an episode begins.
+    """The start of an episode.
 
     Attributes:
         board: The board, in the game's own symbols.
-        facts: What is known about it: ``shortest``, the moves of a shortest solution, unless nobody knows.
+        facts: Known facts about the level, such as ``shortest``, the moves of a shortest solution; may be empty.
     """
 
     board: str
@@ -104,28 +104,28 @@ class BoardGame(ABC, Generic[OptionsT]):
     """A game on a board, without state.
 
     Attributes:
-        physics: What moves do.
-        usual: Its options when nobody chooses any.
+        physics: The effects of moves.
+        defaults: The default options.
     """
 
     physics: ClassVar[Physics]
-    usual: OptionsT
+    defaults: OptionsT
 
     @abstractmethod
     def rules(self, options: OptionsT) -> str:
-        """Return what a player is told before the first board."""
+        """Return the rules that the player reads above the first board."""
 
     @abstractmethod
     def draw(self, seed: int, options: OptionsT) -> Level:
-        """Return the level of `seed`: the same in every process.
+        """Return the level of `seed`, the same in every process.
 
         Raises:
-            OptionError: There is no level such as the options ask for.
+            OptionError: No level fits the options.
         """
 
     @abstractmethod
     def rewards(self, options: OptionsT) -> Rewards:
-        """Return what is rewarded."""
+        """Return the rewards of moves, progress and winning."""
 
     @abstractmethod
     def tiles(self) -> NDArray[np.uint8]:
@@ -134,18 +134,18 @@ class BoardGame(ABC, Generic[OptionsT]):
     @property
     @abstractmethod
     def styles(self) -> Mapping[str, str]:
-        """The terminal's colours, by symbol."""
+        """Terminal colours, by symbol."""
 
     def slip(self, options: OptionsT) -> float:
         """Return the chance that a move goes to one of its sides."""
         return 0.0
 
     def num_levels(self, options: OptionsT) -> int | None:
-        """Return how many levels there are; None when every seed has its own. `draw` then takes their numbers."""
+        """Return the number of levels, which `draw` then takes by index; None if every seed has its own level."""
         return options.num_levels
 
-    def terms(self, options: OptionsT) -> BatchParams:
-        """Return the numbers that an episode with these options is played by."""
+    def params(self, options: OptionsT) -> BatchParams:
+        """Return the parameters of an episode with these options."""
         return BatchParams(
             options.move_limit,
             float(self.slip(options)),

@@ -1,4 +1,4 @@
-"""Levels as arrays, and where they are kept. Axes: R levels, S cells of a board."""
+"""A cache of levels as arrays. Axes: R levels, S cells of a board."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Drawn(NamedTuple):
     Attributes:
         cells_RS: Codes of the cells.
         here_R: The players' cells.
-        wanted_R: How many wanted cells there are.
-        goals_R: How many wanted cells and done ones.
+        wanted_R: Number of wanted cells.
+        goals_R: Number of wanted and done cells together.
         facts: See `Level`; [R] each.
     """
 
@@ -30,14 +30,14 @@ class Drawn(NamedTuple):
 
 
 class LevelCache:
-    """Where levels come from, for one choice of options. Where their number is bounded, each is drawn only once."""
+    """Draws the levels of one set of options. If their number is bounded, each level is drawn only once."""
 
     def __init__(self, game: BoardGame[Any], options: Any) -> None:
         self._game = game
         self._options = options
         self._count = game.num_levels(options)
-        self._kept: Drawn | None = None
-        self._is_kept = np.zeros(0 if self._count is None else self._count, np.bool_)
+        self._cached: Drawn | None = None
+        self._is_cached = np.zeros(0 if self._count is None else self._count, np.bool_)
 
     @property
     def is_single(self) -> bool:
@@ -45,41 +45,41 @@ class LevelCache:
         return self._count == 1
 
     def draw(self, seeds: Sequence[int], spread_R: NDArray[np.uint64]) -> Drawn:
-        """Return the levels of the seeds, given as they are and spread; one row for all where there is only one."""
+        """Return the levels of `seeds`; a single row if there is only one level. `spread_R` holds the spread seeds."""
         if self._count is None:
             return self._encode([self._game.draw(seed, self._options) for seed in seeds])
         if self.is_single:
             return self.only()
         number_R = (spread_R % np.uint64(self._count)).astype(np.int64)
-        if self._kept is None or not self._is_kept.all():
-            missing = np.unique(number_R[~self._is_kept[number_R]])
+        if self._cached is None or not self._is_cached.all():
+            missing = np.unique(number_R[~self._is_cached[number_R]])
             if len(missing):
-                self._keep(missing)
-        assert self._kept is not None
-        return _rows(self._kept, number_R)
+                self._add(missing)
+        assert self._cached is not None
+        return _rows(self._cached, number_R)
 
     def only(self) -> Drawn:
         """Return the only level, as one row."""
-        if self._kept is None:
-            self._keep(_ZERO)
-        assert self._kept is not None
-        return self._kept
+        if self._cached is None:
+            self._add(_ZERO)
+        assert self._cached is not None
+        return self._cached
 
-    def _keep(self, numbers: NDArray[np.int64]) -> None:
+    def _add(self, numbers: NDArray[np.int64]) -> None:
         drawn = self._encode([self._game.draw(int(number), self._options) for number in numbers])
-        if self._kept is None:
-            count = len(self._is_kept)
+        if self._cached is None:
+            count = len(self._is_cached)
             facts = {name: np.zeros(count, np.int64) for name in drawn.facts}
             cells = np.zeros((count, drawn.cells_RS.shape[1]), np.uint8)
             here, wanted, goals = np.zeros((3, count), np.int64)
-            self._kept = Drawn(cells, here, wanted, goals, facts)
-        self._kept.cells_RS[numbers] = drawn.cells_RS
-        self._kept.here_R[numbers] = drawn.here_R
-        self._kept.wanted_R[numbers] = drawn.wanted_R
-        self._kept.goals_R[numbers] = drawn.goals_R
+            self._cached = Drawn(cells, here, wanted, goals, facts)
+        self._cached.cells_RS[numbers] = drawn.cells_RS
+        self._cached.here_R[numbers] = drawn.here_R
+        self._cached.wanted_R[numbers] = drawn.wanted_R
+        self._cached.goals_R[numbers] = drawn.goals_R
         for name, fact_R in drawn.facts.items():
-            self._kept.facts[name][numbers] = fact_R
-        self._is_kept[numbers] = True
+            self._cached.facts[name][numbers] = fact_R
+        self._is_cached[numbers] = True
 
     def _encode(self, levels: Sequence[Level]) -> Drawn:
         symbols = self._game.physics.symbols

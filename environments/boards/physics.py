@@ -1,7 +1,7 @@
-"""Physics: what a move does, said once, for a board that is text and for a thousand boards that are arrays.
+"""The physics of a board game: one definition for a single board as text and for batches of boards as arrays.
 
-A move changes at most three cells in a row: the one that the player leaves, the one ahead and the one beyond. A rule
-about the last two is asked once for every pair of symbols, when the physics is made; then playing is looking up.
+A move changes at most three cells in a row: the player's cell, the one ahead and the one beyond. The constructor
+evaluates the rule for every pair of symbols ahead and beyond; after that, a move is a table lookup.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ..board import MOVES, steps_of
 STAY = len(MOVES)
 """Number of the action that does nothing, after the moves."""
 EDGE = "\n"
-"""What lies beyond the last cell of a row."""
+"""The symbol beyond the last cell of a row."""
 CODES = 8
-"""Room for the codes of symbols in an index: a power of two, so that two codes are joined by a shift."""
+"""Number of symbol codes in an index: a power of two, so that a shift joins two codes."""
 
 Rule = Callable[[str, str], "tuple[str, str] | None"]
 
 
 class _MoveOutcome(NamedTuple):
     ahead: str
-    beyond: str | None  # None when it stays as it is
+    beyond: str | None  # None if unchanged
     gain: int
 
 
 class Tables(NamedTuple):
-    """The physics for arrays. Codes are places in `Physics.symbols`; K is ``ahead * 8 + beyond``, S a code.
+    """The physics as arrays. Codes are indices into `Physics.symbols`; K is ``ahead * 8 + beyond``, S a code.
 
     Attributes:
-        ahead_K: Code that the cell ahead gets.
-        beyond_K: Code that the cell beyond gets.
+        ahead_K: New code of the cell ahead.
+        beyond_K: New code of the cell beyond.
         moves_K: Whether the player moves.
-        gain_K: How many fewer wanted cells there are.
-        left_S: Code that the player's cell gets when it is left; ``8 + S`` for moving, ``S`` for staying.
-        is_fatal_S: Whether the player is lost on a cell of this code.
+        gain_K: Decrease of the number of wanted cells.
+        left_S: New code of the player's old cell; index ``8 + S`` if the player moves, ``S`` if not.
+        is_fatal_S: Whether the game is lost when the player's cell has this code.
     """
 
     ahead_K: NDArray[np.uint8]
@@ -54,14 +54,14 @@ class Physics:
     """The rules of one game.
 
     Args:
-        symbols: What a cell can be, at most 7; its code is its place here.
-        players: What each symbol of the player leaves behind.
-        rule: Given what is ahead of the player and beyond it (`EDGE` for nothing), what both become; None when nothing
-            can move. It is never asked about a player ahead.
-        wanted: The game is won when no cell shows this any more.
-        done: What is shown in place of it when one is gone.
-        fatal: The game is lost when the player shows as this; empty when it cannot be.
-        reach: 2 when a move can change the cell beyond, otherwise 1.
+        symbols: The symbols of the cells, at most 7; the code of a symbol is its index.
+        players: The player's symbols, each with the symbol that the player leaves behind.
+        rule: Maps the symbols ahead and beyond (`EDGE` off the board) to their new symbols; None if the player cannot
+            move. It is never called with a player ahead.
+        wanted: The game is won when no cell has this symbol.
+        done: The symbol of a cell that was wanted and is done.
+        fatal: The game is lost when the player has this symbol; empty if it cannot be lost.
+        reach: 2 if a move can change the cell beyond, otherwise 1.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Physics:
                     )
 
     def find_player(self, board: str) -> int:
-        """Return the player's cell; -1 when there is none."""
+        """Return the player's cell; -1 without a player."""
         return max(board.find(player) for player in self.players)
 
     def move(self, cells: list[str], here: int, step: int) -> int | None:
         """Move the player in `cells` from `here` by `step` cells.
 
         Returns:
-            How many fewer wanted cells there are; None when something stands in the way, and nothing was changed.
+            The decrease of the number of wanted cells; None if the move is blocked and nothing changed.
         """
         at = here + step
         past = at + step
@@ -118,7 +118,7 @@ class Physics:
         return gain
 
     def play(self, board: str, move: str) -> str:
-        """Return the board after `move`; the very same text when something stands in the way."""
+        """Return the board after `move`; the same object if the move is blocked."""
         cells = list(board)
         gain = self.move(cells, self.find_player(board), steps_of(board.find("\n") + 1)[move])
         return board if gain is None else "".join(cells)

@@ -1,8 +1,8 @@
-"""Pictures of boards: frames out of tiles, the tiles themselves, and text in a terminal's colours.
+"""Pictures of boards: tiles, frames made of tiles, and coloured text for a terminal.
 
-A tile is drawn from masks, each saying which part of it a shape covers. Lengths are in pixels of the finished tile, x
-to the right and y down from its top left corner, fractions allowed. Masks are finer than the tile, so that edges come
-out smooth when `Canvas.pixels` averages them.
+A tile is drawn from masks; a mask marks the part of the tile that a shape covers. Lengths are in pixels of the finished
+tile, may be fractions, and count from the top left corner: x to the right, y down. Masks have a higher resolution than
+the tile; `Canvas.pixels` averages them, which smooths the edges.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIXELS = 32
-"""Pixels along one side of a tile that is drawn here."""
+"""Pixels along one side of a tile."""
 _FINE = 4
 """Samples along one side of a pixel."""
 _SIDE = PIXELS * _FINE
@@ -25,14 +25,14 @@ _RESET = "\x1b[0m"
 _SKIN = "#f6cfa6"
 
 Mask = NDArray[np.bool_]
-"""Which samples of a tile a shape covers. Masks are combined with ``&``, ``|`` and ``~``."""
+"""The samples of a tile that a shape covers. Masks are combined with ``&``, ``|`` and ``~``."""
 
 
 def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return pictures of boards.
 
     Args:
-        codes: What each cell is, of shape (..., rows, columns).
+        codes: The code of each cell, of shape (..., rows, columns).
         tiles: The picture of each code, of shape (codes, P, P, 3).
 
     Returns:
@@ -43,25 +43,25 @@ def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint
     """
     *batch, rows, columns = codes.shape
     count, pixels = tiles.shape[:2]
-    # One line of pixels of each tile is copied at a time, straight to where it belongs.
+    # Copy one line of pixels of each tile at a time, directly to its destination.
     lines = np.ascontiguousarray(tiles.transpose(1, 0, 2, 3)).reshape(pixels * count, pixels * 3)
     if codes.size and codes.max() >= count:
-        raise IndexError(f"there are {count} tiles, and a cell has code {codes.max()}")
+        raise IndexError(f"a cell has code {codes.max()}, but there are only {count} tiles")
     at = codes[..., :, None, :] + (np.arange(pixels) * count)[:, None]
     frames: NDArray[np.uint8] = lines.take(at, axis=0).reshape(*batch, rows * pixels, columns * pixels, 3)
     return frames
 
 
 def colour(board: str, styles: Mapping[str, str], shown: Mapping[str, str]) -> str:
-    """Return a board as it is shown, in colours for a terminal.
+    """Return a board as coloured text for a terminal.
 
-    Without its escape sequences it is the text that is shown without colours. Every line ends in the terminal's own
+    Without the escape sequences, the text is the same as without colours. Every line ends in the terminal's default
     colours.
 
     Args:
         board: The board, in the game's own symbols.
-        styles: How symbols look, as parameters of an SGR sequence (ECMA-48) such as ``1;33``; the others look plain.
-        shown: The character that stands for each of the game's symbols; the others stand for themselves.
+        styles: Style by symbol, as parameters of an SGR sequence (ECMA-48) such as ``1;33``; other symbols are plain.
+        shown: The character to show for each of the game's symbols; other symbols are shown unchanged.
     """
     return "\n".join([_colour_line(line, styles, shown) for line in board.split("\n")])
 
@@ -70,25 +70,25 @@ def _colour_line(line: str, styles: Mapping[str, str], shown: Mapping[str, str])
     parts: list[str] = []
     style = ""
     for style, run in groupby(line, lambda symbol: styles.get(symbol, "")):
-        # Each run begins at zero, since a style need not name everything that the one before it changed.
+        # Each run starts with a reset, since a style need not override everything that the previous style set.
         parts.append(f"\x1b[0;{style}m" if style else _RESET if parts else "")
         parts.extend([shown.get(symbol, symbol) for symbol in run])
     return "".join(parts) + (_RESET if style else "")
 
 
 class Canvas:
-    """A tile while it is drawn, in one colour at first."""
+    """A drawing surface for one tile; it starts with a single colour."""
 
     def __init__(self, ground: str) -> None:
         self._samples = np.empty((_SIDE, _SIDE, 3), np.float32)
         self._samples[:] = _rgb(ground)
 
     def fill(self, mask: Mask, colour: str, opacity: float = 1.0) -> None:
-        """Lay `colour`, such as ``"#e69f00"``, over what `mask` covers; `opacity` in [0, 1]."""
+        """Fill the area of `mask` with `colour`, such as ``"#e69f00"``; `opacity` in [0, 1]."""
         self._samples[mask] += (_rgb(colour) - self._samples[mask]) * np.float32(opacity)
 
     def lay(self, above: Canvas, mask: Mask) -> None:
-        """Lay what is on another canvas over what `mask` covers."""
+        """Copy the area of `mask` from the canvas `above`."""
         self._samples[mask] = above._samples[mask]
 
     def pixels(self) -> NDArray[np.uint8]:
@@ -99,9 +99,9 @@ class Canvas:
 
 
 def rectangle(left: float, top: float, right: float, bottom: float, *, radius: float = 0.0) -> Mask:
-    """Return a rectangle whose corners are rounded by `radius`."""
+    """Return a rectangle with corners rounded by `radius`."""
     x, y = _grid()
-    # How far outside the rectangle that remains when its border of width `radius` is taken off.
+    # Distance to the rectangle without its border of width `radius`.
     beside = np.maximum(np.maximum(left + radius - x, x - right + radius), 0)
     above = np.maximum(np.maximum(top + radius - y, y - bottom + radius), 0)
     inside: Mask = (left <= x) & (x < right) & (top <= y) & (y < bottom)
@@ -109,7 +109,7 @@ def rectangle(left: float, top: float, right: float, bottom: float, *, radius: f
 
 
 def disc(x: float, y: float, radius: float, *, height: float | None = None) -> Mask:
-    """Return a disc, or an ellipse that reaches `radius` to the sides and `height` up and down."""
+    """Return a disc, or an ellipse with half-width `radius` and half-height `height`."""
     across, down = _grid()
     mask: Mask = ((across - x) / radius) ** 2 + ((down - y) / (radius if height is None else height)) ** 2 <= 1
     return mask
@@ -121,7 +121,7 @@ def ring(x: float, y: float, radius: float, width: float) -> Mask:
 
 
 def polygon(*corners: tuple[float, float]) -> Mask:
-    """Return a polygon: every point from which a ray to the right crosses its border an odd number of times."""
+    """Return a polygon, filled by the even-odd rule."""
     x, y = _grid()
     inside = np.zeros((_SIDE, _SIDE), np.bool_)
     for (from_x, from_y), (to_x, to_y) in zip(corners, corners[1:] + corners[:1], strict=True):
@@ -144,7 +144,7 @@ def line(*points: tuple[float, float], width: float) -> Mask:
 
 
 def grown(mask: Mask, by: float) -> Mask:
-    """Return `mask` and all that is at most `by` away from it, to a quarter of a pixel."""
+    """Return `mask` grown by `by` pixels in all directions, rounded to a quarter of a pixel."""
     reach = round(by * _FINE)
     padded = np.pad(mask, reach)
     wide = np.zeros_like(mask)
@@ -156,7 +156,7 @@ def grown(mask: Mask, by: float) -> Mask:
 
 
 def stacked(canvases: Sequence[Canvas]) -> NDArray[np.uint8]:
-    """Return finished tiles in the order of their codes, of shape (codes, PIXELS, PIXELS, 3), not to be written to."""
+    """Return finished tiles in the order of their codes, as a read-only array (codes, PIXELS, PIXELS, 3)."""
     tiles = np.stack([canvas.pixels() for canvas in canvases])
     tiles.flags.writeable = False
     return tiles
@@ -164,13 +164,13 @@ def stacked(canvases: Sequence[Canvas]) -> NDArray[np.uint8]:
 
 @cache
 def _grid() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return x [1, samples] and y [samples, 1] of the samples' centres."""
+    """Return the x [1, samples] and y [samples, 1] of the sample centres."""
     centres = ((np.arange(_SIDE) + 0.5) / _FINE).astype(np.float32)
     return centres[None, :], centres[:, None]
 
 
 def _rgb(colour: str) -> NDArray[np.float32]:
-    return np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)], np.float32)
+    return np.array([int(colour[start : start + 2], 16) for start in (1, 3, 5)], np.float32)
 
 
 def draw_person(
@@ -183,16 +183,16 @@ def draw_person(
     hands: Sequence[tuple[float, float]],
     is_well: bool = True,
 ) -> None:
-    """Draw the one who plays, seen from the front.
+    """Draw the player, seen from the front.
 
     Args:
-        canvas: What to draw on.
-        x: Middle of the face.
-        y: The same; the feet stand 15 pixels lower.
+        canvas: The canvas to draw on.
+        x: Centre of the face.
+        y: Centre of the face; the feet are 15 pixels lower.
         coat: Colour of the clothes.
-        cap: What is worn on the head, which is left for the caller to fill.
-        hands: Where the two hands are, the one on the left first.
-        is_well: Whether eyes look and the mouth smiles, or all is lost.
+        cap: Shape of the cap; only its outline is drawn, the caller fills it.
+        hands: Positions of the two hands, the left one in the picture first.
+        is_well: Whether the player smiles; otherwise the eyes are crosses.
     """
     head = disc(x, y, 6.8, height=6.4)
     body = rectangle(x - 5, y + 4, x + 5, y + 12.5, radius=2.5)

@@ -1,4 +1,4 @@
-"""Slips of many boards: which moves go sideways. Axes: N boards, R some of them, K moves ahead."""
+"""Slip noise for many boards: turns some moves sideways. Axes: N boards, R selected boards, K moves ahead."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..counter_rng import chance_B, chances_of_B
 from .episode_params import SIDES, EpisodeParams
 
 _AHEAD = 32
-"""Moves whose chances are made at once: one move at a time they would cost as much as the rest of a step."""
+"""Moves to draw in one batch: drawing them one at a time would cost as much as the rest of a step."""
 
 
 class SlipNoise:
-    """Turns the moves of N boards as `terms.slipped` turns one, by the chances of each board's seed.
+    """Applies `episode_params.slipped` to the moves of N boards, with the random numbers of each board's seed.
 
     Args:
         num_boards: N.
@@ -25,50 +25,50 @@ class SlipNoise:
         self._stride_N = np.zeros(num_boards, np.uint32)
         self._side_NK = np.zeros((num_boards, _AHEAD), np.int8)
         self._row_N = np.arange(num_boards) * _AHEAD
-        self._from_N = self._row_N.copy()  # place of a board's chances minus the moves that it had made then
+        self._from_N = self._row_N.copy()  # index of a board's numbers minus its move count when they were drawn
         self._turns_left = 0
 
     def seed(self, rows_R: NDArray[np.int64], spread_R: NDArray[np.uint64]) -> None:
-        """Give boards new seeds, which are already spread."""
+        """Set new seeds, already spread, for some boards."""
         self._first_N[rows_R], self._stride_N[rows_R] = chances_of_B(spread_R)
         self.forget()
 
     def forget(self) -> None:
-        """Make chances anew before they are used: seeds, moves or terms are others than they were."""
+        """Discard the numbers drawn ahead, since seeds, move counts or parameters have changed."""
         self._turns_left = 0
 
-    def turn(self, action_N: NDArray[np.int64], moves_N: NDArray[np.int64], terms: EpisodeParams) -> NDArray[np.int64]:
-        """Return where the moves go.
+    def turn(self, action_N: NDArray[np.int64], moves_N: NDArray[np.int64], params: EpisodeParams) -> NDArray[np.int64]:
+        """Return the actual moves.
 
         Args:
-            action_N: Numbers of the moves.
-            moves_N: How many moves each board has made since it was seeded; between two calls at most one more.
-            terms: What the boards are played by.
+            action_N: Numbers of the intended moves.
+            moves_N: Moves of each board since its seed was set; at most one more than in the previous call.
+            params: Parameters of the episodes.
         """
         if self._turns_left == 0:
-            self._look_ahead(moves_N, terms)
+            self._draw_ahead(moves_N, params)
         self._turns_left -= 1
         turn_N = action_N << _TWO
         turn_N += self._side_NK.take(moves_N + self._from_N)
         turned_N: NDArray[np.int64] = _TURNS.take(turn_N)
         return turned_N
 
-    def _look_ahead(self, moves_N: NDArray[np.int64], terms: EpisodeParams) -> None:
+    def _draw_ahead(self, moves_N: NDArray[np.int64], params: EpisodeParams) -> None:
         count_NK = np.add.outer(moves_N.astype(np.uint32), np.arange(_AHEAD).astype(np.uint32))
         chance_NK = chance_B(self._first_N[:, None], self._stride_N[:, None], count_NK)
-        low_N1, high_N1 = (_bound(share)[:, None] for share in (terms.slip / 2, 1 - terms.slip / 2))
+        low_N1, high_N1 = (_bound(share)[:, None] for share in (params.slip / 2, 1 - params.slip / 2))
         np.add((chance_NK >= low_N1).view(np.int8), (chance_NK >= high_N1).view(np.int8), out=self._side_NK)
         np.subtract(self._row_N, moves_N, out=self._from_N)
         self._turns_left = _AHEAD
 
 
 def _bound(share_N: NDArray[np.float64]) -> NDArray[np.uint64] | NDArray[np.uint32]:
-    """Return from which chance, times 2**32, on a number is not below the share; 32 bits where they hold it."""
+    """Return the smallest 32-bit random number that is not below the share; with 64 bits if it does not fit into 32."""
     bound_N: NDArray[np.float64] = np.ceil(share_N * 2.0**32)
     return bound_N.astype(np.uint64) if bound_N.max() >= 2.0**32 else bound_N.astype(np.uint32)
 
 
 _TURNS = np.array(
     [[*(MOVES.index(to) for to in (SIDES[move][0], move, SIDES[move][1])), 0] for move in MOVES] + [[len(MOVES)] * 4]
-).reshape(-1)  # by four times the move and 0 for its first side, 1 for no slip, 2 for its second side
+).reshape(-1)  # by four times the move, plus 0 for its first side, 1 for no slip, 2 for its second side
 _TWO = np.array([2])

@@ -1,7 +1,7 @@
 """Many board games as one ``gymnasium.vector.VectorEnv``, stepped in NumPy.
 
-Whatever Gymnasium's ``SyncVectorEnv`` over single boards would return, this returns: observations, rewards, ends and
-infos, from the same seeds and for the same actions, in all three ways of starting again.
+It returns the same observations, rewards, ends and infos as Gymnasium's ``SyncVectorEnv`` over single boards, for the
+same seeds and actions, in all three autoreset modes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ Infos = dict[str, Any]
 class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     """Many copies of a board game.
 
-    Arrays in infos may be the same ones under several names, and in ``legal_moves`` every list is: read them only.
+    Infos may share arrays between keys, and ``legal_moves`` shares its lists between boards: do not modify them.
 
     Args:
         num_envs: Number of copies, at least 1.
-        autoreset: When a finished copy starts again.
-        options: As for `BoardEnv`. All copies have one size, one set of symbols and the same `spaced`.
+        autoreset: When to reset a finished copy.
+        options: As for `BoardEnv`. All copies have the same `size`, `symbols` and `spaced`.
 
     Raises:
-        OptionError: An option is unknown or its value is refused.
+        OptionError: An option is unknown or its value is invalid.
     """
 
     game: ClassVar[BoardGame[Any]]
@@ -65,31 +65,33 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             check_choice("render_mode", render_mode, RENDER_MODES)
         self.num_envs = num_envs
         self.render_mode = render_mode
-        self._usual = choose(self.game, options)
-        self.single_observation_space, self.single_action_space = spaces_of(self.game, self._usual, observation, action)
+        self._defaults = choose(self.game, options)
+        self.single_observation_space, self.single_action_space = spaces_of(
+            self.game, self._defaults, observation, action
+        )
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._autoreset = AutoresetMode(autoreset)
         self.metadata = {**BoardEnv.metadata, "autoreset_mode": self._autoreset}
         self._is_grid = observation == "grid"
         self._is_text = action == "text"
-        self._batch = batch_of(self.game.physics, num_envs, self._usual.side)
-        self._shelf = LevelCache(self.game, self._usual)
-        self._usual_terms = self._terms = as_arrays(self.game.terms(self._usual))
-        self._matters = matters_of(self._terms)
-        self._slips = SlipNoise(num_envs)
-        self._firsts: list[Any] = [None] * num_envs  # the seed of each row's last reset with one; None before
+        self._batch = batch_of(self.game.physics, num_envs, self._defaults.side)
+        self._level_cache = LevelCache(self.game, self._defaults)
+        self._default_params = self._params = as_arrays(self.game.params(self._defaults))
+        self._matters = matters_of(self._params)
+        self._slip_noise = SlipNoise(num_envs)
+        self._firsts: list[Any] = [None] * num_envs  # seed of each row's last reset with a seed; None before
         self._first_N = np.zeros(num_envs, np.uint64)  # the same, spread
         self._episode_N = np.full(num_envs, -1)
         self._ticks_N = np.zeros(num_envs, np.int64)  # moves since then
-        self._deadline_N = np.zeros(num_envs, np.int64)  # at which the episode is truncated
+        self._deadline_N = np.zeros(num_envs, np.int64)  # tick at which the episode is truncated
         self._goals_N = np.ones(num_envs, np.int64)
         self._was_reset = False
         self._is_over_N = np.zeros(num_envs, np.bool_)
         self._any_over = False
         self._texts = [""] * num_envs
-        self._rules = _above(self.game, self._usual)
-        self._symbols = self._usual.symbols or self._usual.canonical
+        self._rules = _above(self.game, self._defaults)
+        self._symbols = self._defaults.symbols or self._defaults.canonical
         self._all_N = _frozen(np.ones(num_envs, np.bool_))
         self._legal_N = np.full(num_envs, None, dtype=object)
         self._legal_N[:] = [list(MOVES)] * num_envs
@@ -98,25 +100,26 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Infos]:
-        self._was_reset = False  # a refused reset leaves nothing that could be stepped
+        self._was_reset = False  # after a refused reset, step must fail
         changes = dict(options or {})
         mask_N = _mask(changes.pop("reset_mask", self._all_N), self.num_envs)
-        chosen = change(self._usual, changes)
+        chosen = change(self._defaults, changes)
         for name, differs in (
-            ("size", chosen.side != self._usual.side),
-            ("symbols", chosen.symbols != self._usual.symbols),
-            ("spaced", chosen.spaced != self._usual.spaced),
+            ("size", chosen.side != self._defaults.side),
+            ("symbols", chosen.symbols != self._defaults.symbols),
+            ("spaced", chosen.spaced != self._defaults.spaced),
         ):
             if differs:
-                raise OptionError(name, "is the same for all copies; choose it in make_vec, or take mode='sync'")
+                raise OptionError(name, "must be the same for all copies; pass it to make_vec, or use mode='sync'")
         seeds = _seeds(seed, self.num_envs)
         rows_R = np.flatnonzero(mask_N)
-        shelf = self._shelf if chosen is self._usual else LevelCache(self.game, chosen)
-        begun = [self._next(row, seeds[row]) for row in rows_R.tolist()]
-        level_seeds = [episode_seed(first, episode) for first, episode in begun]
-        drawn = shelf.draw(level_seeds, spread_B(np.array([seed & _BITS for seed in level_seeds], np.uint64)))
-        self._set_terms(rows_R, self._usual_terms if chosen is self._usual else as_arrays(self.game.terms(chosen)))
-        self._begin(rows_R, begun)
+        cache = self._level_cache if chosen is self._defaults else LevelCache(self.game, chosen)
+        started = [self._next(row, seeds[row]) for row in rows_R.tolist()]
+        level_seeds = [episode_seed(first, episode) for first, episode in started]
+        drawn = cache.draw(level_seeds, spread_B(np.array([seed & _BITS for seed in level_seeds], np.uint64)))
+        is_default = chosen is self._defaults
+        self._set_params(rows_R, self._default_params if is_default else as_arrays(self.game.params(chosen)))
+        self._begin(rows_R, started)
         self._start(rows_R, drawn)
         self._is_over_N = self._is_over_N & ~mask_N
         self._any_over = bool(self._is_over_N.any())
@@ -135,33 +138,33 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         if not self._was_reset:
             raise StepOrderError("step before reset")
         action_NT, valid_N = self._read(actions)
-        again_N, again_R = self._is_over_N, _NOBODY
-        begun: Infos = {}
+        restart_N, restart_R = self._is_over_N, _NO_ROWS
+        restarted: Infos = {}
         played_N = self._all_N
         if self._any_over:
-            again_R = again_N.nonzero()[0]
+            restart_R = restart_N.nonzero()[0]
             if self._autoreset is AutoresetMode.DISABLED:
-                raise StepOrderError(f"copies {again_R.tolist()[:8]} have ended: reset them with reset_mask")
-            # They begin first and then stay where they are, so that one look at all boards shows both kinds.
-            begun = self._start_again(again_N, again_R)
-            action_NT[again_R, 0] = STAY
+                raise StepOrderError(f"copies {restart_R.tolist()[:8]} have ended: reset them with reset_mask")
+            # Finished copies restart first and then stay in place, so that one pass observes all boards.
+            restarted = self._restart(restart_N, restart_R)
+            action_NT[restart_R, 0] = STAY
             if action_NT.shape[1] > 1:
-                action_NT[again_R, 1:] = -1
-            played_N = ~again_N
+                action_NT[restart_R, 1:] = -1
+            played_N = ~restart_N
         reward_N, terminated_N, truncated_N, moved_N, won_N = self._play(action_NT, valid_N, played_N)
-        infos = self._step_infos(played_N, len(again_R), valid_N, moved_N, won_N) | begun
+        infos = self._step_infos(played_N, len(restart_R), valid_N, moved_N, won_N) | restarted
         if not self._is_grid:
             self._texts = self._boards()
-            self._notice(~valid_N & played_N, again_R)
+            self._add_texts_above(~valid_N & played_N, restart_R)
         self._is_over_N = terminated_N | truncated_N
         self._any_over = bool(np.count_nonzero(self._is_over_N))
         if self._any_over and self._autoreset is AutoresetMode.SAME_STEP:
-            infos = self._end_and_start_again(infos, self._is_over_N)
+            infos = self._end_and_restart(infos, self._is_over_N)
             self._any_over = False
         return self._observe(), reward_N, terminated_N, truncated_N, infos
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return what every copy shows now; None without a render mode."""
+        """Return a rendering of every copy; None without a render mode."""
         if self.render_mode is None:
             return None
         if not self._was_reset:
@@ -169,13 +172,13 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         if self.render_mode == "rgb_array":
             return tuple(paint(self._batch.grids(), self.game.tiles()))
         boards = self._batch.texts(self.game.physics.symbols)
-        return tuple(show(board, self.game, self._usual, self.render_mode) for board in boards)
+        return tuple(show(board, self.game, self._defaults, self.render_mode) for board in boards)
 
     def _play(
         self, action_NT: NDArray[np.int64], valid_N: NDArray[np.bool_], played_N: NDArray[np.bool_]
     ) -> _StepArrays:
-        """Play a turn of one move or several, in the rows that play."""
-        terms = self._terms
+        """Play a turn of one or more moves in the rows `played_N`."""
+        params = self._params
         turn = self._move(action_NT[:, 0], played_N)
         for action_N in action_NT.T[1:] if action_NT.shape[1] > 1 else ():
             goes_on_N = ~(turn.terminated_N | turn.truncated_N) & (action_N >= 0)
@@ -186,25 +189,25 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             for whole_N, part_N in zip(turn[1:], more[1:], strict=True):
                 whole_N |= part_N & goes_on_N
         if self._matters.unfinished:
-            done_N = (self._goals_N - self._batch.left_N) * terms.unfinished / self._goals_N
+            done_N = (self._goals_N - self._batch.left_N) * params.unfinished / self._goals_N
             turn.reward_N[turn.truncated_N] += done_N[turn.truncated_N]
         if self._matters.penalty and not valid_N.all():
             unread_N = ~valid_N & played_N
-            turn.reward_N[unread_N] -= np.broadcast_to(terms.penalty, self.num_envs)[unread_N]
+            turn.reward_N[unread_N] -= np.broadcast_to(params.penalty, self.num_envs)[unread_N]
         return turn
 
     def _move(self, action_N: NDArray[np.int64], playing_N: NDArray[np.bool_]) -> _StepArrays:
-        """Play one move; rows that do not play stay, and nothing is rewarded there."""
-        terms = self._terms
+        """Play one move; other rows stay in place, without a reward."""
+        params = self._params
         if self._matters.slip:
-            action_N = self._slips.turn(action_N, self._ticks_N, terms)
+            action_N = self._slip_noise.turn(action_N, self._ticks_N, params)
         moved_N, gain_N, won_N, over_N = self._batch.play(action_N)
         self._ticks_N += playing_N
         reward_N = won_N.astype(np.float64)
         if self._matters.rewards:
-            reward_N *= terms.won
-            moves_N = gain_N * terms.progress
-            moves_N += terms.move
+            reward_N *= params.won
+            moves_N = gain_N * params.progress
+            moves_N += params.move
             reward_N += moves_N
             if playing_N is not self._all_N:
                 reward_N *= playing_N
@@ -212,48 +215,48 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         return _StepArrays(reward_N, over_N, truncated_N, moved_N, won_N)
 
     def _read(self, actions: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the numbers of the moves of every turn [N, T], -1 where there are no more, and which could be read."""
+        """Return the numbers of the moves of every turn [N, T], padded with -1, and which actions are readable [N]."""
         if isinstance(actions, str) or not hasattr(actions, "__len__") or len(actions) != self.num_envs:
             raise UsageError(f"there are {self.num_envs} copies, got {np.size(actions)} actions")
-        return read_answers(actions, self._terms.turn) if self._is_text else read_indices(actions)
+        return read_answers(actions, self._params.turn) if self._is_text else read_indices(actions)
 
     def _next(self, row: int, seed: int | None) -> tuple[int, int]:
-        """Return the seed that a row's next episode follows from, and its number since then."""
+        """Return the first seed of a row's sequence of episodes, and the number of its next episode."""
         if seed is None and self._firsts[row] is None:
             seed = int(self.np_random.integers(1 << 31))
         return (self._firsts[row], int(self._episode_N[row]) + 1) if seed is None else (int(seed), 0)
 
-    def _begin(self, rows_R: NDArray[np.int64], begun: Sequence[tuple[int, int]]) -> None:
-        """Count a new episode in each row."""
-        for row, (first, episode) in zip(rows_R.tolist(), begun, strict=True):
+    def _begin(self, rows_R: NDArray[np.int64], started: Sequence[tuple[int, int]]) -> None:
+        """Record a new episode in each row."""
+        for row, (first, episode) in zip(rows_R.tolist(), started, strict=True):
             self._firsts[row], self._episode_N[row] = first, episode
             if episode == 0:
                 self._ticks_N[row] = 0
-        self._first_N[rows_R] = spread_B(np.array([first & _BITS for first, _ in begun], np.uint64))
-        self._slips.seed(rows_R, self._first_N[rows_R])
+        self._first_N[rows_R] = spread_B(np.array([first & _BITS for first, _ in started], np.uint64))
+        self._slip_noise.seed(rows_R, self._first_N[rows_R])
 
     def _start(self, rows_R: NDArray[np.int64], drawn: Drawn) -> None:
         """Put new levels on the boards `rows_R`."""
         self._batch.place(rows_R, drawn)
-        limit = self._terms.limit
+        limit = self._params.limit
         self._deadline_N[rows_R] = self._ticks_N[rows_R] + (limit if len(limit) == 1 else limit[rows_R])
         if self._matters.unfinished:
             self._goals_N[rows_R] = drawn.goals_R
 
-    def _start_again(self, again_N: NDArray[np.bool_], rows_R: NDArray[np.int64]) -> Infos:
-        """Begin the next episode in each row; return its infos."""
-        self._episode_N += again_N
-        self._set_terms(rows_R, self._usual_terms)
-        if self._shelf.is_single:
-            drawn = self._shelf.only()
+    def _restart(self, restart_N: NDArray[np.bool_], rows_R: NDArray[np.int64]) -> Infos:
+        """Start the next episode in each row; return its infos."""
+        self._episode_N += restart_N
+        self._set_params(rows_R, self._default_params)
+        if self._level_cache.is_single:
+            drawn = self._level_cache.only()
         else:
             seed_R = episode_seed_B(self._first_N[rows_R], self._episode_N[rows_R])
-            drawn = self._shelf.draw(seed_R.tolist(), spread_B(seed_R))
+            drawn = self._level_cache.draw(seed_R.tolist(), spread_B(seed_R))
         self._start(rows_R, drawn)
-        return self._level_infos(again_N, rows_R, drawn.facts)
+        return self._level_infos(restart_N, rows_R, drawn.facts)
 
-    def _end_and_start_again(self, infos: Infos, ended_N: NDArray[np.bool_]) -> Infos:
-        """Begin the next episode where one has just ended; its infos take the place of the last ones."""
+    def _end_and_restart(self, infos: Infos, ended_N: NDArray[np.bool_]) -> Infos:
+        """Start the next episode in the rows that have just ended; its infos replace those of the last step."""
         rows_R = ended_N.nonzero()[0]
         goes_on_N = ~ended_N
         final_N = np.full(self.num_envs, None, dtype=object)
@@ -267,7 +270,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         last["legal_moves"], last["_legal_moves"] = self._legal(ended_N), ended_N
         following["legal_moves"], following["_legal_moves"] = self._legal_N, self._all_N
         following |= {"final_obs": final_N, "_final_obs": ended_N, "final_info": last, "_final_info": ended_N}
-        following |= self._start_again(ended_N, rows_R)
+        following |= self._restart(ended_N, rows_R)
         if not self._is_grid:
             self._write(rows_R, self._rules)
         return following
@@ -275,7 +278,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     def _step_infos(
         self,
         played_N: NDArray[np.bool_],
-        num_begun: int,
+        num_started: int,
         valid_N: NDArray[np.bool_],
         moved_N: NDArray[np.bool_],
         won_N: NDArray[np.bool_],
@@ -286,8 +289,8 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             "legal_moves": self._legal_N,
             "_legal_moves": self._all_N,
         }
-        if num_begun < self.num_envs:
-            infos["action_is_valid"] = valid_N & played_N if num_begun else valid_N
+        if num_started < self.num_envs:
+            infos["action_is_valid"] = valid_N & played_N if num_started else valid_N
             infos["action_is_effective"] = moved_N
             infos["_action_is_valid"] = infos["_action_is_effective"] = played_N
         return infos
@@ -309,34 +312,34 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         legal_N[~mask_N] = None
         return legal_N
 
-    def _set_terms(self, rows_R: NDArray[np.int64], terms: EpisodeParams) -> None:
-        """Play the rows by `terms`. They become arrays when they first differ from the usual ones."""
-        if self._terms is self._usual_terms:
-            if terms is self._usual_terms:
+    def _set_params(self, rows_R: NDArray[np.int64], params: EpisodeParams) -> None:
+        """Set the parameters of the rows. They grow to one per row when they first differ from the defaults."""
+        if self._params is self._default_params:
+            if params is self._default_params:
                 return
-            self._terms = EpisodeParams(*(np.repeat(term, self.num_envs) for term in self._usual_terms))
-        for term_N, term in zip(self._terms, terms, strict=True):
-            term_N[rows_R] = term
-        self._matters = matters_of(self._terms)
-        self._slips.forget()
+            self._params = EpisodeParams(*(np.repeat(array, self.num_envs) for array in self._default_params))
+        for param_N, param in zip(self._params, params, strict=True):
+            param_N[rows_R] = param
+        self._matters = matters_of(self._params)
+        self._slip_noise.forget()
 
     def _write(self, rows_R: NDArray[np.int64], above: str) -> None:
         for row, text in zip(rows_R.tolist(), self._boards(rows_R), strict=True):
             self._texts[row] = above + text
 
     def _boards(self, rows_R: NDArray[np.int64] | None = None) -> list[str]:
-        """Return the boards as they are observed; None for all."""
+        """Return the boards as observed; None for all."""
         texts = self._batch.texts(self._symbols, rows_R)
-        return [spread_out(text) for text in texts] if self._usual.spaced else texts
+        return [spread_out(text) for text in texts] if self._defaults.spaced else texts
 
-    def _notice(self, unread_N: NDArray[np.bool_], again_R: NDArray[np.int64]) -> None:
-        """Put above the boards what stands there: notices, and rules where an episode begins."""
+    def _add_texts_above(self, unread_N: NDArray[np.bool_], restart_R: NDArray[np.int64]) -> None:
+        """Add notices above the boards, and rules where an episode starts."""
         if unread_N.any():
-            turn_N = np.broadcast_to(self._terms.turn, self.num_envs)
-            for row in (self._terms.notices & unread_N).nonzero()[0].tolist():
+            turn_N = np.broadcast_to(self._params.turn, self.num_envs)
+            for row in (self._params.notices & unread_N).nonzero()[0].tolist():
                 self._texts[row] = unreadable(int(turn_N[row])) + self._texts[row]
         if self._rules:
-            for row in again_R.tolist():
+            for row in restart_R.tolist():
                 self._texts[row] = self._rules + self._texts[row]
 
     def _observe(self) -> Any:
@@ -344,7 +347,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 class _StepArrays(NamedTuple):
-    """What a turn brought."""
+    """The results of a turn."""
 
     reward_N: NDArray[np.float64]
     terminated_N: NDArray[np.bool_]
@@ -354,7 +357,7 @@ class _StepArrays(NamedTuple):
 
 
 def _above(game: BoardGame[Any], options: BoardOptions) -> str:
-    """Return what stands above the first board."""
+    """Return the text above the first board."""
     return f"{game.rules(options)}\n\n" if options.instructions else ""
 
 
@@ -384,4 +387,4 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-_NOBODY = np.zeros(0, np.int64)
+_NO_ROWS = np.zeros(0, np.int64)

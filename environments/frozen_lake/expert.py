@@ -1,4 +1,4 @@
-"""A player that knows the lake."""
+"""The expert player of the frozen lake."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .slippery import best_moves
 
 
 class FrozenLakeExpert:
-    """Knows the shortest ways over a lake that it sees, and on slippery ice a plan that reckons with slips.
+    """Plays shortest paths over the lake it sees; on slippery ice it plays a plan that accounts for slips.
 
     Args:
-        symbols: Like the others, an option of the episodes that it plays; see `LakeOptions`.
+        symbols: This and the other arguments are options of the episodes to play; see `LakeOptions`.
         spaced: See `symbols`.
-        slip: Above 0 it plays the plan of `best_moves`.
-        size: Says with `map` and `max_moves` how many moves that plan is for.
+        slip: Above 0, the expert plays the plan of `best_moves`.
+        size: Determines, with `map` and `max_moves`, the move limit of that plan.
         map: See `size`.
         max_moves: See `size`.
-        options: Those that change nothing that it does.
+        options: Options without an effect on the expert.
 
     Raises:
-        OptionError: There are no episodes with such options.
+        OptionError: An option is invalid.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class FrozenLakeExpert:
         **options: JSON,
     ) -> None:
         chosen = LakeOptions(symbols=symbols, spaced=spaced, slip=slip, size=size, map=map, max_moves=max_moves)
-        # What is ours and not among theirs means nothing.
-        self._meaning = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
+        # Map the shown symbols to ours; a symbol of ours that is not shown is unknown.
+        self._to_ours = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
         self._spaced = spaced
         self._slip = slip
         self._move_limit = chosen.move_limit
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return every first move of a shortest path; on slippery ice every one that `best_moves` gives.
+        """Return the first moves of all shortest paths; on slippery ice those of `best_moves`.
 
-        Empty after the end, and when there is no path.
+        Empty after the end, and if there is no path.
         """
         board = self._read(observation)
         layers = layers_of(board)
@@ -64,7 +64,7 @@ class FrozenLakeExpert:
         return [move for move, cell in zip(MOVES, around, strict=True) if cell & layers[-1]]
 
     def is_tricky(self, observation: Observation) -> bool:
-        """Say whether some move that brings the player nearer to the goal as the crow flies falls into a hole."""
+        """Return whether some move straight towards the goal falls into a hole."""
         board = self._read(observation)
         here, goal, width = board.find("P"), board.find("G"), board.find("\n") + 1
         if here < 0 or goal < 0:
@@ -80,4 +80,4 @@ class FrozenLakeExpert:
 
     def _read(self, observation: Observation) -> str:
         board = find_board(observation.text, spaced=self._spaced)
-        return board if self._meaning is None else board.translate(self._meaning)
+        return board if self._to_ours is None else board.translate(self._to_ours)

@@ -1,4 +1,4 @@
-"""The frozen lake as a game; the package's doc string is its card."""
+"""The frozen lake as a game; the docstring of the package describes the environment."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _ARRIVALS = {"_": "P", "O": "X", "G": "√"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeOptions(BoardOptions):
-    """What can be changed about the lake.
+    """Options of the frozen lake.
 
     Attributes:
         size: Cells along one side, 2 to 32; None means 4, or the size of `map`.
         frozen: Chance in [0, 1] that a cell other than start and goal is ice.
         slip: Chance in [0, 1] that a move goes to one of its two sides instead, each side equally likely.
-        map: One map instead of random ones: "4x4" or "8x8" for Gymnasium's own, or rows in its letters, such as
-            ["SF", "HG"]; it belongs to no split.
-        max_moves: None means 10 up to size 4 and five eighths of the number of cells beyond; with a map 100 up to size
-            4 and 200 beyond, as in Gymnasium.
+        map: A fixed map instead of random ones: "4x4" or "8x8" for Gymnasium's own maps, or rows in Gymnasium's
+            letters, such as ["SF", "HG"]; a map has no splits.
+        max_moves: None means 10 up to size 4, and 5/8 of the number of cells for larger sizes; with a map 100 up to
+            size 4, and 200 for larger ones, as in Gymnasium.
     """
 
     canonical: ClassVar[str] = SYMBOLS
@@ -56,14 +56,14 @@ class LakeOptions(BoardOptions):
             check_integer("size", self.size, low=2, high=32)
         check_number("frozen", self.frozen, low=0, high=1)
         check_number("slip", self.slip, low=0, high=1)
-        BoardOptions.__post_init__(self)  # a class with slots is made anew, which `super()` does not notice
+        BoardOptions.__post_init__(self)  # not super(): `dataclass(slots=True)` creates a new class
         lake = self.own_lake
         if lake is not None:
             if self.size not in (None, self.side):
                 raise OptionError("size", f"is {self.size}, but the map has {self.side} rows")
             for name in ("split", "num_levels"):
                 if getattr(self, name) is not None:
-                    raise OptionError(name, "goes with random lakes, not with a map")
+                    raise OptionError(name, "applies to random lakes, not to a map")
 
     @property
     def own_lake(self) -> Lake | None:
@@ -100,7 +100,7 @@ class LakeGame(BoardGame[LakeOptions]):
     """The frozen lake, without state."""
 
     physics = Physics(SYMBOLS, {"P": "_", "X": "_", "√": "_"}, _rule, wanted="G", done="√", fatal="X")
-    usual = LakeOptions()
+    defaults = LakeOptions()
 
     def rules(self, options: LakeOptions) -> str:
         slip = _SLIP.format(slip=options.slip) if options.slip else ""
@@ -131,12 +131,12 @@ class LakeGame(BoardGame[LakeOptions]):
 
 
 class FrozenLake(BoardEnv):
-    """The lake as an environment."""
+    """The frozen lake as an environment."""
 
     game = LakeGame()
 
 
 class FrozenLakeVector(BoardVectorEnv):
-    """Many lakes that step together, in NumPy."""
+    """Many frozen lakes that step together, in NumPy."""
 
     game = FrozenLake.game

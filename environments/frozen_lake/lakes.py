@@ -1,4 +1,4 @@
-"""Lakes: drawn at random until they can be crossed, or Gymnasium's own, or anybody's."""
+"""Levels of the frozen lake: random maps with a path to the goal, Gymnasium's maps, or maps of the caller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from envkit.types import stable_hash
 from ..split import Split, split_of
 
 SYMBOLS = "_OGPX√"
-"""Ice, hole, goal, player, player in a hole, player on the goal; their places here are their codes in grids."""
+"""Ice, hole, goal, player, player in a hole, player on the goal; the index of a symbol is its code in grids."""
 
 MAPS = {
     "4x4": ("SFFF", "FHFH", "FFFH", "HFFG"),
@@ -23,7 +23,7 @@ MAPS = {
 
 _DRAWS = 20_000
 _CELLS = 2_000_000
-"""Bounds on the search for a lake: maps drawn, and cells in them."""
+"""Bounds on the search for a lake: number of maps drawn, and of their cells."""
 _OURS = str.maketrans("SFHG", "P_OG")
 _FREE = str.maketrans({"_": "1", "G": "1", "P": "1", "O": "0", "\n": "0"})
 
@@ -42,20 +42,20 @@ class Lake(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split | None) -> Lake:
-    """Return the lake of `seed`: the same in every process.
+    """Return the lake of `seed`, the same in every process.
 
     Args:
         seed: Any integer.
         size: Cells along one side.
         frozen: Chance that a cell other than start and goal is ice.
-        move_limit: Most moves of its shortest path.
-        split: Split that it must belong to; None takes any.
+        move_limit: Maximum moves of its shortest path.
+        split: Split of the lake; None takes any.
 
     Raises:
-        OptionError: No such lake was found within a bounded search.
+        OptionError: A bounded search found no such lake.
     """
     rng = Random(stable_hash("FrozenLake", seed, size, frozen))
-    chance = rng.random  # the one method whose numbers Python promises to keep
+    chance = rng.random  # the only method whose sequence Python keeps stable across versions
     cells = size * size
     for _ in range(min(_DRAWS, _CELLS // cells)):
         start = int(chance() * cells)
@@ -69,16 +69,16 @@ def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split
             return Lake(board, shortest)
     raise OptionError(
         "size" if split is None else "split",
-        f"found no lake with size={size}, frozen={frozen}, split={split} that can be crossed in {move_limit} moves",
+        f"found no lake with size={size}, frozen={frozen}, split={split} and a path of at most {move_limit} moves",
     )
 
 
 @lru_cache(maxsize=64)
 def read_map(rows: tuple[str, ...]) -> Lake:
-    """Return the lake that `rows` show in Gymnasium's letters: S start, F frozen, H hole, G goal.
+    """Return the lake of `rows` in Gymnasium's letters: S start, F frozen, H hole, G goal.
 
     Raises:
-        OptionError: They are no square of 2 to 32, hold other letters, not one start and one goal, or no way between.
+        OptionError: `rows` is not a square of 2 to 32 rows with only these letters, one S, one G and a path between.
     """
     size = len(rows)
     if not 2 <= size <= 32 or any(len(row) != size for row in rows):
@@ -86,28 +86,28 @@ def read_map(rows: tuple[str, ...]) -> Lake:
     board = "\n".join(rows)
     odd = set(board) - set("SFHG\n")
     if odd:
-        raise OptionError("map", f"knows S (start), F (frozen), H (hole) and G (goal), got {min(odd)!r}")
+        raise OptionError("map", f"must hold only S (start), F (frozen), H (hole) and G (goal), got {min(odd)!r}")
     if board.count("S") != 1 or board.count("G") != 1:
         raise OptionError("map", f"must have one S and one G, got {board.count('S')} and {board.count('G')}")
     board = board.translate(_OURS)
     shortest = len(layers_of(board))
     if not shortest:
-        raise OptionError("map", "has no way from S to G")
+        raise OptionError("map", "has no path from S to G")
     return Lake(board, shortest)
 
 
 def layers_of(board: str) -> Sequence[int]:
-    """Return the cells at distance 0, 1, ... from the goal, up to those next to the player; empty without a path.
+    """Return the cells at distance 0, 1, ... from the goal, up to the player's neighbours; empty without a path.
 
-    A set of cells is an integer whose lowest bit is the board's last character. Line ends are bits that are never
-    free, so that shifting cannot walk around an edge.
+    A set of cells is an integer whose lowest bit is the board's last character. The bits of line ends are never free,
+    so that shifts cannot wrap around an edge.
     """
     here, goal, width = board.find("P"), board.find("G"), board.find("\n") + 1
     if here < 0 or goal < 0:
         return []
     try:
         free = int(board.translate(_FREE), 2)
-    except ValueError:  # a symbol that no lake has
+    except ValueError:  # an unknown symbol
         return []
     player = 1 << (len(board) - 1 - here)
     layer = 1 << (len(board) - 1 - goal)

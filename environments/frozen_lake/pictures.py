@@ -1,4 +1,4 @@
-"""What the frozen lake looks like: tiles and terminal colours, told apart by shape as well as by colour."""
+"""Tiles and terminal colours of the frozen lake; symbols differ in shape as well as in colour."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES = {
     "X": "1;38;5;231;48;5;124",
     "√": "1;38;5;231;48;5;29",
 }
-"""Terminal colours by symbol, out of the 256 that are the same in every theme, each on a ground of its own."""
+"""Terminal colours by symbol, with a background each; the 256-colour palette is the same in every theme."""
 
 _ICE, _EDGE, _CRACK = "#d8eef8", "#c0deec", "#b3d6e7"
 _SNOW, _WATER, _DEEP, _RIPPLE = "#ffffff", "#123c5c", "#0a2740", "#4f8fb8"

@@ -1,8 +1,8 @@
 """The best moves on slippery ice, by value iteration (Bellman, "Dynamic Programming", 1957).
 
-A player does not see how many moves it has left. So the plan is for an episode that may end after every move, with a
-chance of one in twice the move limit. Without that, plans would dawdle where it is safe until the moves run out. Of the
-multiples of the limit that were tried, twice comes nearest to the best play that counts its moves.
+The player does not see how many moves are left. So the plan assumes an episode that may end after every move, with a
+chance of 1 in twice the move limit. Without that, plans would wait in safe places until the moves run out. Of the
+multiples of the limit that were tried, twice comes closest to the best play with a known move count.
 
 Axes: A moves in the order of `MOVES`, S cells row by row.
 """
@@ -20,16 +20,16 @@ from ..boards.episode_params import SIDES
 
 _CHANGE = 1e-12
 _SAME = 1e-9
-"""Shares by which a worth still grows when planning ends, and by which two may differ and count as equal. Shares, since
-every step through a long narrow way makes the worth smaller."""
+"""Relative growth of a value at which planning ends, and relative difference below which two values count as equal.
+Relative, since values shrink with every step of a long narrow path."""
 
 
 @lru_cache(maxsize=256)
 def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[str]]:
-    """Return, for each cell row by row, every best move; none in holes, on the goal and where there is no way to it.
+    """Return all best moves of each cell, row by row; none in holes, on the goal and without a path to the goal.
 
     Args:
-        board: A lake in its own symbols; where the player stands changes nothing.
+        board: A lake in its own symbols; the position of the player does not matter.
         slip: Chance in [0, 1] that a move goes to one of its two sides instead.
         move_limit: Moves of an episode.
     """
@@ -37,22 +37,22 @@ def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[st
     is_ice_S = np.array([symbol in "_P" for symbol in cells])
     goal_S = np.array([float(symbol == "G") for symbol in cells])
     ahead_AS = _ahead(board.find("\n"))
-    chance_AA = np.eye(len(MOVES)) * (1 - slip)  # of going the second way when the first is chosen
+    chance_AA = np.eye(len(MOVES)) * (1 - slip)  # chance of the second move when the first is chosen
     for move, sides in SIDES.items():
         chance_AA[MOVES.index(move), [MOVES.index(side) for side in sides]] = slip / 2
     chance_AA *= 1 - 0.5 / move_limit
-    worth_S = goal_S
+    value_S = goal_S
     while True:
-        worth_AS = chance_AA @ worth_S[ahead_AS]
-        last_S, worth_S = worth_S, np.where(is_ice_S, worth_AS.max(axis=0), goal_S)
-        if (worth_S - last_S <= _CHANGE * worth_S).all():
+        value_AS = chance_AA @ value_S[ahead_AS]
+        last_S, value_S = value_S, np.where(is_ice_S, value_AS.max(axis=0), goal_S)
+        if (value_S - last_S <= _CHANGE * value_S).all():
             break
-    is_best_AS = (worth_AS >= (1 - _SAME) * worth_S) & (worth_AS > 0) & is_ice_S
+    is_best_AS = (value_AS >= (1 - _SAME) * value_S) & (value_AS > 0) & is_ice_S
     return [[move for move, is_best in zip(MOVES, column, strict=True) if is_best] for column in is_best_AS.T.tolist()]
 
 
 def _ahead(side: int) -> NDArray[np.int64]:
-    """Return the cell that each move leads to from each cell, of shape [A, S]; the edge stops."""
+    """Return the cell that each move leads to from each cell, of shape [A, S]; the edge blocks moves."""
     row_S, column_S = np.divmod(np.arange(side * side), side)
     step = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
     return np.array(

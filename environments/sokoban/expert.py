@@ -1,4 +1,4 @@
-"""A player that knows Sokoban: it reads the room from the observation and searches for the shortest solutions."""
+"""The expert player of Sokoban: reads the room from the observation and searches for the shortest solutions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .solver import MAX_STATES, first_steps
 class SokobanExpert:
     """Plays shortest solutions.
 
-    For rooms with few states it knows all that can be solved; in others it solves what it sees.
+    For a room with few states, it tabulates all solvable states; in other rooms it solves the current position.
 
     Args:
-        symbols: Like `spaced`, an option of the episodes that it plays; the others change nothing that it does.
+        symbols: This and `spaced` are options of the episodes to play; `options` have no effect.
         spaced: See `symbols`.
-        max_table: About how many states a room may have to be known as a whole.
-        max_states: About how many states to search in another room; a solution that is farther has no known move.
+        max_table: Approximate limit on the states of a tabulated room.
+        max_states: Approximate limit on the states to search in other rooms; beyond it, `moves` is empty.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class SokobanExpert:
         max_states: int = MAX_STATES,
         **options: JSON,
     ) -> None:
-        # What is ours and not among theirs means nothing.
-        self._meaning = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
+        # Map the shown symbols to ours; a symbol of ours that is not shown is unknown.
+        self._to_ours = None if symbols is None else str.maketrans(SYMBOLS + symbols, "?" * len(SYMBOLS) + SYMBOLS)
         self._spaced = spaced
         self._max_table = max_table
         self._max_states = max_states
 
     def moves(self, observation: Observation) -> Sequence[str]:
-        """Return every first move of a shortest solution; empty when solved, unsolvable or out of reach."""
+        """Return the first moves of all shortest solutions; empty if solved, unsolvable or beyond the search limit."""
         position = self._read(observation)
         if position is None:
             return ()
@@ -59,9 +59,9 @@ class SokobanExpert:
         return [room.move_between(state, after) for after in steps]
 
     def is_tricky(self, observation: Observation) -> bool:
-        """Say whether some push makes a level that can be solved unsolvable.
+        """Return whether some push makes a solvable level unsolvable.
 
-        In rooms with many states only a push onto a cell counts from which a box can be brought to no target.
+        In rooms with many states, only pushes onto a dead cell count: one from which a box can reach no target.
         """
         position = self._read(observation)
         if position is None:
@@ -76,16 +76,16 @@ class SokobanExpert:
         return f"<answer>{move}</answer>"
 
     def _read(self, observation: Observation) -> Position | None:
-        """Return the position that is seen; None when there is none that can be played."""
+        """Return the observed position; None if it is not playable."""
         board = find_board(observation.text, spaced=self._spaced)
-        if self._meaning is not None:
-            board = board.translate(self._meaning)
+        if self._to_ours is not None:
+            board = board.translate(self._to_ours)
         return read_position(board) if "X" in board else None
 
 
 @lru_cache(maxsize=256)
 def _depths(room: PushGraph, max_states: int) -> Mapping[int, int] | None:
-    """Return the moves of a shortest solution by state, for all that can be solved; None when they are too many."""
+    """Return the length of a shortest solution of every solvable state; None if there are too many states."""
     depths: dict[int, int] = {}
     for depth, layer in enumerate(search_back(room)):
         depths.update(dict.fromkeys(layer, depth))

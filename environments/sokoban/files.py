@@ -1,7 +1,7 @@
 """Level files: rooms as text, in the format of DeepMind's Boxoban levels.
 
 A level is a square of ``#`` wall, space floor, ``.`` target, ``$`` box, ``@`` player, and as in other collections ``*``
-box on a target and ``+`` player on a target. Empty lines and lines that begin with ``;`` stand between levels.
+box on a target and ``+`` player on a target. Empty lines and lines that start with ``;`` separate levels.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from .rules import SYMBOLS
 _THEIRS = "# .*$@+"
 _OURS = str.maketrans(_THEIRS, SYMBOLS)
 _LEAST, _MOST = 5, 32
-"""Cells along one side; in a smaller room every box stands in a corner."""
+"""Cells along one side; in a smaller room every box is in a corner."""
 _MAX_BYTES = 128 << 20
-"""All files of a folder together. The largest folder of Boxoban has 105 MB."""
+"""Limit on all files of a folder together. The largest folder of Boxoban has 105 MB."""
 
 
 @lru_cache(maxsize=8)
 def read_levels(path: str) -> tuple[str, ...]:
     """Return the boards in the file `path`, or in all ``*.txt`` of the folder `path` in the order of their names.
 
-    They have our own symbols, and one size. A path is read once in a process: later changes of its files do not count.
+    The boards have our own symbols, and all have one size. Results are cached: later changes of the files are ignored.
 
     Raises:
-        OptionError: There is nothing to read there, it is too large, or it holds something else than such levels. The
-            message names the line.
+        OptionError: There are no levels, the files are too large, or a level is invalid. The message names the line.
     """
     source = Path(path)
     files = sorted(source.glob("*.txt")) if "\0" not in path and source.is_dir() else [source]
@@ -40,24 +39,24 @@ def read_levels(path: str) -> tuple[str, ...]:
         try:
             length += file.stat().st_size
             if length > _MAX_BYTES:
-                raise OptionError("level_file", f"{path} has more than {_MAX_BYTES >> 20} MiB; take a part of it")
+                raise OptionError("level_file", f"{path} has more than {_MAX_BYTES >> 20} MiB; use fewer levels")
             text = file.read_text(encoding="utf-8-sig", errors="replace")
-        except (OSError, ValueError) as error:  # a name with a NUL is no name
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             why = error.strerror if isinstance(error, OSError) else error
             raise OptionError("level_file", f"cannot read {file}: {why}") from None
         for line, rows in _squares(text):
             fault = _fault(rows, size or len(rows))
             if fault:
-                raise OptionError("level_file", f"{file}, the level that begins in line {line} {fault}")
+                raise OptionError("level_file", f"{file}: the level at line {line} {fault}")
             size = len(rows)
             levels.append("\n".join(rows).translate(_OURS))
     if not levels:
-        raise OptionError("level_file", f"there is no level in {path}; it must be a text file, or a folder with *.txt")
+        raise OptionError("level_file", f"no levels in {path}; it must be a text file, or a folder with *.txt files")
     return tuple(levels)
 
 
 def _squares(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the first line, from 1, and the lines of each level."""
+    """Yield the lines of each level, with the number of its first line, from 1."""
     rows: list[str] = []
     for number, line in enumerate([*text.split("\n"), ""], start=1):
         if line and line[0] != ";" and not line.isspace():
@@ -68,7 +67,7 @@ def _squares(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _fault(rows: list[str], size: int) -> str:
-    """Return what is wrong with the level in `rows`; empty when nothing is."""
+    """Return the problem with the level in `rows`; empty if it is valid."""
     level = "".join(rows)
     odd = level.strip(_THEIRS)
     if odd:
@@ -77,14 +76,14 @@ def _fault(rows: list[str], size: int) -> str:
     if widths != [len(rows)] or not _LEAST <= len(rows) <= _MOST:
         return f"must be a square of {_LEAST} to {_MOST} cells, got {len(rows)} lines of {widths} characters"
     if len(rows) != size:
-        return f"has another size than those before it: {len(rows)} instead of {size}"
+        return f"has a different size from those before it: {len(rows)} instead of {size}"
     if (rows[0] + rows[-1] + "".join([row[0] + row[-1] for row in rows])).strip("#"):
-        return "is not walled all around"
+        return "is not enclosed by walls"
     players = level.count("@") + level.count("+")
     if players != 1:
-        return f"has {players} players"
+        return f"must have one player, got {players}"
     boxes = level.count("$") + level.count("*")
     targets = level.count(".") + level.count("*") + level.count("+")
     if boxes != targets:
-        return f"has {boxes} boxes and {targets} targets"
-    return "" if "$" in level else "is solved already, or has no box"
+        return f"must have as many targets as boxes, got {boxes} boxes and {targets} targets"
+    return "" if "$" in level else "has no box, or is already solved"

@@ -1,4 +1,4 @@
-"""Sokoban as a game; the package's doc string is its card."""
+"""Sokoban as a game; the docstring of the package describes the environment."""
 
 from __future__ import annotations
 
@@ -29,26 +29,25 @@ The moves are up, down, left and right, each one cell. Walking into a box pushes
 boxes cannot be pulled.
 You have {max_moves} moves. {how}"""
 _FILE_MOVES = 120
-"""Moves in a room from a file, as in gym-sokoban."""
+"""Move limit in a room from a file, as in gym-sokoban."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SokobanOptions(BoardOptions):
-    """What can be changed about the rooms.
+    """Options of Sokoban.
 
     Attributes:
-        size: Cells along one side, walls included, 5 to 15; None means 6, or that of the rooms in `level_file`.
-        boxes: Number of boxes and of targets, 1 to 4; None means 1, or those of the rooms in `level_file`.
-        moves: Fewest and most moves of a level's shortest solution, such as [8, 12]; None means from 2 to 10 for 6x6
-            with one box, and in proportion to size and boxes (`size` * `boxes` * 5 / 3).
-        pushes: Fewest and most pushes of it (of the shortest solutions, the one with the fewest pushes counts); None
-            takes any.
-        level_file: Text file, or folder of them, with rooms as in Boxoban; they are played instead of drawn ones. Only
-            `make` and `register` take it, since whoever calls a served world has no business with its files.
-        reward: "dense" rewards as gym-sokoban does; "sparse" pays 1 for the solution and, when the moves run out, the
-            share of boxes that are on targets.
+        size: Cells along one side, walls included, 5 to 15; None means 6, or the size of the rooms in `level_file`.
+        boxes: Number of boxes and of targets, 1 to 4; None means 1, or the number in the rooms of `level_file`.
+        moves: Fewest and most moves of a level's shortest solution, such as [8, 12]; None means 2 to 10 for 6x6 with
+            one box, and a maximum in proportion to size and boxes (`size` * `boxes` * 5 / 3).
+        pushes: Fewest and most pushes of the shortest solution (the one with the fewest pushes counts); None takes any.
+        level_file: Text file, or folder of them, with rooms in the format of Boxoban, to play instead of drawn ones.
+            Only `make` and `register` take it, since clients of a served environment must not read its files.
+        reward: "dense" rewards as in gym-sokoban; "sparse" pays 1 for the solution and, when the moves run out, the
+            share of boxes on targets.
         max_moves: None means 15 for 6x6 with one box, in proportion to size and boxes (`size` * `boxes` * 5 / 2), and
-            at least three halves of the most moves that `moves` asks for; 120 in rooms from a file.
+            at least 1.5 times the maximum of `moves`; 120 in rooms from a file.
     """
 
     canonical: ClassVar[str] = SYMBOLS
@@ -67,7 +66,7 @@ class SokobanOptions(BoardOptions):
         if self.boxes is not None:
             check_integer("boxes", self.boxes, low=1, high=4)
         check_choice("reward", self.reward, ("dense", "sparse"))
-        BoardOptions.__post_init__(self)  # a class with slots is made anew, which `super()` does not notice
+        BoardOptions.__post_init__(self)  # not super(): `dataclass(slots=True)` creates a new class
         if self.level_file is not None:
             self._check_file()
             return
@@ -77,8 +76,8 @@ class SokobanOptions(BoardOptions):
                 fitting = [min(self.moves[0], self.max_moves), self.max_moves]
                 raise OptionError(
                     "moves",
-                    f"go up to {self.moves[1]}, but max_moves is {self.max_moves}: "
-                    f"ask for moves={fitting} too, or for max_moves={self.moves[1]} at least",
+                    f"go up to {self.moves[1]}, above max_moves ({self.max_moves}); "
+                    f"set moves={fitting}, or max_moves to at least {self.moves[1]}",
                 )
         if self.pushes is not None:
             check_range("pushes", self.pushes, low=1, high=self.solution[1])
@@ -89,7 +88,7 @@ class SokobanOptions(BoardOptions):
             raise OptionError("size", f"is {self.size}, but the rooms of {self.level_file} are {self.side} wide")
         for name in ("boxes", "moves", "pushes", "split", "num_levels"):
             if getattr(self, name) is not None:
-                raise OptionError(name, f"goes with drawn levels, not with the {len(rooms)} of {self.level_file}")
+                raise OptionError(name, f"applies to drawn levels, not to the {len(rooms)} of {self.level_file}")
 
     @property
     def rooms(self) -> Sequence[str]:
@@ -116,8 +115,8 @@ class SokobanOptions(BoardOptions):
             return self.max_moves
         if self.level_file is not None:
             return _FILE_MOVES
-        usual = self.side * self.box_count * 5 // 2
-        return usual if self.moves is None else max(usual, self.moves[1] * 3 // 2)
+        limit = self.side * self.box_count * 5 // 2
+        return limit if self.moves is None else max(limit, self.moves[1] * 3 // 2)
 
     @property
     def solution(self) -> tuple[int, int]:
@@ -132,7 +131,7 @@ class SokobanGame(BoardGame[SokobanOptions]):
     """Sokoban, without state."""
 
     physics = PHYSICS
-    usual = SokobanOptions()
+    defaults = SokobanOptions()
 
     def rules(self, options: SokobanOptions) -> str:
         shown = options.shown

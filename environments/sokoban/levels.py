@@ -1,8 +1,8 @@
-"""Levels: rooms with a start that is exactly as hard as was asked for.
+"""Random Sokoban levels of a requested difficulty.
 
-Two numbers say how hard a level is: the moves of a shortest solution, and the fewest pushes among the solutions with so
-few moves. Moves count first: a longer solution may have fewer pushes. A search backwards from every solution knows
-both, so that every level can be solved.
+Two numbers measure the difficulty of a level: the moves of a shortest solution, and the fewest pushes among the
+shortest solutions. Moves count first: a longer solution may have fewer pushes. A search backwards from every solution
+finds both, so every level is solvable.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .search import PLAYER, SHIFT, PushGraph, search_back
 
 _ROOMS = 4_000
 _STATES = 600_000
-"""Bounds on the search for a level: rooms tried, and states in them."""
-_STATES_A_ROOM = 8_000
-_ROOMS_A_CONCESSION = 5
-"""Rooms that are tried before one more box may already be on a target."""
-_ROOMS_A_CELL = 10
-"""Rooms that are tried before they become a cell larger."""
+"""Bounds on the search for a level: number of rooms tried, and of their states."""
+_STATES_PER_ROOM = 8_000
+_ROOMS_PER_CONCESSION = 5
+"""Rooms to try before one more box may start on a target."""
+_ROOMS_PER_CELL = 10
+"""Rooms to try before the rooms become one cell larger."""
 
 _Start: TypeAlias = tuple[int, int, int]  # state, moves and pushes
-_MemberT = TypeVar("_MemberT")
+_ItemT = TypeVar("_ItemT")
 
 
 class Puzzle(NamedTuple):
-    """A room to start in, and what its shortest solution takes.
+    """A level and the length of its shortest solution.
 
     Attributes:
         board: The room at the start.
         moves: Moves of a shortest solution.
-        pushes: Fewest pushes among the solutions with so many moves.
+        pushes: Fewest pushes among the shortest solutions.
     """
 
     board: str
@@ -54,34 +54,34 @@ def draw_level(
     pushes: tuple[int, int] | None = None,
     split: Split | None = None,
 ) -> Puzzle:
-    """Return the level of `seed`: the same in every process.
+    """Return the level of `seed`, the same in every process.
 
-    With one box, every start in range is as likely as any other of its room. With more, the moves are drawn first, so
-    that hard levels are about as frequent as easy ones where rooms allow, and searching ends at that depth.
+    With one box, all starts of a room in the requested range are equally likely. With more boxes, the number of moves
+    is drawn first, so that hard levels are about as frequent as easy ones, and the search ends at that depth.
 
     Args:
         seed: Any integer.
         size: Cells along one side, walls included, from 5.
         boxes: Number of boxes.
         moves: Fewest and most moves of a shortest solution.
-        pushes: Fewest and most pushes, as `Puzzle` counts them; None takes any.
-        split: Split that it must belong to; None takes any.
+        pushes: Fewest and most pushes, as in `Puzzle`; None takes any.
+        split: Split of the level; None takes any.
 
     Raises:
-        OptionError: There is no place for the boxes, or no such level was found within a bounded search.
+        OptionError: The boxes do not fit into the room, or a bounded search found no such level.
     """
     if 2 * boxes >= (size - 2) ** 2:
         raise OptionError("boxes", f"{boxes} boxes, their targets and a player do not fit into a room of size {size}")
     rng = Random(stable_hash("Sokoban", seed, size, boxes, *moves, *(pushes or ())))
-    chance = rng.random  # the one method whose numbers Python promises to keep
+    chance = rng.random  # the only method whose sequence Python keeps stable across versions
     low, high = moves
-    wanted = hoped = low if boxes == 1 else low + int(chance() * (high - low + 1))
+    wanted = first_wanted = low if boxes == 1 else low + int(chance() * (high - low + 1))
     searched = 0
     for room_number in range(_ROOMS):
-        floor = _carve(chance, size, _floor_cells(chance, size, boxes, hoped, room_number))
+        floor = _carve(chance, size, _floor_cells(chance, size, boxes, first_wanted, room_number))
         room = PushGraph(floor, _take(chance, list(floor), boxes), size + 1)
-        most_home = min(room_number // _ROOMS_A_CONCESSION, boxes - 1)
-        for states, starts in _starts(room, (wanted, high), pushes or (0, high), most_home, together=boxes == 1):
+        most_done = min(room_number // _ROOMS_PER_CONCESSION, boxes - 1)
+        for states, starts in _starts(room, (wanted, high), pushes or (0, high), most_done, together=boxes == 1):
             searched += states
             while starts:
                 [(state, depth, count)] = _take(chance, starts, 1)
@@ -95,62 +95,62 @@ def draw_level(
 
 
 def _floor_cells(chance: Callable[[], float], size: int, boxes: int, moves: int, room_number: int) -> int:
-    """Return how many cells of a room shall have no wall.
+    """Return the number of floor cells of a room.
 
-    With several boxes about as many as starts with so many moves usually need: the number of states grows with the
-    power of the boxes.
+    With several boxes, it is about as many as starts with `moves` moves usually need: the number of states grows
+    exponentially with the boxes.
     """
     inside = (size - 2) ** 2
     if boxes == 1:
         cells = min(int((0.5 + 0.35 * chance()) * inside), 60)
     else:
-        cells = int(4 + boxes + 3 * (moves / boxes) ** 0.5 + (size - 2) * chance()) + room_number // _ROOMS_A_CELL
+        cells = int(4 + boxes + 3 * (moves / boxes) ** 0.5 + (size - 2) * chance()) + room_number // _ROOMS_PER_CELL
         cells = min(cells, int((0.6 + 0.3 * chance()) * inside))
     return max(cells, min(inside, 2 * boxes + 1))
 
 
 def _carve(chance: Callable[[], float], size: int, count: int) -> list[int]:
-    """Return `count` connected floor cells: those of a random walk, in the order in which it came by."""
+    """Return `count` connected floor cells: those of a random walk, in the order of its visits."""
     width = size + 1
     row = 1 + int(chance() * (size - 2))
     column = 1 + int(chance() * (size - 2))
     floor = {row * width + column: None}  # a dictionary keeps its order, a set does not
     while len(floor) < count:
-        way = int(chance() * 4)
-        if way == 0 and row > 1:
+        direction = int(chance() * 4)
+        if direction == 0 and row > 1:
             row -= 1
-        elif way == 1 and row < size - 2:
+        elif direction == 1 and row < size - 2:
             row += 1
-        elif way == 2 and column > 1:
+        elif direction == 2 and column > 1:
             column -= 1
-        elif way == 3 and column < size - 2:
+        elif direction == 3 and column < size - 2:
             column += 1
         floor[row * width + column] = None
     return list(floor)
 
 
-def _take(chance: Callable[[], float], pool: list[_MemberT], count: int) -> list[_MemberT]:
-    """Take `count` different members out of `pool`, which loses its order."""
+def _take(chance: Callable[[], float], pool: list[_ItemT], count: int) -> list[_ItemT]:
+    """Remove `count` random items from `pool` and return them; `pool` is reordered."""
     taken = []
     for _ in range(count):
-        place = int(chance() * len(pool))
-        taken.append(pool[place])
-        pool[place] = pool[-1]
+        position = int(chance() * len(pool))
+        taken.append(pool[position])
+        pool[position] = pool[-1]
         pool.pop()
     return taken
 
 
 def _starts(
-    room: PushGraph, moves: tuple[int, int], pushes: tuple[int, int], most_home: int, *, together: bool
+    room: PushGraph, moves: tuple[int, int], pushes: tuple[int, int], most_done: int, *, together: bool
 ) -> Iterator[tuple[int, list[_Start]]]:
-    """Search `room`; yield how many states that took, and the starts among them.
+    """Search `room`; yield the number of states searched, and the starts among them.
 
     Args:
         room: The room.
         moves: Fewest and most moves of a start.
         pushes: Fewest and most pushes.
-        most_home: Most boxes that may already be on targets.
-        together: Whether to yield all of them at once, or those with the same number of moves, fewest first.
+        most_done: Maximum number of boxes that start on a target.
+        together: Whether to yield all starts at once; otherwise they are grouped by moves, fewest first.
     """
     (low, high), (least, most) = moves, pushes
     solved = room.solved
@@ -162,13 +162,13 @@ def _starts(
             starts += [
                 (state, depth, count)
                 for state, count in layer.items()
-                if least <= count <= most and (state & solved).bit_count() <= most_home
+                if least <= count <= most and (state & solved).bit_count() <= most_done
             ]
             if starts and not together:
                 yield known - reported, starts
                 reported = known
                 starts = []
-        if depth == high or known > _STATES_A_ROOM:
+        if depth == high or known > _STATES_PER_ROOM:
             break
     yield known - reported, starts
 
@@ -189,21 +189,21 @@ def _draw(room: PushGraph, size: int, state: int) -> str:
 def _refusal(
     seed: int, size: int, boxes: int, moves: tuple[int, int], pushes: tuple[int, int] | None, split: Split | None
 ) -> OptionError:
-    """Return the refusal that names the last option without which there is a level."""
-    wish = f"has {moves[0]} to {moves[1]} moves"
+    """Return the error for the last of the options `moves`, `pushes` and `split` that makes the search fail."""
+    request = f"has {moves[0]} to {moves[1]} moves"
     option = "moves"
     if pushes is not None:
-        wish += f" and {pushes[0]} to {pushes[1]} pushes"
+        request += f" and {pushes[0]} to {pushes[1]} pushes"
     if split is not None:
         option = "split"
-        wish += f", in the split {split!r}"
-        draw_level(seed, size, boxes, moves, pushes)  # raises what is wrong without the split
+        request += f", in the split {split!r}"
+        draw_level(seed, size, boxes, moves, pushes)  # raises if the search fails without the split, too
     elif pushes is not None:
         option = "pushes"
         draw_level(seed, size, boxes, moves)
     rooms = f"{boxes} box{'es' * (boxes > 1)}"
     return OptionError(
         option,
-        f"found no level of size {size} with {rooms} whose shortest solution {wish}; "
+        f"found no level of size {size} with {rooms} whose shortest solution {request}; "
         "widen the range, or change size or boxes",
     )

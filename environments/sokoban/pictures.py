@@ -1,4 +1,4 @@
-"""What Sokoban looks like: tiles and terminal colours, told apart by shape as well as by colour."""
+"""Tiles and terminal colours of Sokoban; symbols differ in shape as well as in colour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STYLES = {
     "P": "1;38;5;231;48;5;125",
     "S": "1;4;38;5;231;48;5;25",
 }
-"""Terminal colours by symbol, out of the 256 that are the same in every theme, each on a ground of its own."""
+"""Terminal colours by symbol, with a background each; the 256-colour palette is the same in every theme."""
 
 _FLOOR, _SEAM = "#eee3cd", "#e0d2b6"
 _MORTAR, _BRICKS, _SHINE, _SHADE = "#39414f", ("#66748a", "#5d6a80", "#6d7b91"), "#8391a6", "#4b576b"
@@ -37,7 +37,7 @@ def _wall() -> Canvas:
         top = course * 8 + 0.5
         for brick, at in enumerate(range(-8 * (course % 2), PIXELS, 16)):
             left, right = at + 0.5, at + 15.5
-            shade = _BRICKS[(course * 2 + brick % 2) % 3]  # the halves at the sides are one brick of two neighbours
+            shade = _BRICKS[(course * 2 + brick % 2) % 3]  # half bricks at the sides match those of the neighbours
             canvas.fill(rectangle(left, top, right, top + 7, radius=1), _SHADE)
             canvas.fill(rectangle(left, top, right, top + 6, radius=1), _SHINE)
             canvas.fill(rectangle(left, top + 1, right, top + 6, radius=1), shade)

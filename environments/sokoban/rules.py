@@ -1,12 +1,12 @@
-"""The rules of Sokoban: what a move does in a room that is walled all around."""
+"""The rules of Sokoban: the effect of a move in a room enclosed by walls."""
 
 from __future__ import annotations
 
 from ..boards.physics import Physics
 
 SYMBOLS = "#_O√XPS"
-"""Wall, floor, target, box on a target, box, player, player on a target; their places here are their codes in grids
-(those of gym-sokoban, which has no 6)."""
+"""Wall, floor, target, box on a target, box, player, player on a target; the index of a symbol is its code in grids
+(as in gym-sokoban, which has no 6)."""
 
 
 def _rule(ahead: str, beyond: str) -> tuple[str, str] | None:
@@ -21,5 +21,5 @@ PHYSICS = Physics(SYMBOLS, {"P": "_", "S": "O"}, _rule, wanted="X", done="√", 
 
 
 def play(board: str, move: str) -> str:
-    """Return the room after `move`; the very same text when something stands in the way."""
+    """Return the room after `move`; the same object if the move is blocked."""
     return PHYSICS.play(board, move)

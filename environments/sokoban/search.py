@@ -1,10 +1,9 @@
-"""Searching rooms: backwards from every solution by pulling boxes, and ahead from a state by pushing them.
+"""Breadth-first search in rooms: backwards from every solution by pulling boxes, and forwards by pushing them.
 
-Both searches go layer by layer, so that the number of a layer is the exact number of moves between it and where the
-search began. With every state they keep the fewest pushes among the ways that have that fewest number of moves: moves
-count first, pushes second.
+Both searches go layer by layer: the number of a layer is the exact number of moves from the start of the search. Each
+state comes with the fewest pushes among its shortest paths: moves count first, pushes second.
 
-Floor cells are numbered, and their numbers are called places. A state is one integer: the player's place in its lowest
+Floor cells are numbered; their numbers are called places. A state is one integer: the player's place in its lowest
 bits, above it a bit for each place with a box.
 """
 
@@ -22,21 +21,21 @@ PLAYER = (1 << SHIFT) - 1
 """Mask of the player's place in a state."""
 
 Layer: TypeAlias = dict[int, int]
-"""Fewest pushes to the beginning of the search, by state. All states are equally many moves away from it."""
+"""Fewest pushes to the start of the search, by state. All states are the same number of moves away from it."""
 
-_BLOCKED = -1  # as a set of boxes: some box always stands there
+_BLOCKED = -1  # as a set of boxes: every place has a box
 _EMPTY = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
 _KNOWN = frozenset(SYMBOLS + "\n")
 _Table: TypeAlias = list[list[tuple[int, int, int, int]]]
 
 
 class PushGraph:
-    """The walls and targets of a room, and what can be done on each of its places.
+    """The walls and targets of a room, and the possible moves from each of its places.
 
     Args:
         cells: Cells without a wall, at most 1024, in the order of their places.
-        targets: Those of them that the boxes must come to.
-        width: Characters of a line of the room's text with its end.
+        targets: The cells that are targets.
+        width: Characters of a line of the room's text, including its line end.
     """
 
     def __init__(self, cells: Sequence[int], targets: Sequence[int], width: int) -> None:
@@ -49,8 +48,8 @@ class PushGraph:
     def back(self) -> _Table:
         """By the player's place, a row for each move that may have led there.
 
-        Box that would block where the player came from; what undoing a walk adds to the state; box that may have been
-        pushed; what pulling that back adds.
+        The columns: the box that blocks the player's previous place; the change of the state that undoes a walk; the
+        box that may have been pushed; the change of the state that pulls it back.
         """
         places, width = self.places, self.width
         table: _Table = []
@@ -74,14 +73,14 @@ class PushGraph:
     def ahead(self) -> _Table:
         """By the player's place, a row for each move.
 
-        Box that would have to be pushed; what walking adds to the state; boxes that would stop the push; what pushing
-        adds.
+        The columns: the box to push; the change of the state by walking; the boxes that block the push; the change of
+        the state by pushing.
         """
         return self._table_ahead(self.places)
 
     @cached_property
     def ahead_alive(self) -> _Table:
-        """`ahead` without the pushes onto dead places."""
+        """The table `ahead` without pushes onto dead places."""
         return self._table_ahead(self.alive)
 
     @cached_property
@@ -91,10 +90,10 @@ class PushGraph:
 
     @cached_property
     def alive(self) -> frozenset[int]:
-        """Cells from which a box can be brought to some target; on the others it is lost."""
+        """Cells from which a box can reach some target; the others are dead."""
         found = [cell for cell, place in self.places.items() if self.solved >> SHIFT + place & 1]
         alive = set(found)
-        for cell in found:  # which grows
+        for cell in found:  # the loop appends to it
             for step in (-self.width, self.width, -1, 1):
                 before = cell + step
                 if before not in alive and before in self.places and before + step in self.places:
@@ -103,11 +102,11 @@ class PushGraph:
         return frozenset(alive)
 
     def before(self, state: int) -> Layer:
-        """Return the states from which one move leads to `state`, and 1 for those where it pushes, otherwise 0."""
+        """Return the states one move before `state`, each with 1 if that move is a push, otherwise 0."""
         return _layer_before(self.back, {state: 0}, ())
 
     def after(self, state: int) -> Layer:
-        """Return the states to which one move leads, in the order of `MOVES`, and 1 for a push, otherwise 0."""
+        """Return the states one move after `state`, in the order of `MOVES`, each with 1 for a push, otherwise 0."""
         return _layer_after(self.ahead, {state: 0}, ())
 
     def move_between(self, state: int, after: int) -> str:
@@ -135,11 +134,11 @@ class PushGraph:
 
 
 class Position(NamedTuple):
-    """What a board shows.
+    """A board as a room and a state.
 
     Attributes:
         room: The room.
-        state: Where player and boxes are.
+        state: The positions of the player and the boxes.
     """
 
     room: PushGraph
@@ -147,9 +146,10 @@ class Position(NamedTuple):
 
 
 def read_position(board: str) -> Position | None:
-    """Return what `board` shows; None when that is no room to play in.
+    """Return the position on `board`; None if the board is not a playable room.
 
-    A room is a rectangle of the symbols, walled all around, with one player, a box and as many targets as boxes.
+    A room is a rectangle of known symbols, enclosed by walls, with one player, at least one box, and as many targets
+    as boxes.
     """
     size = board.find("\n")
     rows = (len(board) + 1) // (size + 1) if size > 0 else 0
@@ -170,13 +170,13 @@ def read_position(board: str) -> Position | None:
 
 @lru_cache(maxsize=512)
 def graph_of(text: str) -> PushGraph:
-    """Return the room that `text` shows: one without player and boxes."""
+    """Return the room of `text`, which has no player and no boxes."""
     cells = [cell for cell, symbol in enumerate(text) if symbol in "_O"]
     return PushGraph(cells, [cell for cell in cells if text[cell] == "O"], text.find("\n") + 1)
 
 
 def search_back(room: PushGraph) -> Iterator[Layer]:
-    """Yield the states that need 0, 1, 2... moves to a solution, with their fewest pushes, until there are no more."""
+    """Yield the layers of states 0, 1, 2... moves before a solution, with their fewest pushes, until exhausted."""
     table, solved = room.back, room.solved
     layer = {solved | place: 0 for place in range(len(table)) if not solved >> SHIFT + place & 1}
     seen = set(layer)
@@ -187,9 +187,9 @@ def search_back(room: PushGraph) -> Iterator[Layer]:
 
 
 def search_ahead(room: PushGraph, state: int) -> Iterator[Layer]:
-    """Yield the states that are 0, 1, 2... moves away from `state`, with their fewest pushes, until there are no more.
+    """Yield the layers of states 0, 1, 2... moves after `state`, with their fewest pushes, until exhausted.
 
-    States with a box on a dead place that was not there before are left out: none of them can be solved.
+    Pushes of a box onto a dead place are left out, since they lead to no solution.
     """
     table = room.ahead_alive
     layer = {state: 0}

@@ -1,7 +1,7 @@
-"""Solving rooms: searching ahead from the state and back from every solution until both meet.
+"""A solver for rooms: bidirectional search, forwards from the state and backwards from every solution.
 
-The side whose last layer has fewer states goes on, so that each goes about half the way. The first layers that meet
-hold every shortest solution.
+Each round extends the side whose last layer has fewer states, so that each side covers about half the distance. The
+first layers that meet contain every shortest solution.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from envkit.errors import SearchLimitError, UsageError
 from .search import Layer, Position, read_position, search_ahead, search_back
 
 MAX_STATES = 500_000
-"""About 100 MB, and half a second."""
+"""Default limit on the states of a search: about 100 MB, and half a second."""
 
 
 def solve(board: str, *, max_states: int = MAX_STATES) -> tuple[str, ...] | None:
-    """Return a solution with the fewest moves, and the fewest pushes among those; None when there is no solution.
+    """Return a solution with the fewest moves, and the fewest pushes among those; None without a solution.
 
     Args:
-        board: A room in canonical symbols; it may be solved already.
-        max_states: No further layer of states is searched once so many are known.
+        board: A room in canonical symbols; it may already be solved.
+        max_states: Stop after the layer that exceeds this number of states.
 
     Raises:
-        OutOfReachError: The search ended before it knew.
-        UsageError: `board` is no room.
+        SearchLimitError: The search reached `max_states` without a result.
+        UsageError: `board` is not a room.
     """
     position = read_position(board)
     if position is None:
         raise UsageError(
-            f"no room to solve: it must be a walled rectangle with a player, boxes and as many targets:\n{board}"
+            f"the board must be a rectangle enclosed by walls, with one player, and as many targets as boxes:\n{board}"
         )
     meeting = _meet(position, max_states)
     if meeting is None:
         return None
     room, (ahead, back) = position.room, meeting
-    state = min(_met(meeting), key=lambda state: ahead[-1][state] + back[-1][state])
+    state = min(_common(meeting), key=lambda state: ahead[-1][state] + back[-1][state])
     path = [state]
     for layer, after in zip(ahead[-2::-1], ahead[:0:-1], strict=True):
         pushes = after[path[0]]
@@ -52,19 +52,19 @@ def solve(board: str, *, max_states: int = MAX_STATES) -> tuple[str, ...] | None
 
 
 def first_steps(position: Position, max_states: int = MAX_STATES) -> Sequence[int]:
-    """Return the states after the first moves of all shortest solutions; empty when there is none, or when solved.
+    """Return the states after the first moves of all shortest solutions; empty if solved or unsolvable.
 
     Raises:
-        OutOfReachError: The search ended before it knew.
+        SearchLimitError: The search reached `max_states` without a result.
     """
     meeting = _meet(position, max_states)
     if meeting is None:
         return ()
     room, ahead = position.room, meeting.ahead
-    on_the_way = set(_met(meeting))
+    on_path = set(_common(meeting))
     for layer in ahead[-2:0:-1]:
-        on_the_way = {state for after in on_the_way for state in room.before(after) if state in layer}
-    return [state for state in room.after(position.state) if state in on_the_way]
+        on_path = {state for after in on_path for state in room.before(after) if state in layer}
+    return [state for state in room.after(position.state) if state in on_path]
 
 
 class _Meeting(NamedTuple):
@@ -74,8 +74,8 @@ class _Meeting(NamedTuple):
     back: list[Layer]
 
 
-def _met(meeting: _Meeting) -> list[int]:
-    """Return the states that are half way on a shortest solution, one of each at least."""
+def _common(meeting: _Meeting) -> list[int]:
+    """Return the states where both searches meet; every shortest solution passes through one of them."""
     return [state for state in meeting.ahead[-1] if state in meeting.back[-1]]
 
 
@@ -88,7 +88,7 @@ def _meet(position: Position, max_states: int) -> _Meeting | None:
     known = len(meeting.back[0])
     while meeting.ahead[-1].keys().isdisjoint(meeting.back[-1].keys()):
         if known > max_states:
-            raise SearchLimitError(f"no solution is known after searching {known} states")
+            raise SearchLimitError(f"found no solution in {known} states (limit {max_states}); raise max_states")
         side = len(meeting.ahead[-1]) > len(meeting.back[-1])
         layer = next(searches[side], None)
         if layer is None:

@@ -1,4 +1,4 @@
-"""The training file."""
+"""The schema of a training file."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from envkit.config.restarts import HealthSection, RestartSection
 
 
 class EnvSection(Section):
-    """What is played."""
+    """The environment and its options."""
 
     id: str
     """Registered environment, such as Sokoban-v0."""
     num_envs: Count = 256
-    """Episodes that are played at once."""
+    """Maximum number of episodes in parallel."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the environment, as for envkit.make."""
+    """Options of the environment, as in envkit.make."""
 
 
 class SandboxSection(Section):
-    """Where the environments run."""
+    """The sandboxes that run the environments."""
 
     kind: Literal["auto", "local", "docker", "process", "none"] = "auto"
-    """local: bubblewrap. docker: containers of the image envkit/games. process: a plain child process. auto: local
-    where it works, otherwise process, and says so. none: in the trainer's own process."""
+    """local: bubblewrap. docker: containers of the image envkit/games. process: a plain child process. auto: local if
+    it works here, otherwise process, with a message. none: in the trainer's own process."""
     count: Count = 1
-    """Number of sandboxes; the episodes are spread over them."""
+    """Number of sandboxes; episodes are distributed over them."""
     health: HealthSection = HealthSection()
     restarts: RestartSection = RestartSection()
 
@@ -42,21 +42,21 @@ class TransformersEngineSection(Section):
 
     kind: Literal["transformers"] = "transformers"
     model: str | None = None
-    """Name of the catalogue (`envkit model list`), GGUF file, model folder or hub name; null makes a tiny policy on the
-    spot, which reads the environment's words. A policy folder that envkit saved says whether it is tiny."""
+    """Catalogue name (`envkit model list`), GGUF file, model folder or hub name. null: a tiny policy, created for the
+    run with a vocabulary of the environment's words. A policy folder saved by envkit records whether it is tiny."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU where there is one."""
+    """auto uses a GPU if available."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the weights that play; those that learn are float32, and rounded when they are handed over.
+    """Number format of the weights for sampling; the trainer's weights are float32 and are rounded when published.
     auto: float32 for a tiny policy, bfloat16 for a pretrained model."""
     hidden_size: Annotated[int, Field(ge=8, multiple_of=2)] = 64
     """Width of the tiny policy."""
     layers: Count = 3
     """Layers of the tiny policy."""
     heads: Count = 4
-    """Attention heads of the tiny policy; divides hidden_size."""
+    """Attention heads of the tiny policy; must divide hidden_size."""
     batch_tokens: Count = 65536
-    """Bound on the tokens of one forward pass, padding included."""
+    """Maximum number of tokens of one forward pass, padding included."""
 
 
 _OWN_ARGUMENTS = (
@@ -64,26 +64,26 @@ _OWN_ARGUMENTS = (
     *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"),
     *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
 )
-"""Parameters of apply_chat_template, which the renderer sets or leaves out by itself."""
+"""Parameters of apply_chat_template that are reserved for the renderer."""
 
 
 class RendererSection(Section):
-    """How a conversation becomes tokens. All keys but history are for models with a chat template."""
+    """Conversion of a conversation to tokens. All keys except history need a model with a chat template."""
 
     system: str | None = None
-    """System prompt; null gives none, so that the template does what it does by itself (some have a default one)."""
+    """System prompt. null passes none to the template; some templates then add their own."""
     template: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the chat template, such as enable_thinking."""
     thinking: Literal["keep", "cut"] = "keep"
-    """keep: later prompts hold the thoughts of earlier turns. cut: they hold only what was said after thinking, and a
-    turn after one with thoughts starts a new sample. The environment never sees thoughts."""
+    """keep: later prompts include the thoughts of earlier turns. cut: later prompts leave thoughts out, and a turn
+    after one with thoughts starts a new sample. The environment never sees thoughts."""
     history: Literal["all"] | Count = "all"
-    """Newest turns that a prompt holds: all, or a number, 1 for the current observation alone. With a number, each turn
-    is a sample of its own."""
+    """Number of most recent turns in a prompt, or all; 1 means the current observation alone. With a number, each turn
+    is a separate sample."""
 
     @property
     def needing_template(self) -> list[str]:
-        """Keys whose values only a chat template can follow."""
+        """Keys with values that need a chat template."""
         set_keys = {"system": self.system is not None, "template": self.template, "thinking": self.thinking == "cut"}
         return [f"renderer.{key}" for key, is_set in set_keys.items() if is_set]
 
@@ -98,32 +98,32 @@ class RendererSection(Section):
     @classmethod
     def _arguments_of_the_template(cls, template: dict[str, Any]) -> dict[str, Any]:
         if own := [name for name in template if name in _OWN_ARGUMENTS]:
-            raise ValueError(f"{own[0]} is not an argument of the template; envkit sets it")
+            raise ValueError(f"{own[0]} is reserved: envkit sets it; remove it")
         return template
 
 
 class RolloutSection(Section):
-    """How episodes are played."""
+    """Limits and sampling of the episodes."""
 
     group_size: Count = 8
-    """Episodes of the same task, which are compared with each other."""
+    """Episodes per task; their returns are compared with each other."""
     max_turns: Count = 16
-    """Turns after which an episode is cut off."""
+    """Maximum number of turns; longer episodes are cut off."""
     max_tokens: Count = 2048
-    """Bound on an episode's longest context in tokens, room for the completion included; an episode whose next prompt
-    would not fit is cut off."""
+    """Maximum context length of an episode in tokens, including room for the completion; the episode is cut off if the
+    next prompt does not fit."""
     turn_tokens: Count | None = None
-    """Bound on one completion; none is 1 for the tiny policy (a move is a word) and 128 for others."""
+    """Maximum number of tokens of a completion. null: 1 for a tiny policy (a move is a word), 128 for others."""
     timeout_s: Seconds = 60.0
-    """Seconds until a reset or step counts as hung; the episode is then void."""
+    """Timeout of a reset or step in seconds; the episode is then void."""
     temperature: Annotated[float, Field(gt=0), Exponent] = 1.0
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3
-    """How often a void episode (lost sandbox, hung step) is played again."""
+    """Maximum number of retries of a void episode (lost sandbox, hung step)."""
 
 
 class AlgorithmSection(Section):
-    """How episodes become a gradient. A key that is none takes the preset's value."""
+    """The learning algorithm. A key that is null takes the preset's value."""
 
     preset: str = "grpo"
     """grpo, reinforce or ppo."""
@@ -132,144 +132,144 @@ class AlgorithmSection(Section):
     loss: str | None = None
     """clipped or reinforce."""
     gamma: Share | None = None
-    """Discount a turn."""
+    """Discount factor per turn."""
     gae_lambda: Share | None = None
-    """Weight of longer estimates (ppo)."""
+    """Lambda of the generalised advantage estimate (ppo)."""
     clip: Annotated[float, Field(gt=0, lt=1), Exponent] | None = None
-    """Half-width of the trust region around ratio 1."""
+    """Half-width of the clipping range around ratio 1."""
     entropy_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
     """Weight of the entropy bonus."""
     kl_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
-    """Weight of the KL to the policy that reinforcement started from; 0 keeps no reference."""
+    """Weight of the KL divergence from the policy before reinforcement; 0 keeps no reference policy."""
     value_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
     """Weight of the critic's loss (ppo)."""
     advantage_clip: Annotated[float, Field(gt=0), Exponent] | None = None
-    """Bound on the size of an advantage; none does not bound it."""
+    """Maximum absolute value of an advantage; null sets no maximum."""
     epochs: Count | None = None
     """Passes over the samples of one train step."""
     minibatches: Count | None = None
-    """Optimiser updates a pass."""
+    """Optimiser updates per pass."""
 
 
 class TorchTrainerSection(Section):
-    """One process, one device."""
+    """A trainer in one process, on one device."""
 
     kind: Literal["torch_local"] = "torch_local"
     steps: Annotated[int, Field(ge=0)] = 100
-    """Train steps; each plays groups_per_step groups and learns from them. 0 stops after the warm-up."""
+    """Number of train steps; each plays groups_per_step groups and learns from them. 0 stops after the warm-up."""
     groups_per_step: Count = 32
-    """Tasks a train step."""
+    """Tasks per train step."""
     learning_rate: Rate | None = None
-    """AdamW's step size for the policy; none is 5e-4 for a tiny policy and 1e-6 for a pretrained model."""
+    """AdamW's learning rate for the policy. null: 5e-4 for a tiny policy, 1e-6 for a pretrained model."""
     critic_learning_rate: Rate | None = None
-    """The same for the critic (ppo); none is 1e-3 for a tiny policy and 1e-5 for a pretrained model."""
+    """AdamW's learning rate for the critic (ppo). null: 1e-3 for a tiny policy, 1e-5 for a pretrained model."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of both learning rates; linear and cosine fall to 0 over `steps`."""
+    """Schedule of both learning rates; linear and cosine fall to 0 over `steps`."""
     schedule_warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Train steps over which the learning rates rise to their value."""
+    """Train steps over which the learning rates rise linearly to their value."""
     weight_decay: Annotated[float, Field(ge=0), Exponent] = 0.0
-    """AdamW's weight decay; norms and biases have none."""
+    """AdamW's weight decay; not applied to norms and biases."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of matrix products while learning; the weights stay float32. auto: float32 for a tiny policy,
     bfloat16 (autocast) for a pretrained model."""
     gradient_checkpointing: bool | None = None
-    """Whether to compute activations again in the backward pass, for less memory and more time. None is false for a
-    tiny policy and true for a pretrained model."""
+    """Whether to recompute activations in the backward pass, which saves memory and takes more time. null: false for a
+    tiny policy, true for a pretrained model."""
     max_grad_norm: Annotated[float, Field(gt=0), Exponent] = 1.0
-    """The gradient's norm is clipped to this."""
+    """Maximum norm of the gradient; larger gradients are clipped."""
     micro_tokens: Count | None = None
-    """Bound on the tokens of one forward and backward pass, padding included; none is 16384 for a tiny policy and 4096
+    """Maximum number of tokens of one forward and backward pass, padding included. null: 16384 for a tiny policy, 4096
     for a pretrained model."""
     checkpoint_every: Count = 10
     """Train steps between two checkpoints."""
     keep_checkpoints: Count = 2
-    """Newest checkpoints that are kept."""
+    """Number of most recent checkpoints to keep."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Threads of torch. 0 plays a tiny policy with one and learns with one a core, or with one where the load average
-    at the start is above the number of cores. Repeatability to the last digit needs the same number."""
+    """Threads of torch. 0: one to sample from a tiny policy, and one per core to learn, or one if the load average at
+    the start exceeds the number of cores. Bitwise reproducible results need the same number."""
 
 
 class EvaluationSection(Section):
-    """How success is measured, on levels that are in no training set."""
+    """Evaluation on held-out levels, which are never used for training."""
 
     episodes: Annotated[int, Field(ge=0)] = 512
-    """Held-out tasks, each played once sampled and once greedily; 0 does not evaluate."""
+    """Number of held-out tasks; each is played once with sampling and once greedily. 0 turns evaluation off."""
     every: Count = 10
-    """Train steps between two evaluations; there is always one before and one after."""
+    """Train steps between two evaluations; there is always one before the first and one after the last train step."""
     seed: Annotated[int, Field(ge=0)] = 1_000_003
-    """Seed of the held-out tasks, the same for every run seed, so that runs compare."""
+    """Seed of the held-out tasks; it does not depend on the seed of the run, so that runs are comparable."""
 
 
 class WarmupSection(Section):
-    """Imitation before reinforcement: of the environment's own expert, or of dialogues from a file."""
+    """Imitation learning before reinforcement: of the environment's expert, or of dialogues from a file."""
 
     kind: Literal["auto", "demonstrations", "dialogues", "none"] = "auto"
-    """demonstrations: of the environment's expert. dialogues: supervised fine-tuning on file. auto: demonstrations for
-    a tiny policy, none for a pretrained model."""
+    """demonstrations: of the environment's expert. dialogues: supervised fine-tuning on `file`. auto: demonstrations
+    for a tiny policy, none for a pretrained model."""
     file: str | None = None
-    """JSON lines, one dialogue each: {"messages": [{"role": "user", "content": "..."}, ...]}; the answers of the
-    assistant are learned."""
+    """JSON-lines file with one dialogue per line: {"messages": [{"role": "user", "content": "..."}, ...]}. The policy
+    learns the assistant's answers."""
     dialogue_batch: Count = 16
-    """Dialogues an update."""
+    """Dialogues per update."""
     dialogue_epochs: Count = 1
-    """Passes over the file, each in an order of its own."""
+    """Passes over the file; each shuffles it anew."""
     answers: Literal["expert", "bare"] = "expert"
-    """How demonstrations write a move. expert: <answer>up</answer>. bare: up, which can be a single token."""
+    """Format of a demonstrated move. expert: <answer>up</answer>. bare: up, which can be a single token."""
     single_turn_states: Count | None = None
-    """Different single states that lessons are drawn from. null: 30000 for a tiny policy, 4096 for a pretrained
+    """Number of different states for single-turn samples. null: 30000 for a tiny policy, 4096 for a pretrained
     model."""
     visit_random_share: Share | None = None
-    """Share of random moves on the way to these states. null: single_turn_random_share for a tiny policy, 0.5 for a
-    pretrained model. Must be 0 where the environment lists no legal moves."""
+    """Share of random moves in the episodes that collect these states. null: single_turn_random_share for a tiny
+    policy, 0.5 for a pretrained model. Must be 0 if the environment lists no legal moves."""
     hazard_share: Share = 0.5
-    """Share of lessons in states where a careless player goes wrong."""
+    """Share of single-turn samples in hazardous states, where a careless move loses."""
     single_turn_random_share: Share | None = None
-    """Share of lessons that show a random move instead of a good one. null: 0.5 tiny, 0 pretrained."""
+    """Share of single-turn samples with a random move instead of a good one. null: 0.5 tiny, 0 pretrained."""
     single_turn_batch: Count | None = None
-    """Lessons an update. null: 256 tiny, 32 pretrained."""
+    """Samples per single-turn update. null: 256 tiny, 32 pretrained."""
     single_turn_updates: Annotated[int, Field(ge=0)] | None = None
-    """Updates with one state a sequence. null: 250 tiny, 100 pretrained."""
+    """Updates of the first stage, with one state per sequence. null: 250 tiny, 100 pretrained."""
     multi_turn_states: Count = 4
-    """States a sequence in the second stage, each with its own answer: the newest one is what counts."""
+    """States per sequence in the second stage, each with its own answer, which depends on the newest state only."""
     multi_turn_updates: Annotated[int, Field(ge=0)] | None = None
-    """Updates of the second stage. null: 300 tiny, 0 pretrained; 0 where renderer.history is a number, as that stage
+    """Updates of the second stage. null: 300 tiny, 0 pretrained; 0 if renderer.history is a number, since this stage
     needs all."""
     episode_random_share: Share | None = None
-    """Share of random moves in whole demonstrated episodes, which come last. null: 0.65 tiny, 0 pretrained."""
+    """Share of random moves in the demonstrated episodes of the last stage. null: 0.65 tiny, 0 pretrained."""
     episode_batch: Count | None = None
-    """Episodes an update. null: 64 tiny, 8 pretrained."""
+    """Episodes per update. null: 64 tiny, 8 pretrained."""
     episode_updates: Annotated[int, Field(ge=0)] | None = None
-    """Bound on the updates of the last stage. null: 50 tiny, 30 pretrained; 0 where renderer.history is a number,
-    since every state is then a sample of its own."""
+    """Maximum number of updates of the last stage. null: 50 tiny, 30 pretrained; 0 if renderer.history is a number,
+    since every state is then a separate sample."""
     learning_rate: Rate | None = None
-    """Step size in lessons and dialogues; falls as a cosine. null: 4e-3 tiny (Muon and AdamW), 5e-5 pretrained
-    (AdamW)."""
+    """Learning rate of the first two stages and of dialogues; falls as a cosine. null: 4e-3 tiny (Muon and AdamW), 5e-5
+    pretrained (AdamW)."""
     episode_learning_rate: Rate | None = None
-    """The same in whole episodes. null: 2e-3 tiny, 5e-5 pretrained."""
+    """Learning rate of the last stage. null: 2e-3 tiny, 5e-5 pretrained."""
     greedy_goal: Share = 0.95
-    """The last stage with updates ends as soon as greedy play succeeds this often on validation levels."""
+    """Success rate of greedy play on validation levels at which the last stage with updates ends early."""
     check_every: Count = 25
-    """Updates between two looks at validation levels."""
+    """Updates between two checks on validation levels."""
     check_episodes: Annotated[int, Field(ge=0)] | None = None
-    """Validation levels a look; 0 does not look. null: 256 tiny, 64 pretrained, 0 for dialogues."""
+    """Validation levels per check; 0 turns checks off. null: 256 tiny, 64 pretrained, 0 for dialogues."""
 
 
 class TrackingSection(Section):
-    """What is written beside the checkpoints."""
+    """Event files and sampled episodes."""
 
     tensorboard: bool = True
     """Whether to write event files for TensorBoard."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between two samples of episodes; the first and the last train step are sampled too. 0 writes none."""
+    """Train steps between two samples of episodes; the first and last train step are always sampled. 0: no samples."""
     trajectories: Count = 8
-    """Episodes in a sample, of as many tasks as possible."""
+    """Episodes per sample, from as many tasks as possible."""
 
 
 class RunConfig(Section):
     """A training file."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 7
-    """Everything that is drawn at random follows from this and the rest of the file."""
+    """Seed of all random numbers of the run; the same file gives the same numbers."""
     env: EnvSection
     sandbox: SandboxSection = SandboxSection()
     engine: TransformersEngineSection = TransformersEngineSection()
@@ -287,10 +287,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Args:
         path: A YAML file.
-        overrides: ``"a.b=value"`` texts, the values read as YAML.
+        overrides: ``"a.b=value"`` strings; the values are parsed as YAML.
 
     Raises:
-        ConfigError: The file cannot be read or says something that cannot be.
+        ConfigError: The file cannot be read or is invalid.
     """
     content = grammar.content_of(path, example="env: {id: Sokoban-v0}")
     grammar.override(content, overrides)
@@ -298,10 +298,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse(content: Mapping[str, Any]) -> RunConfig:
-    """Check a mapping against the grammar.
+    """Check a mapping against the schema.
 
     Raises:
-        ConfigError: One line for each problem, each starting with its key.
+        ConfigError: The message has one line per problem, each starting with its key.
     """
     return grammar.check(content, RunConfig)
 

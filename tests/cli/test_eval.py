@@ -161,7 +161,7 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
         (["--output", "new/er", "--option", "size=1"], "size: must be an integer from "),
         (
             ["--output", "new/er", "--option", "map=4x4"],
-            "--split eval: goes with random lakes, not with a map; take --",
+            "--split eval: applies to random lakes, not to a map; take --",
         ),
     ],
 )

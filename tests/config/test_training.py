@@ -105,7 +105,7 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
     with pytest.raises(ConfigError) as caught:
         serving.read(path, [], {})
     assert caught.value.problems == (
-        f"{path}: line 3: the key boxes is there already, in line 2; remove one of the two",
+        f"{path}: line 3: the key max_sandboxes is there already, in line 2; remove one of the two",
     )
 
 
@@ -264,7 +264,7 @@ def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path
 @pytest.mark.parametrize("name", ["tokenize", "chat_template", "add_generation_prompt", "tools", "conversation"])
 def test_an_argument_of_the_template_that_envkit_sets_is_refused_by_name(name: str, tmp_path: Path) -> None:
     (found,) = problems(tmp_path, MINIMAL, "renderer.template.enable_thinking=false", f"renderer.template.{name}=1")
-    assert found == f"renderer.template: {name} is not an argument of the template; envkit sets it"
+    assert found == f"renderer.template: {name} is reserved: envkit sets it; remove it"
 
 
 @pytest.mark.parametrize("history", [0, -1, 1.5, True, "some", None])

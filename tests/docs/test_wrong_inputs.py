@@ -60,7 +60,7 @@ WRONG = [
     ("check good.yaml --set warmup.kind=none", 2, "warmup.kind: a tiny policy that knows nothing needs"),
     ("check good.yaml --steps 3", 2, "No such option: --steps"),
     ("check good.yaml --set renderer.history=0", 2, "renderer.history: must be all, or a whole number of at least 1"),
-    ("check good.yaml --set renderer.template.tokenize=1", 2, "tokenize is not an argument of the template; envkit"),
+    ("check good.yaml --set renderer.template.tokenize=1", 2, "tokenize is reserved: envkit sets it"),
     ("check-template nowhere", 2, "nowhere: cannot load the tokenizer: "),
     ("check-template ./folder", 2, "./folder is no model folder (it has no config.json)"),
     # Playing and measuring.

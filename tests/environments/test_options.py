@@ -265,11 +265,11 @@ def test_an_expert_that_knows_the_symbols_wins_and_one_that_does_not_has_no_move
         ("  ", "got '  '"),
         (3, "got 3"),
         (None, "got None"),
-        (Path("a/b"), r"got .*\('a/b'\); take 'a/b'"),
+        (Path("a/b"), r"got .*\('a/b'\); use 'a/b'"),
     ],
 )
 def test_a_path_is_text(value: Any, told: str) -> None:
-    with pytest.raises(OptionError, match=f"^file: must be the path of a file or folder, as text, {told}$"):
+    with pytest.raises(OptionError, match=f"^file: must be the path of a file or folder, as a string, {told}$"):
         check_path("file", value)
     check_path("file", "a/b")
 

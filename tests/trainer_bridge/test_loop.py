@@ -175,7 +175,7 @@ class AllLost(Part):
 
 def test_a_step_whose_episodes_were_all_lost_ends_the_run_with_the_cause(tmp_path: Path) -> None:
     part = AllLost(tmp_path, replace(SETTINGS, steps=1, groups_per_step=1))
-    with pytest.raises(EnvkitError, match=r"^train step 1: not one of 2 episodes could be played; the first ended as"):
+    with pytest.raises(EnvkitError, match=r"^train step 1: all 2 episodes are void; the first ended as"):
         part.run()
     assert part.trainer.taught == []
     assert part.notes.steps == {}

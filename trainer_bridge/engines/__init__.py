@@ -1,1 +1,1 @@
-"""Engines: what produces tokens."""
+"""Engines: sample tokens from the policy."""

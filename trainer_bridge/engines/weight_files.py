@@ -1,4 +1,4 @@
-"""Reading weights from safetensors files: all of them or none."""
+"""Atomic loading of weights from safetensors files."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ INDEX = "model.safetensors.index.json"
 
 
 @torch.no_grad()
-def load_weights(model: Any, place: Path) -> None:
-    """Copy weights from a file, or from a model folder with one file or several, rounding to the model's formats.
+def load_weights(model: Any, path: Path) -> None:
+    """Copy weights from a file, or from a model folder with one or more files, rounding to the model's formats.
 
-    Names and shapes are checked first, so a failure leaves the model as it was. One tensor at a time is in memory.
+    Names and shapes are checked first, so a failure leaves the model unchanged. Tensors are loaded one at a time.
 
     Raises:
         OSError: A file is missing.
-        RuntimeError: Names or shapes are not those of the model.
+        RuntimeError: Names or shapes do not match the model.
         SafetensorError: A file is damaged.
     """
-    files = [place]
-    if place.is_dir():
-        files = [place / "model.safetensors"]
-        if (place / INDEX).exists():
-            names = json.loads((place / INDEX).read_text())["weight_map"].values()
-            files = [place / name for name in sorted(set(names))]
+    files = [path]
+    if path.is_dir():
+        files = [path / "model.safetensors"]
+        if (path / INDEX).exists():
+            names = json.loads((path / INDEX).read_text())["weight_map"].values()
+            files = [path / name for name in sorted(set(names))]
     targets: dict[str, torch.Tensor] = model.state_dict()
     found: set[int] = set()
     problems: list[str] = []
@@ -53,6 +53,6 @@ def load_weights(model: Any, place: Path) -> None:
 
 @torch.no_grad()
 def copy_weights(source: Any, model: Any) -> None:
-    """Copy the weights of a model in this process, rounding to the other's formats."""
+    """Copy the weights of a model in this process, rounding to the target's formats."""
     for name, weight in source.named_parameters():
         model.get_parameter(name).copy_(weight)

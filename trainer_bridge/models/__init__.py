@@ -1,1 +1,1 @@
-"""Models on this machine: the catalogue, the cache of converted models, and what a saved policy folder says."""
+"""Models on this machine: the catalogue, the cache of converted models, and the metadata of saved policies."""

@@ -1,4 +1,4 @@
-"""Text to tokens and back, one turn at a time. What a policy sampled is never decoded and encoded again."""
+"""Conversion of text to tokens and back, one turn at a time. Sampled tokens are never decoded and re-encoded."""
 
 from .chat import ChatRenderer
 from .plain import ANSWER_CLOSE, ANSWER_OPEN, PlainRenderer

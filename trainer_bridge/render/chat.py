@@ -1,4 +1,4 @@
-"""Prompts through the chat template of a model."""
+"""The renderer for models with a chat template."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _EMPTY_THOUGHT = re.compile(rf"{THINK}\s*(?:{END_THINK}\s*)?\Z")
 
 
 class ChatRenderer:
-    """Frames observations as the user's messages of the model's own chat template.
+    """Renders observations as user messages with the model's chat template.
 
-    The prompt of a turn continues that of the turn before: what was sampled stays, and what the template puts between
-    an answer and the next one follows. Where the template would render the earlier turns differently by then (it moves
-    the system prompt, drops messages or thoughts), the turn starts a new sample with the whole chat as its prompt.
-    Whitespace that the template strips around an answer is not looked at.
+    The prompt of a turn continues that of the turn before: it keeps the sampled tokens and adds the template's text
+    between two answers. If the template would now render the earlier turns differently (it moves the system prompt,
+    drops messages or thoughts), the turn starts a new sample with the whole chat as its prompt. Whitespace that the
+    template strips around an answer is ignored.
 
     Args:
-        tokenizer: A Hugging Face tokenizer that has a chat template.
-        system: The system message; None gives none, so that the template does what it does by itself.
-        template: Passed to the template, such as ``{"enable_thinking": False}``.
-        thinking: ``"keep"`` leaves thoughts in the prompts of later turns, also where the template would drop them from
+        tokenizer: A Hugging Face tokenizer with a chat template.
+        system: The system message; None passes none to the template, which may then add its own.
+        template: Arguments of the template, such as ``{"enable_thinking": False}``.
+        thinking: ``"keep"`` leaves thoughts in the prompts of later turns, even if the template would drop them from
             earlier turns; ``"cut"`` renders later prompts without them.
-        history: Number of newest turns that a prompt holds, at least 1; each turn then starts a sample. None keeps all.
-        eos_ids: Tokens that end the model's text, by its generation config.
+        history: Number of most recent turns in a prompt, at least 1; each turn then starts a sample. None keeps all.
+        eos_ids: End-of-text tokens of the model's generation config.
 
     Raises:
-        UsageError: The template refuses the roles that a rollout needs.
+        UsageError: The template rejects the roles that a rollout needs.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class ChatRenderer:
         prompt = self._template.render(ask)
         self._opens_thought = END_THINK not in prompt.rpartition(THINK)[2] and THINK in prompt
         _, found, after = self._template.render([*ask, _assistant(ANSWER_MARK), _user("?")]).rpartition(ANSWER_MARK)
-        behind = self._template.encode(after.lstrip())[:1] if found else ()
-        end = tuple(token for token in behind if token in self._template.added_ids)
+        following = self._template.encode(after.lstrip())[:1] if found else ()
+        end = tuple(token for token in following if token in self._template.added_ids)
         eos = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         self._end = end or eos
         self.stop: tuple[int, ...] = tuple(dict.fromkeys((*end, *eos_ids, *eos)))
-        """Tokens that end a completion: the first one behind an answer in the template if it is an added token, and
-        the ends of text of the generation config and of the tokenizer."""
-        self._silent = {number for number, name in self._template.special_ids.items() if name not in (THINK, END_THINK)}
+        """Tokens that end a completion: the first token after an answer in the template if it is an added token, and
+        the end-of-text tokens of the generation config and of the tokenizer."""
+        self._hidden = {number for number, name in self._template.special_ids.items() if name not in (THINK, END_THINK)}
 
     def open(self, observation: Observation) -> tuple[int, ...]:
         return self._prompt([*self._system, _user(observation.text)])
@@ -86,55 +86,55 @@ class ChatRenderer:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
-        """Return the tokens with which a policy would say `answer`, its end included."""
+        """Return the completion with which a policy would give `answer`, including its end token."""
         if self._opens_thought and END_THINK not in answer:
             answer = f"{END_THINK}\n\n{answer}"
         return self._template.encode(self._template.escape(answer, "assistant")) + self._end
 
     def dialogue(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens of a dialogue as a rollout would give them, and a mask: 1 on answers and their ends.
+        """Return the tokens of a dialogue as in a rollout, and a mask: 1 on answers and their end tokens.
 
         The system prompt of the renderer is added to a dialogue without one. Messages after the last answer are left
-        out. Where the template rewrites history, the tokens are those of the last sample: the answers before it are
-        part of its prompt, and masked.
+        out. If the template rewrites history, the tokens are those of the last sample: earlier answers are part of its
+        prompt, with mask 0.
 
         Args:
             messages: Each with a ``role`` (system, user or assistant) and a ``content``.
 
         Raises:
-            UsageError: There is no answer, or the template refuses the dialogue.
+            UsageError: There is no answer, or the template rejects the dialogue.
         """
         chat = [*([] if any(one["role"] == "system" for one in messages) else self._system), *messages]
-        answers = [place for place, one in enumerate(chat) if one["role"] == "assistant"]
+        answers = [index for index, one in enumerate(chat) if one["role"] == "assistant"]
         if not answers:
             raise UsageError("the dialogue has no message of the assistant; add one")
         ids: tuple[int, ...] = ()
         mask: tuple[int, ...] = ()
-        said: tuple[int, ...] = ()
+        answer: tuple[int, ...] = ()
         before: list[Message] = []
-        for start, place in zip([0, *(place + 1 for place in answers)], answers, strict=False):
-            asked = chat[start:place]
-            frame = self._frame(before[:-1], said, asked) if start else None
+        for start, index in zip([0, *(index + 1 for index in answers)], answers, strict=False):
+            question = chat[start:index]
+            frame = self._frame(before[:-1], answer, question) if start else None
             if frame is None:
-                frame = self._prompt([*before, *asked])
+                frame = self._prompt([*before, *question])
                 ids, mask = (), ()
-            said = self.demonstrate(chat[place]["content"])
-            ids += frame + said
-            mask += (0,) * len(frame) + (1,) * len(said)
-            before += [*asked, self._answer(self._words(said))]
+            answer = self.demonstrate(chat[index]["content"])
+            ids += frame + answer
+            mask += (0,) * len(frame) + (1,) * len(answer)
+            before += [*question, self._answer(self._words(answer))]
         return ids, mask
 
     def _frame(
-        self, before: Sequence[Message], said: Sequence[int], after: Sequence[Message]
+        self, before: Sequence[Message], answer_ids: Sequence[int], after: Sequence[Message]
     ) -> tuple[int, ...] | None:
-        """Return the tokens between an answer and the next one; None where the template rewrites what came before.
+        """Return the tokens between an answer and the next one; None if the template rewrites the earlier chat.
 
         Args:
             before: The chat up to the answer.
-            said: Tokens of the answer; where they hold the end of the turn, the frame does not.
+            answer_ids: Tokens of the answer; if they include the end of the turn, the frame leaves it out.
             after: The messages that follow.
         """
-        answer = self._words(said)
+        answer = self._words(answer_ids)
         prompt = self._template.render(before)
         start, found, frame = self._template.render([*before, _assistant(ANSWER_MARK), *after]).rpartition(ANSWER_MARK)
         whole = self._template.render([*before, self._answer(answer), *after])
@@ -147,7 +147,7 @@ class ChatRenderer:
         if prompt.rstrip() != start.rstrip() or rendered.strip() != sampled.strip():
             return None
         ids = self._template.encode(frame.lstrip())
-        return ids[1:] if said and ids[:1] == tuple(said[-1:]) else self._template.encode(frame)
+        return ids[1:] if answer_ids and ids[:1] == tuple(answer_ids[-1:]) else self._template.encode(frame)
 
     def _prompt(self, chat: Sequence[Message]) -> tuple[int, ...]:
         return self._template.encode(self._template.render(chat))
@@ -156,8 +156,8 @@ class ChatRenderer:
         """Return an answer as a message for later prompts."""
         return _assistant(text if self._keeps_thoughts else without_thoughts(text, is_thinking=self._opens_thought))
 
-    def _words(self, said: Sequence[int]) -> str:
-        return self.text([token for token in said if token not in self._silent])
+    def _words(self, token_ids: Sequence[int]) -> str:
+        return self.text([token for token in token_ids if token not in self._hidden])
 
 
 def _user(content: str) -> Message:

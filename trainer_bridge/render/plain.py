@@ -1,4 +1,4 @@
-"""Prompts without a chat template, for policies that are made from nothing."""
+"""The renderer without a chat template, for tiny policies and base models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ANSWER_CLOSE = "</answer>"
 
 
 class Tokenizer(Protocol):
-    """What `PlainRenderer` needs of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that `PlainRenderer` uses."""
 
     bos_token_id: int | None
 
@@ -23,18 +23,18 @@ class Tokenizer(Protocol):
 
 
 class PlainRenderer:
-    r"""Frames an observation without any template: the engine writes what stands between the answer tags.
+    r"""Renders observations without a template: the completion is the text between the answer tags.
 
-    A turn reads ``observation \\n <answer>``; the completion follows, and the next turn begins with ``</answer>``. So a
-    tiny policy spends its tokens on the move alone: with one token a move, one token a turn carries loss.
+    The prompt of a turn is ``observation \\n <answer>``; the completion follows, and the next turn starts with
+    ``</answer>``. So a tiny policy generates the move alone: with one token per move, one token per turn carries loss.
 
-    Where ``</answer>`` is several tokens, it stops no completion: the policy goes on until the end of its text or
-    `turn_tokens`, and the action is what stands before the first ``</answer>``.
+    If ``</answer>`` is several tokens, it does not stop a completion: the completion ends at an end-of-text token or
+    after `turn_tokens`, and the action is the text before the first ``</answer>``.
 
     Args:
         tokenizer: Encodes and decodes.
-        history: Number of newest turns that a prompt holds, at least 1; None keeps all.
-        eos_ids: Tokens that end the model's text; they stop a completion where ``</answer>`` is several tokens.
+        history: Number of most recent turns in a prompt, at least 1; None keeps all.
+        eos_ids: End-of-text tokens; they stop a completion if ``</answer>`` is several tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, history: int | None = None, eos_ids: Sequence[int] = ()) -> None:
@@ -62,31 +62,31 @@ class PlainRenderer:
         return Prompt(ids + self._frame(observation), starts_sample=True)
 
     def action(self, said: Sequence[int]) -> str:
-        said = tuple(said)
-        if self._ends_closed(said):
-            said = said[: -len(self._close)]
-        inner = self._tokenizer.decode(said, skip_special_tokens=True)
+        ids = tuple(said)
+        if self._ends_closed(ids):
+            ids = ids[: -len(self._close)]
+        inner = self._tokenizer.decode(ids, skip_special_tokens=True)
         return ANSWER_OPEN + inner.partition(ANSWER_CLOSE)[0] + ANSWER_CLOSE
 
     def text(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def demonstrate(self, answer: str) -> tuple[int, ...]:
-        """Return the tokens with which a policy would say `answer`, such as ``"<answer>up</answer>"``.
+        """Return the completion with which a policy would give `answer`, such as ``"<answer>up</answer>"``.
 
-        The closing tag is among them where it is several tokens, since the action ends there.
+        It includes the closing tag if that is several tokens, since the action ends there.
         """
         inner = answer.removeprefix(ANSWER_OPEN).removesuffix(ANSWER_CLOSE)
         end = self._close if len(self._close) > 1 else ()
         return tuple(self._tokenizer.encode(inner, add_special_tokens=False)) + end
 
-    def _closing(self, said: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens that close an answer; none where the completion closed it itself."""
-        closed = self._ends_closed(said) or (len(self._close) > 1 and ANSWER_CLOSE in self.text(said))
+    def _closing(self, completion: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens that close an answer; empty if the completion already closed it."""
+        closed = self._ends_closed(completion) or (len(self._close) > 1 and ANSWER_CLOSE in self.text(completion))
         return () if closed else self._close
 
-    def _ends_closed(self, said: Sequence[int]) -> bool:
-        return tuple(said[-len(self._close) :]) == self._close
+    def _ends_closed(self, completion: Sequence[int]) -> bool:
+        return tuple(completion[-len(self._close) :]) == self._close
 
     def _frame(self, observation: Observation) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(observation.text + "\n", add_special_tokens=False)) + self._open

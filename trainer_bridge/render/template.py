@@ -1,8 +1,8 @@
-"""A model's chat template: messages to text, text to tokens. Special tokens come from the template alone.
+"""A model's chat template: messages to text, text to tokens. Only the template can produce special tokens.
 
-Where a message holds the text of a special token (``<|im_end|>`` in the output of a command), the template is given a
-marker in its place, so that the rendered text shows which special tokens are the template's own. The others are
-encoded as text.
+If a message contains the text of a special token (``<|im_end|>`` in the output of a command), a marker replaces it
+before rendering, so that the rendered text shows which special tokens come from the template. The others are encoded
+as plain text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envkit.errors import UsageError
 from ..thoughts import END_THINK, THINK
 
 ANSWER_MARK = "@@envkit-answer@@"
-"""Stands for the content of an answer whose place in the rendered text is looked for."""
+"""Placeholder for the content of an answer, to find its position in the rendered text."""
 
 _MARK = "@@envkit-"
 
@@ -29,8 +29,8 @@ class ChatTemplate:
     """Renders and encodes chats with the template of a tokenizer.
 
     Args:
-        tokenizer: A Hugging Face tokenizer that has a chat template.
-        arguments: Passed to the template, such as ``{"enable_thinking": False}``.
+        tokenizer: A Hugging Face tokenizer with a chat template.
+        arguments: Arguments of the template, such as ``{"enable_thinking": False}``.
     """
 
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
@@ -47,14 +47,14 @@ class ChatTemplate:
         self._marks = re.compile(re.escape(_MARK) + r"(\d+)@@")
 
     def render(self, messages: Sequence[Message], *, prompting: bool = True) -> str:
-        """Return the text of a chat, with marks for special tokens in contents.
+        """Return the text of a chat, with markers for special tokens in message contents.
 
         Args:
             messages: Each with a role and a content.
-            prompting: Whether the text ends where the model's answer begins.
+            prompting: Whether to end the text with the start of the model's answer.
 
         Raises:
-            UsageError: The template refuses these messages.
+            UsageError: The template rejects these messages.
         """
         chat = [{**one, "content": self.escape(one["content"], one["role"])} for one in messages]
         render = self._tokenizer.apply_chat_template
@@ -62,10 +62,10 @@ class ChatTemplate:
             return str(render(chat, tokenize=False, add_generation_prompt=prompting, **self._arguments))
         except TemplateError as error:
             roles = ", ".join(one["role"] for one in messages)
-            raise UsageError(f"the model's chat template refuses a chat of {roles}: {error}") from None
+            raise UsageError(f"the model's chat template rejects a chat of {roles}: {error}") from None
 
     def escape(self, content: str, role: str) -> str:
-        """Return a content with marks in place of special tokens; an assistant's thinking tags stay tokens."""
+        """Return a content with markers in place of special tokens; an assistant's thinking tags stay tokens."""
         if content is ANSWER_MARK:
             return content
         kept = (THINK, END_THINK) if role == "assistant" else ()
@@ -74,8 +74,8 @@ class ChatTemplate:
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of rendered text.
 
-        Text without marks is encoded as a whole, as the template's own tokens are. Otherwise, each stretch between two
-        special tokens of the template that holds a mark is encoded by itself, as text.
+        Text without markers is encoded as a whole. Otherwise, each part between two special tokens of the template that
+        contains a marker is encoded separately, as plain text.
         """
         if _MARK not in text:
             return self._encode(text)
@@ -91,7 +91,7 @@ class ChatTemplate:
         return ids + self._encode(whole)
 
     def _encode_inside(self, text: str) -> tuple[int, ...]:
-        """Encode text as text, behind a newline: some tokenizers put a space before the first word of what they get."""
+        """Encode plain text after a newline, since some tokenizers add a space before the first word of their input."""
         newline = self._encode("\n")
         ids = self._encode("\n" + text, split_special_tokens=True)
         if ids[: len(newline)] == newline:

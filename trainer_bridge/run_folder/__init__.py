@@ -1,1 +1,1 @@
-"""The folder of a training run: its record, checkpoints, episodes, plots."""
+"""The folder of a training run: record, checkpoints, episodes and plots."""

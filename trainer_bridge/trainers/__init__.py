@@ -1,1 +1,1 @@
-"""Trainers: what changes weights."""
+"""Trainers: update the weights of the policy."""

@@ -19,22 +19,22 @@ from ..engines.weight_files import load_weights
 from ..run_folder.writing import share_weights
 
 UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
-"""What reading a file of a checkpoint raises when it is not there, cut off, or another one."""
+"""Exceptions on reading a checkpoint file that is missing, truncated or of another kind."""
 
 
 class Stateful(Protocol):
-    """A part of the trainer whose state goes into ``optimizer.pt``."""
+    """A part of the trainer with state to save in ``optimizer.pt``."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
 def save(folder: Path, model: Any, tokenizer: Any, reference: Any, parts: Mapping[str, Stateful], version: int) -> None:
-    """Write the policy as a model folder ``policy/``, and beside it everything else."""
+    """Write the policy as a model folder ``policy/``, and the rest of the trainer's state beside it."""
     model.save_pretrained(folder / "policy")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder / "policy")
-    with (folder / "optimizer.pt").open("wb") as file:  # given a path, torch hides what the system said
+    with (folder / "optimizer.pt").open("wb") as file:  # with a path, torch hides the error of the system
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
     if reference is not None:
         safetensors.torch.save_model(reference, str(folder / "reference.safetensors"))
@@ -43,10 +43,10 @@ def save(folder: Path, model: Any, tokenizer: Any, reference: Any, parts: Mappin
 
 
 def restore(folder: Path, model: Any, reference: Any, parts: Mapping[str, Stateful]) -> int:
-    """Read what `save` wrote and return the version.
+    """Load a checkpoint of `save` and return the version.
 
     Raises:
-        UsageError: The folder does not hold a checkpoint of this policy and algorithm.
+        UsageError: The folder has no checkpoint of this policy and algorithm.
     """
     try:
         load_weights(model, folder / "policy")
@@ -61,10 +61,10 @@ def restore(folder: Path, model: Any, reference: Any, parts: Mapping[str, Statef
 
 
 def _reason(error: Exception) -> str:
-    """Return in one line why a checkpoint cannot be read."""
+    """Return one line with the reason why a checkpoint cannot be read."""
     if isinstance(error, (EOFError, UnpicklingError)):
         return "optimizer.pt is damaged"
     if isinstance(error, KeyError):
-        return f"it holds no {error.args[0]}"
-    # What torch says about weights that do not fit is a headline and then a line for each of them.
+        return f"{error.args[0]} is missing"
+    # torch's message about mismatched weights has a headline and one line per weight.
     return shorten(" ".join(str(error).splitlines()[:2]), 300) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Less memory for activations, and how much was used."""
+"""Gradient checkpointing, and measurement of peak memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from envkit.errors import UsageError
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """Compute the activations of each layer again in the backward pass; dropout stays off.
+    """Recompute the activations of each layer in the backward pass; dropout remains off.
 
     Raises:
-        UsageError: The model cannot, or a layer has dropout of its own, which this would switch on.
+        UsageError: The model does not support it, or a layer has its own dropout, which this would turn on.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -29,13 +29,13 @@ def checkpoint_layers(model: nn.Module) -> None:
         raise UsageError("trainer.gradient_checkpointing: the model's layers have dropout; set it to false")
     for layer in layers:
         layer.gradient_checkpointing = True
-        again: Any = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-        layer._gradient_checkpointing_func = again
-        layer.training = True  # of the layer alone: the modules inside stay in evaluation mode
+        recompute: Any = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+        layer._gradient_checkpointing_func = recompute
+        layer.training = True  # only the layer itself: its submodules remain in evaluation mode
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """Return the largest resident size of this process so far, or on a GPU the most that tensors took."""
+    """Return the peak resident memory of this process in MiB; on a GPU, the peak memory of tensors."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     unit = 1 if sys.platform == "darwin" else 1024

@@ -12,13 +12,13 @@ from torch import nn
 def adamw(
     module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0, is_fused: bool = False
 ) -> torch.optim.AdamW:
-    """AdamW with the betas that suit short runs.
+    """Return AdamW with betas for short runs.
 
     Args:
-        module: What is trained.
-        learning_rate: Step size.
-        weight_decay: Of matrices; vectors (gains of norms, biases) have none.
-        is_fused: Whether to take the kernel without temporaries of a weight's size; it rounds differently.
+        module: Module to train.
+        learning_rate: Learning rate.
+        weight_decay: Weight decay of matrices; it is 0 for vectors (gains of norms, biases).
+        is_fused: Whether to use the fused kernel, which needs no weight-sized temporaries and rounds differently.
     """
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     groups: list[dict[str, Any]] = [{"params": weights}]
@@ -31,13 +31,13 @@ def adamw(
 
 
 def rate_factor(schedule: str, step: int, *, steps: int, warmup_steps: int) -> float:
-    """Return what the learning rate is multiplied by in a train step; a function of its number alone, for resuming.
+    """Return the factor of the learning rate in a train step; stateless, so that a run can resume.
 
     Args:
         schedule: ``"constant"``, or ``"linear"`` or ``"cosine"``, which fall to 0 at the end of the run.
         step: Number of the train step, from 0.
         steps: Train steps of the run.
-        warmup_steps: The rate rises over these first; the last of them has the whole rate.
+        warmup_steps: Number of first train steps over which the rate rises; the last of them has the full rate.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -48,6 +48,6 @@ def rate_factor(schedule: str, step: int, *, steps: int, warmup_steps: int) -> f
 
 
 def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the step size of the next update."""
+    """Set the learning rate of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate

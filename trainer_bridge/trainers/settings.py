@@ -1,4 +1,4 @@
-"""How the optimiser moves."""
+"""Settings of the trainer."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How the optimiser moves.
+    """Settings of the optimiser and of the passes over the samples.
 
     Attributes:
-        learning_rate: AdamW's step size for the policy.
-        critic_learning_rate: The same for the critic.
-        max_grad_norm: Bound on the gradient's norm.
-        micro_tokens: Bound on the tokens of one pass, padding included.
-        seed: Order of the minibatches.
-        temperature: What the samples were drawn at; every distribution is taken at the same one.
-        threads: Threads of torch that learn; 0 leaves their number as it is.
-        schedule: Of the learning rates: ``"constant"``, ``"linear"`` or ``"cosine"``; see `optimizer.rate_factor`.
-        schedule_warmup_steps: Train steps over which they rise.
+        learning_rate: AdamW's learning rate for the policy.
+        critic_learning_rate: AdamW's learning rate for the critic.
+        max_grad_norm: Maximum norm of the gradient.
+        micro_tokens: Maximum number of tokens of one pass, padding included.
+        seed: Seed of the order of the minibatches.
+        temperature: Sampling temperature of the samples; log-probabilities are computed at the same temperature.
+        threads: Torch threads for learning; 0 does not change their number.
+        schedule: Schedule of the learning rates: ``"constant"``, ``"linear"`` or ``"cosine"``; see
+            `optimizer.rate_factor`.
+        schedule_warmup_steps: Train steps over which the learning rates rise.
         steps: Train steps of the run, for the schedule.
-        weight_decay: AdamW's, for matrices.
-        precision: Of matrix products: ``"float32"``, or ``"bfloat16"`` for autocast over float32 weights.
-        gradient_checkpointing: Whether the backward pass computes the activations of each layer again.
-        is_large: Whether to save memory and time as a language model needs it: log-probabilities in blocks, prompts
-            of a group shared, groups in one minibatch, samples without advantage skipped. The gradient is the same
-            but for rounding, which is why a tiny policy, whose runs are repeatable, learns without.
+        weight_decay: AdamW's weight decay, for matrices.
+        precision: Number format of matrix products: ``"float32"``, or ``"bfloat16"`` for autocast over float32 weights.
+        gradient_checkpointing: Whether the backward pass recomputes the activations of each layer.
+        is_large: Whether to save memory and time, as a language model needs: log-probabilities in blocks, shared
+            prompts within a group, whole groups per minibatch, samples without advantage skipped. The gradient differs
+            only by rounding; a tiny policy learns without it, so that its runs are bitwise reproducible.
     """
 
     learning_rate: float

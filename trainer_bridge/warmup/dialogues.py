@@ -1,4 +1,4 @@
-"""Dialogues of a JSON-lines file as samples for supervised fine-tuning. Free of torch."""
+"""Dialogues of a JSON-lines file as samples for supervised fine-tuning. Independent of torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .demonstrations import unscored_sample
 
 
 class DialogueRenderer(Protocol):
-    """What turns a dialogue into tokens; see `ChatRenderer.dialogue`."""
+    """Converts a dialogue to tokens; see `ChatRenderer.dialogue`."""
 
     def dialogue(self, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]: ...
 
@@ -36,40 +36,40 @@ class Dialogues:
     """The dialogues of a file.
 
     Attributes:
-        samples: One each; the mask is 1 on what the assistant says.
-        skipped: Number of dialogues that are left out because they are too long.
+        samples: One per dialogue; the mask is 1 on the assistant's answers.
+        skipped: Number of dialogues left out because they are too long.
     """
 
     samples: Sequence[Sample]
     skipped: int
 
     def updates(self, size: int, epochs: int) -> int:
-        """Return how many updates of `size` dialogues `epochs` passes take; the last one of a pass may be smaller."""
+        """Return the number of updates of `size` dialogues in `epochs` passes; the last of a pass may be smaller."""
         return epochs * -(-len(self.samples) // size)
 
     def batches(self, size: int, seed: int) -> Callable[[int], list[Sample]]:
-        """Return a function that gives the samples of an update by its number. Every pass has an order of its own."""
+        """Return a function from the number of an update to its samples. Every pass is shuffled anew."""
         updates = self.updates(size, 1)
 
         def batch(update: int) -> list[Sample]:
-            epoch, place = divmod(update, updates)
+            epoch, index = divmod(update, updates)
             order = random.Random(stable_hash(seed, "dialogues", epoch)).sample(self.samples, len(self.samples))
-            return order[place * size : (place + 1) * size]
+            return order[index * size : (index + 1) * size]
 
         return batch
 
 
 def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -> Dialogues:
-    """Read a file with ``{"messages": [{"role": "user", "content": "..."}, ...]}`` a line; blank lines are left out.
+    """Read a file with ``{"messages": [{"role": "user", "content": "..."}, ...]}`` per line; blank lines are ignored.
 
     Args:
         path: The file, in UTF-8.
-        renderer: Turns dialogues into tokens.
-        max_tokens: Longest dialogue, in tokens; longer ones are skipped.
+        renderer: Converts dialogues to tokens.
+        max_tokens: Maximum length of a dialogue in tokens; longer ones are skipped.
 
     Raises:
-        UsageError: The file cannot be read, a line is not a dialogue with an answer of the assistant (the message has
-            its number), or no dialogue is left.
+        UsageError: The file cannot be read, a line is not a dialogue with an answer of the assistant (the message gives
+            the line number), or no dialogues are left.
     """
     samples: list[Sample] = []
     skipped = 0
@@ -83,13 +83,13 @@ def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -
         else:
             samples.append(unscored_sample(ids, mask, (0,) * len(ids)))
     if not samples:
-        why = f"all {skipped} are longer than rollout.max_tokens ({max_tokens})" if skipped else "it is empty"
-        raise UsageError(f"warmup.file: {path} holds no dialogue to learn from: {why}")
+        reason = f"all {skipped} are longer than rollout.max_tokens ({max_tokens})" if skipped else "the file is empty"
+        raise UsageError(f"warmup.file: {path} has no dialogues to learn from: {reason}")
     return Dialogues(samples, skipped)
 
 
 def parse_dialogues(path: Path) -> list[tuple[int, list[dict[str, str]]]]:
-    """Return the messages of each dialogue in a file, with the number of its line.
+    """Return the messages of each dialogue in a file, with its line number.
 
     Raises:
         UsageError: The file cannot be read, or a line is not a dialogue.

@@ -1,7 +1,7 @@
-"""A tiny policy, made on the spot: a causal language model from a config and a tokenizer of the environment's words.
+"""Creation of a tiny policy: a small causal language model, and a tokenizer with the environment's vocabulary.
 
-It is saved as an ordinary Hugging Face folder, so that whatever reads a hub model reads it too. It knows nothing: it is
-not Qwen2.5-0.5B, and no figure of it compares with a pretrained model's.
+It is saved as an ordinary Hugging Face folder, so that the tools for hub models can read it. Its weights are random: no
+result of it is comparable with that of a pretrained model such as Qwen2.5-0.5B.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from ..render import ANSWER_CLOSE, ANSWER_OPEN
 
 _WORDS = r"</?[a-z]+>|[a-z]+|\n|."
-"""Tags, lower-case words, and everything else letter by letter: boards are drawn in capitals and signs."""
+"""Tags, lower-case words, and everything else character by character: boards use capitals and signs."""
 
 _SPECIAL = ("<pad>", "<s>", "<unk>")
 
 
 def make_tokenizer(texts: Iterable[str], moves: Iterable[str] = ()) -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose vocabulary is what stands in `texts`, in alphabetical order.
+    """Return a tokenizer with the words of `texts` as its vocabulary, in alphabetical order.
 
-    Each of `moves` is one token, also ``turn left`` or ``B3``.
+    Each of `moves` is a single token, even ``turn left`` or ``B3``.
     """
     whole = set(moves)
     split = _splitting_rule(whole)
@@ -48,7 +48,7 @@ def make_tokenizer(texts: Iterable[str], moves: Iterable[str] = ()) -> PreTraine
 
 
 def _splitting_rule(moves: set[str]) -> Any:
-    """Cut out whole moves, the longest first, and then words. A move that is a word needs no rule of its own."""
+    """Return a splitter into whole moves, the longest first, and then words. Single-word moves need no extra rule."""
     words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     long = sorted(
         (move for move in moves if len(words.pre_tokenize_str(move)) > 1), key=lambda move: (-len(move), move)
@@ -72,9 +72,9 @@ def make_policy(
     """Write a freshly initialised policy and its tokenizer into `folder`.
 
     Args:
-        folder: Is made; read with ``AutoModelForCausalLM.from_pretrained``.
-        texts: Everything that the environment may say and the policy may answer.
-        moves: Those of them that are to be a single token each.
+        folder: Created if missing; load it with ``AutoModelForCausalLM.from_pretrained``.
+        texts: All possible observations and answers.
+        moves: The answers that become a single token each.
         hidden_size: Width.
         layers: Number of layers.
         heads: Attention heads; divides `hidden_size`.
@@ -90,7 +90,7 @@ def make_policy(
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=max(max_tokens, 64),
-        # Short sequences of a small alphabet: positions must be told apart over a few dozen tokens, not thousands.
+        # Sequences are short: positions must be distinguishable over a few dozen tokens, not thousands.
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         tie_word_embeddings=True,
         bos_token_id=_SPECIAL.index("<s>"),

@@ -160,7 +160,7 @@ def test_an_action_of_the_other_kind_is_a_mistake_of_the_caller(
 @GAMES
 def test_all_grids_of_one_environment_have_one_size(env_id: str) -> None:
     env = envkit.make(env_id, observation="grid", size=7)
-    with pytest.raises(OptionError, match=r"^size: is 7 as long as observations are grids, got 6$"):
+    with pytest.raises(OptionError, match=r"^size: must stay 7 for grid observations, got 6$"):
         env.reset(seed=0, options={"size": 6})
     assert env.reset(seed=0, options={"size": 7, "max_moves": 12})[0].shape == (7, 7)
     if env_id == "FrozenLake-v0":

@@ -58,7 +58,7 @@ def test_no_boards_make_no_frames() -> None:
 
 
 def test_a_code_without_a_tile_is_refused() -> None:
-    with pytest.raises(IndexError, match="there are 2 tiles, and a cell has code 2"):
+    with pytest.raises(IndexError, match="a cell has code 2, but there are only 2 tiles"):
         paint(np.array([[0, 1], [2, 0]], np.uint8), numbered(2, 3))
 
 

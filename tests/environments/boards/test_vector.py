@@ -184,7 +184,7 @@ def test_misuse_says_what_is_wrong() -> None:
     vector.reset(seed=0)
     with pytest.raises(UsageError, match="3 copies, got 2 actions"):
         vector.step(("up", "up"))
-    with pytest.raises(UsageError, match="must be texts"):
+    with pytest.raises(UsageError, match="must be strings"):
         vector.step((1, 2, 3))
     vector.step(("up",) * 3)
     with pytest.raises(StepOrderError, match=r"copies \[0, 1, 2\] have ended"):

@@ -96,7 +96,7 @@ def test_a_map_sets_size_and_limit_and_its_own_size_may_be_said_too() -> None:
         (["SF", "fg"], "got 'f'"),
         (["SS", "FG"], "one S and one G, got 2 and 1"),
         (["SF", "FF"], "one S and one G, got 1 and 0"),
-        (["SH", "HG"], "no way from S to G"),
+        (["SH", "HG"], "no path from S to G"),
         ("5x5", "'5x5' is not one of them"),
         ("4x5", "did you mean '4x4'"),
         ("SFHG", "is not one of them"),

@@ -276,20 +276,20 @@ def test_options_of_drawn_levels_do_not_go_with_a_file(option: str, value: Any, 
 
 
 def test_moves_that_do_not_fit_into_the_limit_say_which_two_options_disagree() -> None:
-    told = r"^moves: go up to 10, but max_moves is 4: ask for moves=\[1, 4\] too, or for max_moves=10 at least$"
-    with pytest.raises(OptionError, match=told):
+    message = r"^moves: go up to 10, above max_moves \(4\); set moves=\[1, 4\], or max_moves to at least 10$"
+    with pytest.raises(OptionError, match=message):
         envkit.make("SimpleSokoban-v0", max_moves=4)
 
 
 def test_a_file_is_chosen_where_the_world_is_made_and_nowhere_else(tmp_path: Path) -> None:
     path = _file(tmp_path, _room("#PXO__#", "#_____#"))
-    refused = r"^level_file: is taken by make, and by register\(\.\.\., options=\.\.\.\), not by reset$"
+    refused = r"^level_file: cannot be set by reset, only by make or register\(\.\.\., options=\.\.\.\)$"
     with pytest.raises(OptionError, match=refused):
         Sokoban().reset(options={"level_file": path})
     with pytest.raises(OptionError, match=refused):
         Sokoban(level_file=path).reset(options={"level_file": f"{path}2"})
-    told, _ = Sokoban(level_file=path).reset(seed=0, options={"level_file": path})
-    assert told == Sokoban(level_file=path).reset(seed=0)[0]
+    board, _ = Sokoban(level_file=path).reset(seed=0, options={"level_file": path})
+    assert board == Sokoban(level_file=path).reset(seed=0)[0]
     with pytest.raises(OptionError, match=r"^level_file: "):
         envkit.make_vec("Sokoban-v0", 2).reset(options={"level_file": path})
     for other in (3, "", Path(path), [path], str(tmp_path / "none.txt")):

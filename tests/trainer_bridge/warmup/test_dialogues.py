@@ -93,7 +93,7 @@ def test_a_line_that_is_no_dialogue_is_named_by_its_number(line: str | bytes, re
 
 
 def test_a_file_without_a_dialogue_to_learn_from_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"dialogues\.jsonl holds no dialogue to learn from: it is empty$"):
+    with pytest.raises(UsageError, match=r"dialogues\.jsonl has no dialogues to learn from: the file is empty$"):
         read(tmp_path, "", "")
     with pytest.raises(UsageError, match=r"learn from: all 2 are longer than rollout\.max_tokens \(3\)$"):
         read(tmp_path, dialogue("a", "b"), dialogue("c", "d"), max_tokens=3)

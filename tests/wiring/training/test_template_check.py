@@ -78,7 +78,7 @@ def test_a_template_that_takes_no_system_prompt_is_no_failure(
     assert shown[0].startswith("stop tokens: ")
     assert shown[0].endswith(" '<|im_end|>'")
     (line,) = (one for one in shown if one.startswith("system prompt"))
-    assert line.endswith("  refused       the model's chat template refuses a chat of system, user: no system role")
+    assert line.endswith("  refused       the model's chat template rejects a chat of system, user: no system role")
 
 
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
