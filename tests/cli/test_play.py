@@ -179,10 +179,10 @@ def test_the_same_level_again_and_the_next_one() -> None:
     assert "turns 0  return 0\n" in played("drq")[-1]
 
 
-def test_after_the_end_only_what_makes_sense_is_done() -> None:
+def test_after_the_end_of_an_episode_only_restart_next_and_quit_work() -> None:
     pictures = played("ddssd:?q")
     assert "turns 4" in pictures[-1]
-    assert "the episode is over: r plays it again" in "".join(pictures)
+    assert "the episode is over: r restarts it" in "".join(pictures)
     assert pictures[-1].endswith("\nr again  n next  q quit\n")
 
 
