@@ -243,7 +243,7 @@ def list_sandboxes(
 def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
-    """Remove and list leftovers of processes that have ended.
+    """Remove and list what ended processes left behind.
 
     Detached sandboxes stay; end them with envkit sandbox rm.
     """
