@@ -150,12 +150,12 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--attempts", "2", "--greedy"], "--greedy plays every attempt at a task alike; leave it out, or take "),
+        (["--attempts", "2", "--greedy"], "--greedy makes all attempts at a task equal; leave it out, or use "),
         (["--force"], "--force needs --output: it replaces what a folder holds"),
         (["--output", "file"], "file: Not a directory; choose a folder that can be written"),
         (["--output", "file/x/y"], "file/x/y: Not a directory; choose a folder that can be written"),
         (["--output", "x" * 300], f"{'x' * 300}: File name too long; choose a folder that can be written"),
-        (["--concurrency", "4"], "--concurrency goes with --policy openai:..., not with random; leave it out"),
+        (["--concurrency", "4"], "--concurrency needs --policy openai:...; leave it out with random"),
         (["--history", "0"], "--history: must be all or a number of turns from 1, got '0'"),
         (["--output", "new/er", "--policy", "exprt"], "--policy: there is no 'exprt'; did you mean 'expert'?"),
         (["--output", "new/er", "--option", "size=1"], "size: must be an integer from "),

@@ -21,7 +21,7 @@ Overrides = Annotated[
 def check(file: File, overrides: Overrides = None) -> None:
     """Check a training file without running it.
 
-    Prints "ok", or one line per problem that starts with the key. It uses no network, so it cannot tell whether the hub
+    Prints "ok", or one line per problem, starting with its key. It uses no network, so it cannot tell whether the hub
     has a model that is not on this machine.
     """
     from envkit import clock, config
