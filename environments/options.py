@@ -88,4 +88,7 @@ def check_range(name: str, value: object, *, low: int, high: int) -> None:
         or [type(one) for one in value] != [int, int]
         or not low <= value[0] <= value[1] <= high
     ):
-        raise OptionError(name, f"must be two integers from {low} to {high}, such as [{low}, {high}], got {value!r}")
+        raise OptionError(
+            name,
+            f"must be two integers from {low} to {high}, the smaller one first, such as [{low}, {high}], got {value!r}",
+        )

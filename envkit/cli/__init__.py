@@ -1,4 +1,4 @@
-"""The command line. A command parses, makes one call, prints; whatever is heavy is imported when it runs."""
+"""The command line. A command parses, makes one call and prints; it imports heavy modules when it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help and plain errors: they are read by people and by programs
+    rich_markup_mode=None,  # plain help and errors, for people and programs
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train)
@@ -47,10 +47,10 @@ app.add_typer(token.app, name="token")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit: 0 done, 1 it failed, 2 it was asked for something that cannot be, 130 stopped.
+    """Run a command and exit with 0 (success), 1 (failure), 2 (invalid request) or 130 (interrupted).
 
     Args:
-        arguments: Words of the command line; None takes the process's own.
+        arguments: Words of the command line; None is `sys.argv`.
     """
     _fill_standard_files()
     with as_exit_code():
@@ -58,14 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fill_standard_files() -> None:
-    """Open what was closed before we began (as by ``<&-``), or the next file that we open would be taken for it."""
+    """Open standard files that the caller closed (as with ``<&-``), so that no other file gets their numbers."""
     while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(file)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"envkit {__version__}")
         raise typer.Exit
 
@@ -76,4 +76,4 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Agentic environments, the sandboxes they run in, and a bridge to the trainer."""
+    """Serve environments, train and evaluate policies, and run sandboxes."""

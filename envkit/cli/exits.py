@@ -1,4 +1,4 @@
-"""Errors to exit codes, in one place: 1 something failed, 2 something was asked for that cannot be, 130 interrupted."""
+"""Errors to exit codes, in one place: 1 failure, 2 invalid request, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ STOPPED = 130
 
 @contextmanager
 def as_exit_code() -> Iterator[None]:
-    """End the process with a line for each error of the block that is not a fault of the program itself."""
+    """Exit with one line per error of the block; errors that show a bug in envkit keep their traceback."""
     try:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # it is when it was closed before we began
+            if sys.stdout is not None:  # None if the caller closed it
                 sys.stdout.flush()
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         if sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more as it ends
-        if error.errno == errno.ENOSPC:  # a broken pipe only says that the reader, such as `head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes again at exit
+        if error.errno == errno.ENOSPC:  # a broken pipe is normal: the reader, such as `head`, has read enough
             print(f"{error.strerror}; free some space", file=sys.stderr)
         sys.exit(FAILED)
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
-        told = _told(_leaves(error))
-        if told is None:
+        report = _report(_leaves(error))
+        if report is None:
             raise
-        lines, code = told
+        lines, code = report
         for line in lines:
             print(line, file=sys.stderr)
         sys.exit(code)
 
 
-def _told(errors: Sequence[BaseException]) -> tuple[Sequence[str], int] | None:
-    """Return what to say about `errors` and the exit code; None when one of them deserves its traceback."""
+def _report(errors: Sequence[BaseException]) -> tuple[Sequence[str], int] | None:
+    """Return the lines for `errors` and the exit code; None if one of them needs its traceback."""
     lines: dict[str, None] = {}
     code = REFUSED
     for error in errors:

@@ -1,4 +1,4 @@
-"""What commands list: aligned columns under headings for people, JSON for programs."""
+"""Output of commands that list things: aligned columns for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from envkit.types import JSON
 
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a JSON list, with times in seconds.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
@@ -30,7 +30,7 @@ def print_json(objects: Iterable[Mapping[str, JSON]]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the largest unit of which it holds two, such as ``90 s`` or ``47 h``."""
+    """Return a duration in the largest unit that fits twice, such as ``90 s`` or ``47 h``."""
     for unit, length_s in _UNITS:
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"

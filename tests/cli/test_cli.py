@@ -165,7 +165,7 @@ def test_a_file_that_is_not_there_is_named_by_every_command(tmp_path: Path) -> N
 def test_train_refuses_to_go_on_and_to_start_again_at_once(call: Call, tmp_path: Path) -> None:
     code, out, err = call("train", a_file(tmp_path), "--resume", "--force")
     assert (code, out) == (2, "")
-    assert err == "--resume and --force exclude each other: one goes on with the run, the other removes it\n"
+    assert err == "--resume continues the run and --force replaces it; leave one out\n"
 
 
 def test_eval_prints_a_table_and_its_progress_elsewhere(call: Call) -> None:

@@ -51,7 +51,7 @@ def test_the_doctor_names_what_sandboxes_share_where_they_have_no_uids_of_their_
     (tmp_path / "bwrap").symlink_to(bubblewrap)
     _, said, _ = envkit("doctor", PATH=str(tmp_path), DOCKER_HOST=f"unix://{tmp_path}/none", COLUMNS="200")
     assert (
-        "local: sandboxes share, and can take from one another: inotify instances, queued signals and timers, "
+        "local: sandboxes of this kind compete for: inotify instances, queued signals and timers, "
         "pipe memory, POSIX message queues\n"
     ) in said
     assert "no user namespace for each sandbox: [Errno 2] No such file or directory: 'setpriv'" in said

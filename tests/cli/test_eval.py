@@ -134,7 +134,7 @@ def test_a_world_that_does_not_grade_its_levels_has_no_plot_and_loses_the_one_th
     code, out, _ = envkit([*words, "--output", "found", "--force"], tmp_path, path=plain)
     left = sorted(path.name for path in (tmp_path / "found").iterdir())
     assert (code, left) == (0, ["arguments.json", "episodes.jsonl", "evaluation.json"])
-    assert out.splitlines()[-1] == "no plot: Plain-v0 does not tell how hard its levels are, or what success is"
+    assert out.splitlines()[-1] == "no plot: it needs success and shortest solutions, which Plain-v0 does not report"
     assert "success by" not in out
     assert "pass@" not in out
 
@@ -150,13 +150,13 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--attempts", "2", "--greedy"], "--greedy plays every attempt at a task alike; leave it out, or take "),
+        (["--attempts", "2", "--greedy"], "--greedy makes all attempts at a task equal; leave it out, or use "),
         (["--force"], "--force needs --output: it replaces what a folder holds"),
         (["--output", "file"], "file: Not a directory; choose a folder that can be written"),
         (["--output", "file/x/y"], "file/x/y: Not a directory; choose a folder that can be written"),
         (["--output", "x" * 300], f"{'x' * 300}: File name too long; choose a folder that can be written"),
-        (["--concurrency", "4"], "--concurrency goes with --policy openai:..., not with random; leave it out"),
-        (["--history", "0"], "--history: must be all or a number of turns from 1, got '0'"),
+        (["--concurrency", "4"], "--concurrency needs --policy openai:...; leave it out with random"),
+        (["--history", "0"], "--history: must be all or a whole number of at least 1, got '0'"),
         (["--output", "new/er", "--policy", "exprt"], "--policy: there is no 'exprt'; did you mean 'expert'?"),
         (["--output", "new/er", "--option", "size=1"], "size: must be an integer from "),
         (
@@ -215,6 +215,6 @@ def test_control_c_keeps_what_was_played_and_says_which_command_goes_on(tmp_path
     assert 0 < count < 100_000
     assert err.splitlines()[-2:] == [
         f"stopped after {count} of 100000 episodes",
-        f"{count} finished episodes are kept in found; go on with: envkit {' '.join(words)}",
+        f"{count} finished episodes are saved in found; continue with: envkit {' '.join(words)}",
     ]
     assert not (tmp_path / "found/evaluation.json").exists()

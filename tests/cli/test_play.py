@@ -179,10 +179,10 @@ def test_the_same_level_again_and_the_next_one() -> None:
     assert "turns 0  return 0\n" in played("drq")[-1]
 
 
-def test_after_the_end_only_what_makes_sense_is_done() -> None:
+def test_after_the_end_of_an_episode_only_restart_next_and_quit_work() -> None:
     pictures = played("ddssd:?q")
     assert "turns 4" in pictures[-1]
-    assert "the episode is over: r plays it again" in "".join(pictures)
+    assert "the episode is over: r restarts it" in "".join(pictures)
     assert pictures[-1].endswith("\nr again  n next  q quit\n")
 
 
@@ -191,11 +191,11 @@ def test_out_of_moves_is_said() -> None:
 
 
 @pytest.mark.parametrize("key", ["x", "1", "\t", "\x1b[5~", "\x1bOP", "ä"])
-def test_a_key_that_means_nothing_is_said_to_do_nothing_until_the_next(key: str) -> None:
+def test_an_unknown_key_shows_a_message_until_the_next_key(key: str) -> None:
     pictures = played(f"{key}dq")
-    assert "turns 0  return 0\nthis key does nothing; those below do\n" in "".join(pictures)
+    assert "turns 0  return 0\nunknown key; the last line lists the keys\n" in "".join(pictures)
     assert "turns 1" in pictures[-1]
-    assert "does nothing" not in pictures[-1]
+    assert "unknown key" not in pictures[-1]
 
 
 def test_a_bump_is_said_plainly_and_not_after_a_move_that_counts() -> None:
@@ -224,7 +224,7 @@ def test_a_small_terminal_gets_what_fits(width: int, height: int) -> None:
 def test_a_terminal_that_is_too_low_is_told_how_many_lines_the_board_needs() -> None:
     options: Options = {"size": 16, "max_moves": 100}
     low = played("q", options, height=12)[-1].splitlines()
-    assert low[1] == "… 9 lines do not fit; 20 are needed"
+    assert low[1] == "… 9 lines do not fit; the terminal needs 20 lines"
     assert len(low) == 11
     just = played("q", options, height=20)[-1]
     assert "do not fit" not in just
@@ -327,7 +327,7 @@ def test_a_world_without_moves_is_played_with_typed_text(frail: Path) -> None:
     with terminal("Frail-v0", PYTHONPATH=str(frail)) as screen:
         screen.until(": answer")
         screen.type("d")
-        screen.until("this world lists no move 'right': type : and then what you want to answer")
+        screen.until("this environment has no move 'right'; type : and then your answer")
         screen.type("\rhello\r")
         drawn = screen.until("last reward 0.25")
         assert "You said 'hello'." in drawn

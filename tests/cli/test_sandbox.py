@@ -107,7 +107,11 @@ def test_bounds_and_files_are_those_that_were_asked_for(tmp_path: Path) -> None:
 
 def test_wrong_words_are_refused_in_a_line() -> None:
     assert sandbox("run", "--env", "A", "--", "true") == (2, "", "--env: must be NAME=VALUE, got 'A'\n")
-    assert sandbox("run", "--upload", "/nowhere", "--", "true") == (2, "", "--upload: there is no /nowhere\n")
+    assert sandbox("run", "--upload", "/nowhere", "--", "true") == (
+        2,
+        "",
+        "--upload: no such file or folder: /nowhere\n",
+    )
     assert sandbox("run", "--backend", "local", "--tty", "--", "true")[2].startswith("--tty: ")
     for word in ("logs", "rm", "exec"):
         code, _, said = sandbox(word, "nosuch", *(["true"] if word == "exec" else []))

@@ -128,13 +128,13 @@ def test_snapshots_are_listed_and_removed() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("run", "--url", "http://127.0.0.1:9", "-t", "--", "sh"), "--tty does not go with --url"),
+        (("run", "--url", "http://127.0.0.1:9", "-t", "--", "sh"), "--tty: a program on a server has no terminal"),
         (("run", "--url", "http://127.0.0.1:9"), "a program is needed"),
         (("run", "--url", "http://127.0.0.1:9", "--backend", "docker", "--", "sh"), "--backend: which one"),
         (("ls", "--token-file", "x"), "--token-file and --ca go with --url"),
         (("exec", "--ca", "x", "box", "--", "true"), "--token-file and --ca go with --url"),
         (("ls", "--url", "https://127.0.0.1:9", "--ca", "/nowhere"), "no certificates can be read from /nowhere"),
-        (("exec", "box", "--url", "http://127.0.0.1:9", "--", "true"), "--url: options go before the id"),
+        (("exec", "box", "--url", "http://127.0.0.1:9", "--", "true"), "--url: put options before the id"),
         (("ls", "--url", "http://127.0.0.1:9", "--token-file", "/nowhere"), "no token can be read from /nowhere"),
         (("ls", "--url", "nonsense"), "'nonsense' is no address of a server"),
     ],

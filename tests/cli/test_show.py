@@ -139,7 +139,7 @@ def test_failed_shows_those_that_did_not_succeed(evaluated: Path) -> None:
     assert numbers(page) == failed
     assert "succeeded" not in "".join(page.splitlines(keepends=True)[1:])
     assert page.splitlines()[0].endswith(f": {30 - len(failed)} succeeded, {len(failed)} failed")
-    assert shown(["expert", "--failed"], evaluated).splitlines()[-1] == "none of them failed"
+    assert shown(["expert", "--failed"], evaluated).splitlines()[-1] == "no failed episodes"
 
 
 def test_a_few_episodes_are_shown_unless_more_are_asked_for(evaluated: Path) -> None:
@@ -248,13 +248,16 @@ def test_a_terminal_gets_colours_and_no_line_beyond_its_width(tmp_path: Path) ->
     ("words", "line"),
     [
         (["nowhere"], "nowhere: no such folder or file; name a run, such as runs/quickstart, or one of its files"),
-        (["."], ".: holds no episodes; name the folder of envkit train, or that of envkit eval with --output"),
-        (["begun"], "begun: this run has not recorded any episodes; it does so at its first train step, unless "),
+        (["."], ".: has no episodes; name the folder of envkit train or of envkit eval --output"),
+        (["begun"], "begun: this run has not recorded episodes yet; it records the first train step, unless "),
         (["run", "--step", "2"], "run: train step 2 is not recorded; recorded are 1, 5, 10, 15, 20, 25, ..., 40, 45, "),
-        (["evaluation", "--step", "1"], "evaluation/episodes.jsonl: is one file of episodes, so --step 1 cannot be "),
-        (["run", "--episode", "2"], "--episode 2: run/trajectories/step-65.jsonl has 1"),
-        (["run", "--task", "7"], "--task 7: run/trajectories/step-65.jsonl has no episode of it; its tasks are 0"),
-        (["evaluation", "--prompts"], "--prompts: no model played the episodes of evaluation/episodes.jsonl"),
+        (["evaluation", "--step", "1"], "evaluation/episodes.jsonl: has no train steps, so --step 1 does not apply; "),
+        (["run", "--episode", "2"], "--episode 2: the last episode of run/trajectories/step-65.jsonl is 1"),
+        (
+            ["run", "--task", "7"],
+            "--task 7: run/trajectories/step-65.jsonl has no episode of this task; its tasks are 0",
+        ),
+        (["evaluation", "--prompts"], "--prompts: evaluation/episodes.jsonl has no prompts, since no model"),
         (["empty.jsonl"], "empty.jsonl: is empty; it should have one JSON object for each episode"),
         (["begun/config.yaml"], "begun/config.yaml: line 1 is damaged or not an episode"),
         (["torn.jsonl"], "torn.jsonl: line 1 is damaged or not an episode of format 1 (Input data was truncated); "),

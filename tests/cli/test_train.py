@@ -130,7 +130,7 @@ def test_a_run_whose_episodes_all_end_alike_says_so_and_what_to_try(tmp_path: Pa
         ),
         (["--output", "lake.yaml"], "lake.yaml: File exists; a file stands where a folder is needed"),
         (["--output", "runs", "--resume"], "runs/checkpoints: no checkpoint to continue from"),
-        (["--set", "engine.model=./nowhere"], "engine.model: ./nowhere is no model folder"),
+        (["--set", "engine.model=./nowhere"], "engine.model: no model at ./nowhere; name a folder"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(

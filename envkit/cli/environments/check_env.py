@@ -1,4 +1,4 @@
-"""``envkit check-env``: whether an environment keeps the contract that training and serving count on."""
+"""``envkit check-env``: check that an environment keeps the contract of training and serving."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from envkit.cli.tables import print_table
 def check_env(
     env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
     option: EnvOptions = None,
-    episodes: Annotated[int, typer.Option(min=2, metavar="COUNT", help="Seeds that most checks play.")] = 5,
+    episodes: Annotated[int, typer.Option(min=2, metavar="COUNT", help="Number of seeds for most checks.")] = 5,
 ) -> None:
-    """Check an environment of yours. Exits with 1 if a check fails.
+    """Check your own environment for mistakes.
 
-    Each line says what was seen, or what is wrong and what to change.
+    Prints one line per check: what was observed, or what is wrong and how to fix it. Exits with 1 if a check fails.
     """
     from rich.console import Console
 

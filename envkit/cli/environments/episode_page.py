@@ -1,4 +1,4 @@
-"""Recorded episodes as text for people: a heading for each, then its turns, small boards side by side."""
+"""Recorded episodes as text for people: a heading per episode, then its turns, small boards side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from envkit.types import EpisodeRecord, FinishReason, TurnRecord
 
 _NARROW = 36
-"""Columns up to which turns stand side by side."""
+"""Widest turn, in columns, that is printed beside others."""
 _GAP = "   "
 _INDENT = "  "
 _ANSWER = re.compile("<answer>([^<>]*)</answer>")
@@ -23,14 +23,14 @@ _STYLES = {"succeeded": "bold green", "failed": "bold red", "lost": "bold yellow
 
 
 _Block = Sequence[Text]
-"""The lines of the start of an episode, or of one of its turns."""
+"""Lines of the start of an episode or of one turn."""
 
 
 class EpisodePage:
-    """Writes episodes to `stream`; in colours and with wrapped lines on a terminal, with whole lines elsewhere.
+    """Writes episodes to `stream`: colours and wrapped lines on a terminal, plain whole lines elsewhere.
 
     Args:
-        stream: Where they go.
+        stream: The output.
         prompts: Whether turns show the model's prompt and completion instead of action and observation.
     """
 
@@ -39,7 +39,7 @@ class EpisodePage:
         self._prompts = prompts
 
     def heading(self, title: str, episodes: Sequence[EpisodeRecord]) -> None:
-        """Write what holds for all `episodes`."""
+        """Write the title, then the environments of `episodes`."""
         self._write(Text(title, style="bold"))
         for env in sorted({_env(one) for one in episodes}):
             self._write(Text(env, style="dim"))
@@ -50,7 +50,7 @@ class EpisodePage:
         self._write(Text(text, style="dim"))
 
     def episode(self, episode: EpisodeRecord, number: int) -> None:
-        """Write one episode, which is the file's number `number`."""
+        """Write one episode, which has the number `number` in its file."""
         verdict = _verdict(episode)
         task = f"  task {episode.index} (seed {episode.seed}), attempt {episode.member + 1}  "
         self._console.print()
@@ -70,18 +70,18 @@ class EpisodePage:
     def _turn(self, turn: TurnRecord, number: int, *, is_last: bool) -> _Block:
         title = Text(f"{number}.", style="bold")
         notes = [Text(note, style="yellow") for note in _notes(turn)]
-        action = _text(_said(turn), "cyan")
-        seen = _text("" if turn.observation is None else turn.observation.text)
+        action = _text(_action(turn), "cyan")
+        observation = _text("" if turn.observation is None else turn.observation.text)
         if self._prompts and turn.generation is not None:
             sections = {
                 "prompt": _text(turn.generation.prompt),
                 "completion": _text(turn.generation.completion, "cyan"),
-                "observation": seen if is_last else [],
+                "observation": observation if is_last else [],
             }
         elif len(action) > 1:
-            sections = {"action": action, "observation": seen}
+            sections = {"action": action, "observation": observation}
         else:
-            return [Text.assemble(title, " ", *action), *seen, *notes]
+            return [Text.assemble(title, " ", *action), *observation, *notes]
         body = [
             line
             for name, lines in sections.items()
@@ -112,7 +112,7 @@ def _width(block: _Block) -> int:
 
 
 def summary(episodes: Sequence[EpisodeRecord]) -> str:
-    """Return how `episodes`, at least one, ended: ``"train step 5, 8 episodes of 8 tasks: 7 succeeded, 1 failed"``."""
+    """Return the outcome counts of one or more episodes: ``"train step 5, 2 episodes of 1 task: 2 succeeded"``."""
     step = "" if episodes[0].train_step is None else f"train step {episodes[0].train_step}, "
     verdicts = [_verdict(one) for one in episodes]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in _STYLES if verdict in verdicts)
@@ -139,14 +139,14 @@ def _facts(episode: EpisodeRecord) -> Iterator[str]:
     yield from (f"{name} {_number(value)}" for name, value in episode.metrics.items() if name != "success")
 
 
-def _said(turn: TurnRecord) -> str:
-    """Return the action, without the tags around the whole of an answer that was understood."""
+def _action(turn: TurnRecord) -> str:
+    """Return the action; a valid answer loses the tags around it."""
     answer = _ANSWER.fullmatch(turn.action)
     return turn.action if answer is None or turn.info.get("action_is_valid") is not True else answer[1]
 
 
 def _notes(turn: TurnRecord) -> Iterator[str]:
-    """What a reader wants to know about a turn that is not as usual."""
+    """Yield what is unusual about a turn."""
     if turn.observation is None:
         yield "no answer"
     elif turn.reward != 0:
@@ -155,10 +155,10 @@ def _notes(turn: TurnRecord) -> Iterator[str]:
         yield "not a valid action"
     elif turn.info.get("action_is_effective") is False:
         yield "no effect"
-    said = turn.generation
-    if said is not None and said.finish is FinishReason.LENGTH and len(said.completion_ids) > 1:
-        yield "cut at the token limit"  # a policy that answers with one token always is
-    elif said is not None and said.finish is FinishReason.ABORTED:
+    generation = turn.generation
+    if generation is not None and generation.finish is FinishReason.LENGTH and len(generation.completion_ids) > 1:
+        yield "cut at the token limit"  # answers of one token always end this way
+    elif generation is not None and generation.finish is FinishReason.ABORTED:
         yield "aborted"
 
 
@@ -175,7 +175,7 @@ def _text(text: str, style: str = "") -> list[Text]:
 
 
 def _plain(text: str) -> list[str]:
-    """Return the lines of `text`; control characters are escaped, since they could command a terminal."""
+    """Return the lines of `text`, with control characters escaped so that they cannot control the terminal."""
     lines = text.removesuffix("\n").split("\n")
     return ["".join(map(_visible, line.expandtabs(4))) for line in lines]
 

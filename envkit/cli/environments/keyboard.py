@@ -1,4 +1,4 @@
-"""A terminal's keys, one at a time; the terminal is as it was before once the block ends, however it ends."""
+"""Keys of a terminal, one at a time. The terminal's mode is restored at the end of the block, on errors too."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BACKSPACE = "backspace"
 ESCAPE = "escape"
 CLEAR = "clear"
 END = "end"
-"""Ctrl-D, or the terminal is gone."""
+"""Ctrl-D, or the terminal was closed."""
 RESIZED = "resized"
 SUSPENDED = "suspended"
-"""Ctrl-Z: `Keyboard.suspend` stops the program until it is told to go on."""
+"""Ctrl-Z: `Keyboard.suspend` stops the program until it gets SIGCONT."""
 UNKNOWN = "unknown"
 
 _NAMES = {"\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\b": BACKSPACE, "\x15": CLEAR, "\x04": END}
@@ -30,14 +30,14 @@ _ARROWS = {"A": UP, "B": DOWN, "C": RIGHT, "D": LEFT}
 _SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*([A-Za-z~])")
 _BEGINNING = re.compile(r"\x1b(?:[\[O][0-9;]*)?")
 _SEQUENCE_S = 0.05
-"""Seconds in which the rest of a key's sequence arrives; after that, Escape was pressed."""
+"""Seconds to wait for the rest of an escape sequence; without it, the key was Escape."""
 
-_LEAVING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_TOLD = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPENDED}
+_EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_EVENT_SIGNALS = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPENDED}
 
 
 class Keyboard:
-    """The keys of the terminal `terminal`; `signals` gives a byte for every signal that arrived."""
+    """Keys of the terminal `terminal`; `signals` is a pipe that holds one byte per received signal."""
 
     def __init__(self, terminal: int, signals: int) -> None:
         self._terminal = terminal
@@ -47,12 +47,12 @@ class Keyboard:
         self._typed = ""
 
     def next(self) -> str:
-        """Wait for a key: its character, or for other keys, and what else happens, one of this module's names."""
+        """Wait for a key or an event; returns the key's character or one of this module's names."""
         while not self._typed:
             ready, _, _ = select.select([self._terminal, self._signals], [], [])
             if self._signals in ready:
                 arrived = os.read(self._signals, 256)
-                for number, name in _TOLD.items():
+                for number, name in _EVENT_SIGNALS.items():
                     if number in arrived:
                         return name
             if self._terminal in ready and not self._read():
@@ -65,15 +65,15 @@ class Keyboard:
         return _ARROWS.get(found[1], UNKNOWN)
 
     def take(self) -> None:
-        """Have keys given out as they are pressed, and shown nowhere."""
+        """Deliver each key at once and without echo."""
         tty.setcbreak(self._terminal, termios.TCSADRAIN)
 
     def give_back(self) -> None:
-        """Let the terminal be as it was, without what was pressed and not yet taken."""
+        """Restore the terminal's mode and drop unread keys."""
         termios.tcsetattr(self._terminal, termios.TCSAFLUSH, self._before)
 
     def suspend(self) -> None:
-        """Stop the program; returns when it is told to go on."""
+        """Stop the program; returns after SIGCONT."""
         self.give_back()
         signal.raise_signal(signal.SIGSTOP)
         self.take()
@@ -85,7 +85,7 @@ class Keyboard:
     def _read(self) -> bool:
         try:
             data = os.read(self._terminal, 1024)
-        except OSError:  # the other end of the terminal was closed
+        except OSError:  # the terminal was closed
             data = b""
         self._typed += self._decoder.decode(data)
         return bool(data)
@@ -95,28 +95,28 @@ class Keyboard:
 def keyboard(terminal: int) -> Iterator[Keyboard]:
     """Take over the keys of `terminal`.
 
-    Ctrl-C raises `KeyboardInterrupt` as ever. A signal that asks the program to leave raises `SystemExit`, so that the
-    block ends in order. Only for the main thread.
+    Ctrl-C raises `KeyboardInterrupt`. SIGTERM, SIGHUP and SIGQUIT raise `SystemExit`, so that the block ends in order.
+    Only for the main thread.
     """
     with ExitStack() as undo:
-        told, tell = os.pipe()
-        undo.callback(os.close, told)
-        undo.callback(os.close, tell)
-        os.set_blocking(tell, False)
-        undo.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(tell, warn_on_full_buffer=False))
-        keys = Keyboard(terminal, told)
+        reader, writer = os.pipe()
+        undo.callback(os.close, reader)
+        undo.callback(os.close, writer)
+        os.set_blocking(writer, False)
+        undo.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer, warn_on_full_buffer=False))
+        keys = Keyboard(terminal, reader)
         undo.callback(keys.give_back)
-        for number in _LEAVING:
-            undo.callback(signal.signal, number, signal.signal(number, _leave))
-        for number in _TOLD:
-            undo.callback(signal.signal, number, signal.signal(number, _nothing))
+        for number in _EXIT_SIGNALS:
+            undo.callback(signal.signal, number, signal.signal(number, _exit))
+        for number in _EVENT_SIGNALS:
+            undo.callback(signal.signal, number, signal.signal(number, _ignore))
         keys.take()
         yield keys
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
-    """Let the byte that tells of the signal arrive."""
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the wakeup byte of the signal is enough."""

@@ -1,4 +1,4 @@
-"""``envkit list``: what there is to play."""
+"""``envkit list``: the registered environments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import typer
 
 
 def list_envs() -> None:
-    """List the environments that are registered."""
+    """List the registered environments."""
     from envkit.wiring.environments import registered
 
     specs = registered()

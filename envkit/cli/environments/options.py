@@ -1,4 +1,4 @@
-"""Options of an environment as words of the command line."""
+"""Options of an environment on the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EnvOptions: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="An option of the environment, such as size=6."),
+    typer.Option(metavar="KEY=VALUE", help="Set an option of the environment, such as size=6; repeatable."),
 ]
 
 
@@ -22,7 +22,7 @@ def read_options(words: Sequence[str]) -> dict[str, JSON]:
     """Read ``key=value`` words, each value as YAML.
 
     Raises:
-        UsageError: A word has another form.
+        UsageError: A word is not ``key=value``, or its value is not YAML.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""``envkit play``: a world, played by whoever sits at the terminal."""
+"""``envkit play``: play an environment at the terminal."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 def play(
     env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
     option: EnvOptions = None,
-    seed: Annotated[int, typer.Option(min=0, help="The first level follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="SEED", help="Seed of the first level.")] = 0,
     split: Annotated[
         str, typer.Option(metavar="train|validation|eval|any", help="Play only levels of this split.")
     ] = "any",
-    url: Annotated[str | None, typer.Option(help="Play on the envkit serve at this address.")] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Play on the server (envkit serve) at this address.")
+    ] = None,
 ) -> None:
     """Play an environment yourself.
 
-    On a terminal, keys play and the last line says which. Otherwise, each line of the input is an action.
+    On a terminal you play with keys; the last line lists them. Without a terminal, each line of the input is an action.
     """
     from envkit.wiring.evaluation.interactive import open_game
 
@@ -45,7 +47,7 @@ def play(
 
 
 def _is_screen() -> bool:
-    """Whether a board can be drawn in place and keys can be read one at a time, which needs a Unix."""
+    """Whether the terminal can redraw a board and read single keys, which needs Unix."""
     is_dumb = os.environ.get("TERM", "dumb").lower() in ("dumb", "unknown")
     return _is_terminal() and not is_dumb and find_spec("termios") is not None
 
@@ -55,7 +57,7 @@ def _is_terminal() -> bool:
 
 
 def _play_lines(game: Game, seed: int) -> None:
-    """Play one episode, a line an action; an empty one is none."""
+    """Play one episode; each line is an action, empty lines are skipped."""
     scene = game.begin(seed)
     typer.echo(scene.text)
     for line in _lines():
@@ -70,7 +72,7 @@ def _play_lines(game: Game, seed: int) -> None:
 
 
 def _lines() -> Iterable[str]:
-    """Yield the lines of the input, after a prompt where somebody waits for one."""
+    """Yield the lines of the input; on a terminal, print a prompt before each."""
     prompt = "> " if _is_terminal() else ""
     typer.echo(prompt, nl=False)
     for line in sys.stdin.buffer:

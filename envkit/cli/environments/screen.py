@@ -1,4 +1,4 @@
-"""A game on a terminal: the board is drawn in place, keys play."""
+"""A game on a terminal: draws the board in place and plays by keys."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOVES = {
 }
 _ARROWS = set(_MOVES.values())
 _HOW_TO_ANSWER = re.compile(r" ?[^.\n]*<answer>.*?</answer>\.?")
-"""The sentence of the rules that tells a model how to write a move."""
+"""Matches the sentence of the rules that explains the answer format to a model."""
 _STYLES = {SOLVED: "bold green", LOST: "bold red", OUT_OF_MOVES: "bold yellow"}
 
 
 def play_on_screen(game: Game, seed: int, console: Console, keys: Keyboard) -> None:
-    """Play until the person leaves.
+    """Play until the user quits.
 
     Args:
         game: What to play.
@@ -51,12 +51,12 @@ class _Screen:
         self._game = game
         self._console = console
         self._keys = keys
-        self._said = ""  # what the person has to be told, until the next key
-        self._line: str | None = None  # what has been typed of an answer, while one is typed
-        self._has_left = False
+        self._message = ""  # shown until the next key
+        self._line: str | None = None  # the answer typed so far; None when no answer is being typed
+        self._has_quit = False
 
     def run(self, live: Live) -> None:
-        while not self._has_left:
+        while not self._has_quit:
             live.refresh()
             key = self._keys.next()
             if key == keyboard.SUSPENDED:
@@ -64,11 +64,11 @@ class _Screen:
                 self._keys.suspend()
                 live.start()
             elif key == keyboard.END:
-                self._has_left = True
+                self._has_quit = True
             elif key == keyboard.RESIZED:
-                self._console.clear()  # lines that were broken anew are not where they were drawn
+                self._console.clear()  # the terminal wrapped the drawn lines anew
             else:
-                self._said = ""
+                self._message = ""
                 if self._line is None:
                     self._command(key)
                 else:
@@ -79,27 +79,27 @@ class _Screen:
     def _command(self, key: str) -> None:
         scene = self._game.scene
         if key == "q":
-            self._has_left = True
+            self._has_quit = True
         elif key == "r":
             self._game.begin(scene.seed)
         elif key == "n":
             self._game.begin(scene.seed + 1)
         elif scene.end is not None:
-            self._said = "the episode is over: r plays it again, n goes on to the next level, q leaves"
+            self._message = "the episode is over: r restarts it, n starts the next level, q quits"
         elif key in (":", keyboard.ENTER):
             self._line = ""
         elif key == "?":
-            self._said = self._hint()
+            self._message = self._hint()
         elif (move := _MOVES.get(key)) is not None:
             if move in _lower(scene.legal_moves):
                 self._act(move)
             else:
-                self._said = f"this world lists no move {move!r}: type : and then what you want to answer"
+                self._message = f"this environment has no move {move!r}; type : and then your answer"
         else:
-            self._said = "this key does nothing; those below do"
+            self._message = "unknown key; the last line lists the keys"
 
     def _edited(self, line: str, key: str) -> str | None:
-        """Return the typed line after `key`; None when it is finished or given up."""
+        """Return the typed line after `key`; None when it is sent or cancelled."""
         if key == keyboard.ENTER:
             if line.strip():
                 self._act(line)
@@ -114,25 +114,25 @@ class _Screen:
 
     def _act(self, text: str) -> None:
         scene = self._game.act(self._game.answer(text))
-        self._said = scene.notes
+        self._message = scene.notes
         if not scene.notes and scene.is_valid and scene.is_effective is False and scene.end is None:
-            self._said = f"{text}: the way is blocked, nothing moved" if text in _ARROWS else f"{text}: no effect"
+            self._message = f"{text}: the way is blocked, nothing moved" if text in _ARROWS else f"{text}: no effect"
 
     def _hint(self) -> str:
         if not self._game.has_expert:
-            return "this world has no expert to ask"
+            return "this environment has no expert"
         moves = self._game.hint()
-        return f"hint: {' or '.join(moves)}" if moves else "the expert knows no way from here"
+        return f"hint: {' or '.join(moves)}" if moves else "the expert finds no solution from here"
 
     def drawn(self) -> Group:
-        """Return the picture, cut to what fits; what stands below the board is the last to go."""
+        """Return the picture, cut to the terminal's height; the lines below the board are cut last."""
         width, height = self._console.size
         scene = self._game.scene
         head = [Text(f"{self._game.env_id}  seed {scene.seed}", style="bold")]
         foot = [Text(_figures(scene))]
         if scene.end is not None:
             foot.append(Text(_ending(scene), style=_STYLES.get(scene.end, "bold")))
-        foot += _wrapped(self._said, self._console)
+        foot += _wrapped(self._message, self._console)
         foot.append(self._last_line(width))
         if scene.drawing is None:
             board = _wrapped(scene.text, self._console)
@@ -143,8 +143,8 @@ class _Screen:
             board = [Text(), *board, Text()]
         elif room < len(board):
             hidden = len(board) - max(0, room - 1)
-            told = f"… {hidden} lines do not fit; {height + len(board) - room} are needed"
-            board = [Text(told, style="bold yellow"), *board[hidden:]] if room > 0 else []
+            note = f"… {hidden} lines do not fit; the terminal needs {height + len(board) - room} lines"
+            board = [Text(note, style="bold yellow"), *board[hidden:]] if room > 0 else []
         lines = [*head, *board, *foot][-max(1, height - 1) :]
         for line in lines:
             line.no_wrap = True
@@ -152,7 +152,7 @@ class _Screen:
         return Group(*lines)
 
     def _last_line(self, width: int) -> Text:
-        """What is being typed, or which keys there are."""
+        """Return the answer being typed, or the list of keys."""
         if self._line is not None:
             return Text.assemble(": ", self._line[-max(1, width - 4) :], ("█", "blink"))
         return Text("  ".join(self._keys_now()), style="dim")
@@ -185,8 +185,8 @@ def _figures(scene: Scene) -> str:
 
 
 def _ending(scene: Scene) -> str:
-    told = f"{scene.end} after {scene.turns} {'turn' if scene.turns == 1 else 'turns'}"
-    return told if scene.shortest is None else f"{told}; the shortest solution has {scene.shortest} moves"
+    ending = f"{scene.end} after {scene.turns} {'turn' if scene.turns == 1 else 'turns'}"
+    return ending if scene.shortest is None else f"{ending}; the shortest solution has {scene.shortest} moves"
 
 
 def _wrapped(text: str, console: Console) -> list[Text]:
@@ -194,5 +194,5 @@ def _wrapped(text: str, console: Console) -> list[Text]:
 
 
 def _plain(text: str) -> Text:
-    """Return what a world says as nothing but text, whatever it could make the terminal do."""
+    """Return text of an environment without control characters, so that it cannot control the terminal."""
     return Text("".join(one if one.isprintable() or one == "\n" else " " for one in text))

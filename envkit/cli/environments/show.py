@@ -19,21 +19,21 @@ def show(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="Folder of a training run or of envkit eval --output, or one of their .jsonl files."
+            metavar="RUN", help="Folder of a training run or of envkit eval --output, or a .jsonl file in it."
         ),
     ],
     step: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train step; the newest recorded one when not given.")
+        int | None, typer.Option(min=1, metavar="N", help="Train step; by default the last recorded one.")
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only episodes that did not succeed.")] = False,
     task: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only attempts at this task.")] = None,
     episode: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only this episode, counted from 1 as the file's lines.")
+        int | None, typer.Option(min=1, metavar="N", help="Only this episode: the line of the file, from 1.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Show at most this many episodes.")] = 3,
     prompts: Annotated[
         bool,
-        typer.Option("--prompts", help="Show prompts and completions as the model had them, with special tokens."),
+        typer.Option("--prompts", help="Show the model's raw prompts and completions, with special tokens."),
     ] = False,
 ) -> None:
     """Print recorded episodes turn by turn."""
@@ -52,7 +52,7 @@ def show(
     for number, one in chosen[:limit]:
         page.episode(one, number)
     if not chosen:
-        page.note("none of them failed" if failed else "no such episode")
+        page.note("no failed episodes" if failed else "no such episode")
     elif len(chosen) > limit:
         page.note(f"{limit} of {len(chosen)} episodes shown; --limit {len(chosen)} shows all")
 
@@ -60,13 +60,13 @@ def show(
 def _check(
     path: Path, episodes: Sequence[EpisodeRecord], *, task: int | None, episode: int | None, prompts: bool
 ) -> None:
-    """Refuse what the file does not have."""
+    """Raise `UsageError` for a choice that the file does not contain."""
     from envkit.wiring.evaluation.recordings import listed
 
     if episode is not None and episode > len(episodes):
-        raise UsageError(f"--episode {episode}: {path} has {len(episodes)}")
+        raise UsageError(f"--episode {episode}: the last episode of {path} is {len(episodes)}")
     tasks = sorted({one.index for one in episodes})
     if task is not None and task not in tasks:
-        raise UsageError(f"--task {task}: {path} has no episode of it; its tasks are {listed(tasks)}")
+        raise UsageError(f"--task {task}: {path} has no episode of this task; its tasks are {listed(tasks)}")
     if prompts and not any(turn.generation for one in episodes for turn in one.turns):
-        raise UsageError(f"--prompts: no model played the episodes of {path}, so there are none; leave it out")
+        raise UsageError(f"--prompts: {path} has no prompts, since no model played its episodes; leave --prompts out")

@@ -1,1 +1,1 @@
-"""Commands about sandboxes and servers of them."""
+"""Commands for sandboxes, images, servers and tokens."""

@@ -1,4 +1,4 @@
-"""``envkit doctor``: what this machine can run and enforce."""
+"""``envkit doctor``: report what this machine can run and enforce."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 
 def doctor(
     image: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Image to try docker with; the games' own by default.")
+        str | None, typer.Option(metavar="NAME", help="Image for the Docker check; by default the games image.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Try what this machine can run and enforce, and say what is missing and what to type.
+    """Report what this machine can run and enforce.
 
-    The exit code is 1 only when there are no sandboxes of any kind.
+    Starts sandboxes of each kind and runs a program in them; for what is missing, prints the command to type. Exits
+    with 1 only if no kind of sandbox works.
     """
     from envkit import clock
     from envkit.wiring.sandboxes.doctor import examine
 
-    found = clock.run(examine, image, _say)
+    found = clock.run(examine, image, _show_progress)
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:
@@ -33,7 +34,7 @@ def doctor(
     sys.exit(0 if found.works else 1)
 
 
-def _say(what: str) -> None:
+def _show_progress(what: str) -> None:
     if sys.stderr.isatty():
         print(f"trying {what} ...", end="\x1b[K\r", file=sys.stderr, flush=True)
 
@@ -64,13 +65,13 @@ def _print(found: DoctorReport) -> None:
             console.print(f"\n{backend.name}: {backend.problem}", markup=False, soft_wrap=True)
         if backend.shared:
             console.print(
-                f"\n{backend.name}: sandboxes share, and can take from one another: {', '.join(backend.shared)}",
+                f"\n{backend.name}: sandboxes of this kind compete for: {', '.join(backend.shared)}",
                 markup=False,
                 soft_wrap=True,
             )
         if backend.unenforced:
-            said = f"\n{backend.name}: not enforced (docs/sandboxes.md): {', '.join(backend.unenforced)}"
-            console.print(said, markup=False, soft_wrap=True)
+            line = f"\n{backend.name}: not enforced (docs/sandboxes.md): {', '.join(backend.unenforced)}"
+            console.print(line, markup=False, soft_wrap=True)
         for remedy in backend.remedies:
             console.print(f"  {backend.name}: {remedy}", markup=False, soft_wrap=True)
     rest = Table(box=None, show_header=False, pad_edge=False)

@@ -1,4 +1,4 @@
-"""``envkit image``: images for boxes of Docker."""
+"""``envkit image``: Docker images for sandboxes."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Build images for boxes of Docker.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Build Docker images for sandboxes.", rich_markup_mode=None)
 
 
 @app.command("build")
 def build(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to build, such as games; see 'envkit image ls'.")],
-    base: Annotated[str | None, typer.Option(metavar="IMAGE", help="Image to build upon.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe, such as games; see envkit image ls.")],
+    base: Annotated[str | None, typer.Option(metavar="IMAGE", help="Base image.")] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Take only what is on this machine (docker/base-from-debootstrap).")
+        bool,
+        typer.Option("--offline", help="Use no network: local packages on the base of docker/base-from-debootstrap."),
     ] = False,
     packages: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="PACKAGE", help="Package to install, such as your own worlds."),
+        typer.Option(
+            "--with", metavar="PACKAGE", help="Python package to add, such as your own environments; repeatable."
+        ),
     ] = None,
     tag: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the new image.")] = None,
 ) -> None:
-    """Build an image, and print its name."""
+    """Build an image and print its name."""
     from envkit import clock
     from envkit.wiring.sandboxes import images
 
     print(
-        clock.run(partial(images.build, name, base=base, offline=offline, packages=packages or [], tag=tag, say=_say))
+        clock.run(partial(images.build, name, base=base, offline=offline, packages=packages or [], tag=tag, say=_log))
     )
 
 
 @app.command("ls")
 def list_images() -> None:
-    """List what can be built."""
+    """List the images that envkit can build."""
     from envkit.wiring.sandboxes.images import names
 
     for name in names():
         print(name)
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     typer.echo(line, err=True)

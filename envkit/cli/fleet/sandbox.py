@@ -1,4 +1,4 @@
-"""``envkit sandbox``: programs in boxes, from the command line."""
+"""``envkit sandbox``: run and manage sandboxes from the command line."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _PROGRAM_LAST = {"allow_interspersed_args": False}
 
 app = typer.Typer(no_args_is_help=True, help="Run programs in sandboxes.", rich_markup_mode=None)
 
-Program = Annotated[list[str] | None, typer.Argument(metavar="-- PROGRAM...", help="Program and arguments.")]
+Program = Annotated[list[str] | None, typer.Argument(metavar="-- PROGRAM...", help="Program and its arguments.")]
 TimeoutS = Annotated[
-    float | None, typer.Option(min=0.001, metavar="SECONDS", help="When the program is stopped (exit code 124).")
+    float | None, typer.Option(min=0.001, metavar="SECONDS", help="Stop the program after this time (exit code 124).")
 ]
 Tty = Annotated[bool, typer.Option("--tty", "-t", help="Give the program a terminal.")]
 
 Url = Annotated[
-    str | None, typer.Option(metavar="URL", help="Address of a server whose sandboxes are meant, not this machine's.")
+    str | None, typer.Option(metavar="URL", help="Use the sandboxes of the server at this address, not this machine's.")
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="File with the token for that server; $ENVKIT_TOKEN unless given."),
+    typer.Option(metavar="FILE", help="File that holds the server's token; by default $ENVKIT_TOKEN is used."),
 ]
 Ca = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="PEM file of the certificates to trust that server by, not the system's."),
+    typer.Option(metavar="FILE", help="PEM file with the CA certificates to trust instead of the system's."),
 ]
+SandboxId = Annotated[str, typer.Argument(metavar="ID", help="Id that run --detach printed; see envkit sandbox ls.")]
 
+ServerUrl = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 
-ServersUrl = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
-
-snapshot_app = typer.Typer(no_args_is_help=True, help="Kept files of a server's sandboxes.", rich_markup_mode=None)
+snapshot_app = typer.Typer(no_args_is_help=True, help="List and remove snapshots of a server.", rich_markup_mode=None)
 app.add_typer(snapshot_app, name="snapshot")
 
 
@@ -52,41 +52,45 @@ app.add_typer(snapshot_app, name="snapshot")
 def run(
     program: Program = None,
     backend: Annotated[
-        Literal["auto", "local", "docker", "process"], typer.Option(help="Who starts the box.")
+        Literal["auto", "local", "docker", "process"],
+        typer.Option(help="Kind of sandbox; process isolates nothing."),
     ] = "auto",
-    image: Annotated[str | None, typer.Option(metavar="NAME", help="Image whose files it sees.")] = None,
-    cpus: Annotated[float | None, typer.Option(min=0.01, metavar="COUNT", help="Bound on processors.")] = None,
-    memory_mib: Annotated[int | None, typer.Option(min=1, metavar="MIB", help="Bound on memory.")] = None,
-    pids: Annotated[int | None, typer.Option(min=1, metavar="COUNT", help="Bound on processes.")] = None,
-    disk_mib: Annotated[int | None, typer.Option(min=1, metavar="MIB", help="Bound on what is written.")] = None,
+    image: Annotated[str | None, typer.Option(metavar="NAME", help="Image with the sandbox's files.")] = None,
+    cpus: Annotated[float | None, typer.Option(min=0.01, metavar="COUNT", help="Limit on processor cores.")] = None,
+    memory_mib: Annotated[int | None, typer.Option(min=1, metavar="MIB", help="Limit on memory.")] = None,
+    pids: Annotated[int | None, typer.Option(min=1, metavar="COUNT", help="Limit on processes.")] = None,
+    disk_mib: Annotated[int | None, typer.Option(min=1, metavar="MIB", help="Limit on written data.")] = None,
     network: Annotated[
-        str, typer.Option(metavar="none|open|HOST,...", help="What it can reach; hosts by way of a proxy.")
+        str, typer.Option(metavar="none|open|HOST,...", help="Network access; hosts are reached through a proxy.")
     ] = "none",
     profile: Annotated[
-        Literal["strict", "system"], typer.Option(help="system: root, and a root file system that can be written.")
+        Literal["strict", "system"], typer.Option(help="system gives root and a writable root file system.")
     ] = "strict",
-    runtime: Annotated[str | None, typer.Option(metavar="NAME", help="Docker's runtime, such as runsc.")] = None,
+    runtime: Annotated[str | None, typer.Option(metavar="NAME", help="Docker runtime, such as runsc.")] = None,
     untrusted: Annotated[
-        bool, typer.Option("--untrusted", help="Refuse unless everything is enforced that keeps hostile programs in.")
+        bool, typer.Option("--untrusted", help="Fail unless all limits that contain hostile programs are enforced.")
     ] = False,
-    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Variable in the box.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set an environment variable; repeatable.")
+    ] = None,
     upload: Annotated[
-        list[str] | None, typer.Option(metavar="PATH[:NAME]", help="File or folder to copy into the box first.")
+        list[str] | None, typer.Option(metavar="PATH[:NAME]", help="Copy a file or folder in first; repeatable.")
     ] = None,
     timeout_s: TimeoutS = None,
     tty: Tty = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave the box running and print its id.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave the sandbox running and print its id.")] = False,
     ttl_s: Annotated[
-        float | None, typer.Option(min=1, metavar="SECONDS", help="When the box ends; an hour if detached.")
+        float | None, typer.Option(min=1, metavar="SECONDS", help="End the sandbox after this time; detached: 1 hour.")
     ] = None,
     url: Url = None,
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """Run a program in a new box, and end the box with it; without a program, a shell.
+    """Run a program or a shell in a new sandbox.
 
-    Its output, input and exit code are those of the program; 124 is a timeout, 125 a box that was lost. On a server
-    (--url) it has no input, and its output comes at its end.
+    Without PROGRAM, starts a shell. The sandbox ends with the program. Input, output and exit code are those of the
+    program; 124 means a timeout, 125 a lost sandbox. On a server (--url) the program gets no input, and its output is
+    printed when it ends.
     """
     options = {
         "image": image,
@@ -104,10 +108,10 @@ def run(
     }
     uploads = [_upload(one) for one in upload or ()]
     if detach and (tty or timeout_s is not None):
-        raise UsageError("--detach goes with neither --tty nor --timeout-s: nobody waits for the program")
+        raise UsageError("--detach does not wait for the program; leave out --tty and --timeout-s")
     if (server := _server(url, token_file, ca, tty)) is not None:
         if backend != "auto":
-            raise UsageError("--backend: which one a server uses is its own choice")
+            raise UsageError("--backend: a server chooses its own backend; leave out --backend or --url")
         from envkit import clock
         from envkit.wiring.sandboxes import remote_service
 
@@ -126,7 +130,7 @@ def run(
 
 @app.command("exec", context_settings=_PROGRAM_LAST)
 def exec_(
-    sandbox_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
+    sandbox_id: SandboxId,
     program: Program = None,
     timeout_s: TimeoutS = None,
     tty: Tty = False,
@@ -134,13 +138,13 @@ def exec_(
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """Run a program in a box that was left running; without one, a shell."""
+    """Run a program or a shell in a detached sandbox."""
     program = program or []
-    if program[:1] == ["--"]:  # behind the id it is a word like any other
+    if program[:1] == ["--"]:  # after the id, the parser passes it through
         program = program[1:]
     elif program and program[0].startswith("-"):
         raise UsageError(
-            f"{program[0]}: options go before the id: envkit sandbox exec [OPTIONS] {sandbox_id} -- PROGRAM"
+            f"{program[0]}: put options before the id: envkit sandbox exec [OPTIONS] {sandbox_id} -- PROGRAM"
         )
     server = _server(url, token_file, ca, tty)
     from envkit import clock
@@ -156,12 +160,15 @@ def exec_(
 
 @app.command("logs")
 def logs(
-    sandbox_id: Annotated[str, typer.Argument(metavar="ID", help="What run --detach printed.")],
+    sandbox_id: SandboxId,
     url: Url = None,
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """Print the end of what the program of a detached box wrote to standard error."""
+    """Print the end of a detached sandbox's log.
+
+    The log is what the sandbox's program wrote to standard error.
+    """
     server = _server(url, token_file, ca)
     from envkit import clock
 
@@ -177,12 +184,12 @@ def logs(
 
 @app.command("rm")
 def remove(
-    sandbox_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="What run --detach printed.")],
+    sandbox_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids; see envkit sandbox ls.")],
     url: Url = None,
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """End boxes that were left running, with everything in them."""
+    """End detached sandboxes and delete their files."""
     server = _server(url, token_file, ca)
     from envkit import clock
 
@@ -197,24 +204,23 @@ def remove(
 
 
 @app.command("ls")
-def list_boxes(
+def list_sandboxes(
     with_servers: Annotated[
-        bool,
-        typer.Option("--all", help="Also those that servers on this machine have started, and whose they are."),
+        bool, typer.Option("--all", help="Also list sandboxes of servers on this machine, with their server.")
     ] = False,
     as_json: AsJson = False,
     url: Url = None,
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """List the sandboxes that were left running on this machine, or all those of a server (--url).
+    """List detached sandboxes, or all of a server (--url).
 
-    Those of a server on this machine are not left: it ends them, and those of one that is gone end by themselves. They
-    are listed with --all, each with the server's process and whether that is gone, its address, and its ledger.
+    With --all, sandboxes of servers on this machine are listed too, each with the process id, address and ledger of its
+    server. A server ends its own sandboxes; if it was killed, they end by themselves. --json gives times in seconds.
     """
     server = _server(url, token_file, ca)
     if server is not None and with_servers:
-        raise UsageError("--all does not go with --url: all of a server's sandboxes are listed")
+        raise UsageError("--all: --url already lists all sandboxes of the server; leave out --all")
     from envkit import clock
 
     if server is not None:
@@ -237,9 +243,9 @@ def list_boxes(
 def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
-    """Remove what processes that are gone have left on this machine, and list it.
+    """Remove and list what ended processes left behind.
 
-    Boxes that were left running on purpose stay: rm ends them.
+    Detached sandboxes stay; end them with envkit sandbox rm.
     """
     from envkit import clock
     from envkit.wiring.sandboxes.prune import prune as prune_all
@@ -249,8 +255,11 @@ def prune(
 
 
 @snapshot_app.command("ls")
-def list_snapshots(url: ServersUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
-    """List the snapshots of a server. Times are in UTC."""
+def list_snapshots(url: ServerUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
+    """List the snapshots of a server.
+
+    Times are in UTC; with --json they are seconds since 1970.
+    """
     from envkit import clock
     from envkit.wiring.sandboxes import remote_service
 
@@ -279,12 +288,15 @@ def list_snapshots(url: ServersUrl, as_json: AsJson = False, token_file: TokenFi
 
 @snapshot_app.command("rm")
 def remove_snapshots(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="What ls prints.")],
-    url: ServersUrl,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names; see envkit sandbox snapshot ls.")],
+    url: ServerUrl,
     token_file: TokenFile = None,
     ca: Ca = None,
 ) -> None:
-    """Remove snapshots of a server; one that does not exist is no error."""
+    """Remove snapshots of a server.
+
+    A snapshot that does not exist is not an error.
+    """
     from envkit import clock
     from envkit.wiring.sandboxes import remote_service
 
@@ -292,13 +304,13 @@ def remove_snapshots(
 
 
 def _server(url: str | None, token_file: Path | None, ca: Path | None, tty: bool = False) -> RemoteServer | None:
-    """Return the server that is meant; None for this machine."""
+    """Return the server at `url`; None for this machine."""
     if url is None:
         if token_file is not None or ca is not None:
-            raise UsageError("--token-file and --ca go with --url")
+            raise UsageError("--token-file and --ca need --url")
         return None
     if tty:
-        raise UsageError("--tty does not go with --url: a remote program has no terminal")
+        raise UsageError("--tty: a program on a server has no terminal; leave out --tty or --url")
     from envkit.wiring.sandboxes.remote_service import RemoteServer
 
     return RemoteServer(url, token_file, ca)
@@ -334,7 +346,7 @@ def _print_views(views: Sequence[SandboxView], now_s: float, as_json: bool) -> N
 
 
 def _figures(stats: Mapping[str, JSON]) -> tuple[str, str, str]:
-    """Return age, processes and memory; empty where they are not known."""
+    """Return age, processes and memory; empty if unknown."""
     seconds, processes, memory = (stats.get(name) for name in ("uptime_s", "processes", "memory_bytes"))
     return (
         duration(seconds) if isinstance(seconds, (int, float)) else "",
@@ -358,5 +370,5 @@ def _upload(text: str) -> tuple[Path, str]:
     path, _, name = text.partition(":")
     source = Path(path)
     if not source.exists():
-        raise UsageError(f"--upload: there is no {path}")
+        raise UsageError(f"--upload: no such file or folder: {path}")
     return source, name or source.resolve().name

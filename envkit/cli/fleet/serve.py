@@ -16,49 +16,54 @@ from envkit.errors import UsageError
 
 def serve(
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML file of the fleet (docs/serve-config.md).")
+        Path | None, typer.Option(metavar="FILE", help="Server file in YAML (docs/serve-config.md).")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another value for a key of the file.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the file; repeatable.")
     ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
             metavar="KIND",
-            help="local (bubblewrap), docker, process, ray, or none: environments alone, in this process. "
-            "The default is local where it works, otherwise process.",
+            help="local (bubblewrap), docker, process (no isolation), ray, or none (environments in this process, no "
+            "sandboxes). By default local if it works, otherwise process.",
         ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name or address to listen on (127.0.0.1).", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="Name or address to listen on.  [default: 127.0.0.1]", show_default=False),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="PORT", help="0 takes a free one (8000).", show_default=False),
+        typer.Option(
+            min=0, max=65535, metavar="PORT", help="Port; 0 picks a free one.  [default: 8000]", show_default=False
+        ),
     ] = None,
     capacity: Annotated[
-        int | None, typer.Option(min=1, metavar="COUNT", help="Episodes at once (1024).", show_default=False)
+        int | None,
+        typer.Option(min=1, metavar="COUNT", help="Most episodes at once.  [default: 1024]", show_default=False),
     ] = None,
     ttl_s: Annotated[
         float | None,
         typer.Option(
-            min=1, metavar="SECONDS", help="How long a session lives that nobody uses (600).", show_default=False
+            min=1, metavar="SECONDS", help="End idle sessions after this time.  [default: 600]", show_default=False
         ),
     ] = None,
     socket: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Listen on a Unix socket instead of host and port.")
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where leases and tokens are kept (~/.local/state/envkit).")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for leases and tokens.  [default: ~/.local/state/envkit]"),
     ] = None,
     inside: Annotated[
-        bool, typer.Option("--inside", help="Be the server inside a sandbox: on a socket, and quick to start.")
+        bool, typer.Option("--inside", help="Run as the environment server of a sandbox; needs --socket.")
     ] = False,
 ) -> None:
-    """Serve every registered environment, and sandboxes, over HTTP.
+    """Serve environments and sandboxes over HTTP.
 
-    Prints one line, ready and the address, as soon as it answers. Ctrl-C ends it after the calls that run, and every
-    sandbox with it.
+    Prints "ready" and the address when it accepts requests. Ctrl-C finishes the running requests, stops the server and
+    ends its sandboxes.
     """
     from envkit import clock
 
@@ -84,10 +89,10 @@ def serve(
         "limits.session_ttl_s": ttl_s,
         "state": None if state is None else str(state),
     }
-    wanted = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
+    merged = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
     with StandardErrorLog():
-        clock.run(partial(serve_fleet, wanted, announce=_announce, on_ready=_ready), fast=True)
-    for number in (signal.SIGTERM, signal.SIGINT):  # all is over but our own exit, whose code is to be the true one
+        clock.run(partial(serve_fleet, merged, announce=_announce, on_ready=_ready), fast=True)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a late signal must not change the exit code
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -96,6 +101,6 @@ def _announce(line: str) -> None:
 
 
 def _ready(address: str) -> None:
-    # All that was made until now stays. A look at all of it would take 0.15 s, in which nobody would be answered.
+    # The objects of the start live on. Collecting them would block requests for 0.15 s.
     gc.freeze()
     print(f"ready {address}", flush=True)

@@ -1,4 +1,4 @@
-"""``envkit token``: who may use a server."""
+"""``envkit token``: access tokens of a server."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ from envkit.errors import UsageError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-app = typer.Typer(no_args_is_help=True, help="Make and revoke tokens of a server.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke server tokens.", rich_markup_mode=None)
 
 State = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder of the server's state; $XDG_STATE_HOME/envkit unless given."),
+    typer.Option(
+        metavar="DIR", help="State folder of the server.  [default: ~/.local/state/envkit or $XDG_STATE_HOME/envkit]"
+    ),
 ]
 
 
 @app.command("create")
 def create(
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Who owns what is made with the token.")],
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Owner of the sandboxes and sessions of this token.")],
     scopes: Annotated[
-        str, typer.Option(metavar="SCOPE,...", help="What it allows: play, sandbox, metrics, admin.")
+        str, typer.Option(metavar="SCOPE,...", help="What the token allows: play, sandbox, metrics, admin.")
     ] = "play,sandbox",
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="What to call it; its id unless given.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the token; by default its id.")] = None,
     ttl: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="When it expires, such as 12h or 30d; never unless given."),
+        typer.Option(metavar="TIME", help="Lifetime, such as 12h or 30d; by default unlimited."),
     ] = None,
     state: State = None,
 ) -> None:
-    """Make a token and print it. It is not kept, and cannot be printed again."""
+    """Create a token and print it.
+
+    The server keeps only a hash of the token, so it cannot be printed again.
+    """
     from envkit.wiring.gateway.token_store import open_tokens
 
     ttl_s = None if ttl is None else _seconds(ttl)
@@ -44,10 +49,13 @@ def create(
 
 @app.command("revoke")
 def revoke(
-    token: Annotated[str, typer.Argument(metavar="ID", help="Id or name, as 'envkit token ls' lists them.")],
+    token: Annotated[str, typer.Argument(metavar="ID", help="Id or name of the token; see envkit token ls.")],
     state: State = None,
 ) -> None:
-    """End a token for good; servers notice within a second."""
+    """Revoke a token for good.
+
+    Running servers reject it within a second.
+    """
     from envkit.wiring.gateway.token_store import open_tokens
 
     with open_tokens(state) as tokens:
@@ -57,7 +65,10 @@ def revoke(
 
 @app.command("ls")
 def list_tokens(state: State = None, as_json: AsJson = False) -> None:
-    """List the tokens of a server. Times are in UTC."""
+    """List the tokens of a server.
+
+    Times are in UTC; with --json they are seconds since 1970.
+    """
     from envkit import clock
     from envkit.wiring.gateway.token_store import open_tokens
 
@@ -88,5 +99,5 @@ def list_tokens(state: State = None, as_json: AsJson = False) -> None:
 def _seconds(text: str) -> float:
     parts = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if parts is None:
-        raise UsageError(f"--ttl: must be a number of s, m, h or d, such as 30d, got {text!r}")
+        raise UsageError(f"--ttl: must be a whole number and s, m, h or d, such as 30d; got {text!r}")
     return float(int(parts[1]) * _UNITS_S[parts[2]])

@@ -1,1 +1,1 @@
-"""Commands that train and evaluate policies."""
+"""Commands that train and evaluate models."""

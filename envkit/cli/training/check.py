@@ -1,4 +1,4 @@
-"""``envkit check``: whether a training file can be run."""
+"""``envkit check``: check a training file without running it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from envkit.errors import ConfigError
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A training file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the file, such as trainer.steps=10."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one key of the file, such as trainer.steps=10; repeatable."
+    ),
 ]
 
 
 def check(file: File, overrides: Overrides = None) -> None:
     """Check a training file without running it.
 
-    Prints ok, or one line for each problem, starting with its key. It asks no network: whether the hub has a model that
-    is not on this machine is not known before training.
+    Prints "ok", or one line per problem, starting with its key. It uses no network, so it cannot tell whether the hub
+    has a model that is not on this machine.
     """
     from envkit import clock, config
     from envkit.wiring.training import checks

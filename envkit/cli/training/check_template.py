@@ -1,4 +1,4 @@
-"""``envkit check-template``: whether a model's chat template can be trained with, turn by turn."""
+"""``envkit check-template``: check that training can render a model's chat template turn by turn."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ def check_template(
         str, typer.Argument(metavar="MODEL", help="A model folder, or the name of a model on this machine.")
     ],
 ) -> None:
-    """Check the chat template of a model. Exits with 1 if a dialogue differs.
+    """Check a model's chat template for training.
 
-    Renders dialogues turn by turn, as a rollout does, and whole, as the template does. Each line says: same; new
-    sample, where the template rewrites earlier turns; answers kept, where only what was sampled differs from what the
-    template would write; refused, where it takes no system prompt; or differs, with the first token.
+    Renders dialogues turn by turn, as training does, and compares the tokens with the template's rendering of the
+    whole chat. Verdicts: "same"; "new sample", the template rewrites earlier turns; "answers kept", only sampled
+    answers differ; "refused", the template accepts no system prompt; "differs", training would use wrong tokens. Exits
+    with 1 if a dialogue differs.
     """
     from envkit.wiring.training.template_check import check_template
 
     report = check_template(model)
     stops = ", ".join(f"{token} {text!r}" for token, text in report.stop)
-    typer.echo(f"stop tokens: {stops or 'none; completions end at rollout.turn_tokens'}")
+    typer.echo(f"stop tokens: {stops or 'none; only the limit rollout.turn_tokens ends a completion'}")
     print_table(("DIALOGUE", "VERDICT", "SEEN"), [(one.name, one.outcome, one.seen) for one in report.verdicts])
     if any(one.outcome == "differs" for one in report.verdicts):
         raise typer.Exit(FAILED)

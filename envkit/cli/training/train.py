@@ -1,4 +1,4 @@
-"""``envkit train``: a training file in, a trained policy out."""
+"""``envkit train``: train a policy from a training file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ if TYPE_CHECKING:
 def train(
     file: File,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the run; runs/NAME-OF-FILE when not given.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the run; by default runs/ and the file's name.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a run that the folder already holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run that is already in the folder.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Train a policy. Ctrl-C saves a checkpoint and stops."""
+    """Train a policy from a training file.
+
+    Ctrl-C saves a checkpoint and stops; --resume continues from it.
+    """
     if resume and force:
-        raise UsageError("--resume and --force exclude each other: one goes on with the run, the other removes it")
+        raise UsageError("--resume continues the run and --force replaces it; leave one out")
     from envkit import clock, config
 
     folder = Path("runs") / file.stem if output is None else output
     settings = config.load(file, overrides or ())
 
-    from envkit.wiring.training import run  # after the file is known to be well formed, for this takes a moment
+    from envkit.wiring.training import run  # slow; only for a valid file
     from envkit.wiring.training.display import display_on
 
     with closing(display_on(sys.stdout)) as display:
@@ -68,7 +71,7 @@ def _print_summary(summary: Mapping[str, JSON], folder: Path) -> None:
 
 
 def _rows(summary: Mapping[str, JSON]) -> Iterator[tuple[str, str]]:
-    """What a person wants to know first: name and value."""
+    """Yield the main results as name and value."""
     for name, key in (("held-out success, sampled", "eval_success"), ("held-out success, greedy", "eval_greedy")):
         before, after = summary.get(f"{key}_before"), summary.get(f"{key}_after")
         if isinstance(before, float):

@@ -1,4 +1,4 @@
-"""What a user should know before the success of a language model is taken for its skill."""
+"""Warnings for evaluations whose success rate says little about a language model's skill."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FEW_VALID = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds a language model's episodes, for messages.
+    """Limits of a language model's episodes, for messages.
 
     Attributes:
-        turn_tokens: Tokens of one answer.
-        max_turns: Turns of an episode.
-        max_tokens: Tokens of an episode; None where only the model's own context bounds them.
+        turn_tokens: Most tokens of one answer.
+        max_turns: Most turns of an episode.
+        max_tokens: Most tokens of an episode; None if only the model's context limits them.
     """
 
     turn_tokens: int
@@ -29,7 +29,7 @@ class Limits:
 
 
 def advice(tasks: Sequence[Sequence[EpisodeOutcome]], limits: Limits) -> list[str]:
-    """Return what about a language model's play says more of its form than of its skill, each with what to try."""
+    """Return warnings about answers that were cut off or invalid, each with what to try."""
     valid = [one for task in tasks for one in task if one.error is None]
     usage = total_usage(tasks)
     stops = {
@@ -53,8 +53,8 @@ def advice(tasks: Sequence[Sequence[EpisodeOutcome]], limits: Limits) -> list[st
     if forms and (share_valid := math.fsum(forms) / len(forms)) < _FEW_VALID:
         few = f"only {share_valid:.1%} of the answers were" if share_valid else "no answer was"
         lines.append(
-            f"{few} valid: the model does not answer in the form that the environment asks for, so success says little "
-            "about its skill; read its answers (--output DIR, then envkit show DIR), then try --system with an example "
-            "of the form, or a model that follows instructions"
+            f"{few} valid: the model does not use the answer format of the environment, so success says little about "
+            "its skill; read its answers (--output DIR, then envkit show DIR), then try --system with an example of "
+            "the format, or a model that follows instructions"
         )
     return lines

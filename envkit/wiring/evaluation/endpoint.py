@@ -1,8 +1,8 @@
 """A player behind an OpenAI-compatible endpoint: `POST URL/chat/completions` for each turn (vLLM, llama.cpp...).
 
-A request that fails for a passing reason (connection, timeout, 408, 429, 5xx, an answer that is no completion) is sent
-again after a growing delay, or when ``Retry-After`` says. When all tries are spent the episode is void. What will not
-pass (401, 404, a parameter that is refused) ends the evaluation with what the server said.
+Requests that fail temporarily (connection, timeout, 408, 429, 5xx, a malformed completion) are retried with exponential
+backoff, or as ``Retry-After`` asks. After the last try the episode is void. Permanent failures (401, 404, a rejected
+parameter) end the evaluation with the server's message.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ MAX_TURNS = 16
 
 _FORM = "openai:MODEL@URL, such as openai:qwen2.5-7b@http://127.0.0.1:8000/v1"
 _MAX_DELAY_S = 60.0
-_MAX_SAID = 300
-_PASSING = frozenset((408, 409, 425, 429))
+_MAX_MESSAGE_CHARACTERS = 300
+_RETRYABLE = frozenset((408, 409, 425, 429))
 _TOO_LONG = re.compile(r"context[ _](length|size|window)|too many tokens|prompt is too long", re.IGNORECASE)
 
 
 class _MessageReply(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # what vLLM and OpenRouter call it
+    reasoning: str | None = None  # the name in vLLM and OpenRouter
 
 
 class _Choice(msgspec.Struct):
@@ -63,11 +63,11 @@ _COMPLETION = msgspec.json.Decoder(_CompletionReply)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A model and where it is served.
+    """A model on a server.
 
     Attributes:
-        model: Name that the server knows.
-        url: What ``/chat/completions`` is appended to.
+        model: Name of the model on the server.
+        url: Base URL, without ``/chat/completions``.
     """
 
     model: str
@@ -75,10 +75,10 @@ class Address:
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """Read ``MODEL@URL``; an address without a path gets ``/v1``.
+        """Read ``MODEL@URL``; a URL without a path gets ``/v1``.
 
         Raises:
-            UsageError: It has another form, or holds a password.
+            UsageError: `text` has another form, or its URL holds a password.
         """
         found = re.fullmatch(r"(?P<model>.+?)@(?P<url>https?://.+)", text)
         try:
@@ -86,9 +86,9 @@ class Address:
         except httpx.InvalidURL:
             url = None
         if found is None or url is None or not url.host:
-            raise UsageError(f"--policy openai:{text}: names no model or no address of a server; write {_FORM}")
+            raise UsageError(f"--policy openai:{text}: lacks the model or the URL of a server; write {_FORM}")
         if url.userinfo:
-            raise UsageError(f"--policy: the address of {found['model']} holds a password; set {API_KEY} instead")
+            raise UsageError(f"--policy: the URL of {found['model']} holds a password; set {API_KEY} instead")
         path = url.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
         return cls(found["model"], str(url.copy_with(path=path)))
 
@@ -99,11 +99,11 @@ class Endpoint:
 
     Attributes:
         client: Holds the connections and the API key.
-        address: The model and where it is.
+        address: The model and its server.
         playing: System prompt, limits and sampling.
-        tries: Requests for one completion until its episode is void.
-        delay_s: Seconds before the second request; twice as many before each further one, `_MAX_DELAY_S` at most.
-        give_up_after: Void episodes in a row after which the endpoint is taken for lost.
+        tries: Requests for one completion before its episode is void.
+        delay_s: Seconds before the first retry; doubles with each retry, up to `_MAX_DELAY_S`.
+        give_up_after: Void episodes in a row after which the endpoint counts as lost.
     """
 
     client: httpx.AsyncClient
@@ -123,9 +123,9 @@ class Endpoint:
 
         Raises:
             NoCompletionError: All tries failed.
-            PromptTooLongError: The server says that the chat does not fit into the model's context.
-            UsageError: The server refuses the request, however often it is sent.
-            EnvkitError: There is no server, or no longer.
+            PromptTooLongError: The chat does not fit into the model's context.
+            UsageError: The server rejects the request; a retry cannot help.
+            EnvkitError: The server is not reachable, or no longer.
         """
         temperature = 1.0 if self.playing.temperature is None else self.playing.temperature
         body = {
@@ -141,60 +141,60 @@ class Endpoint:
             await anyio.sleep(delay_s)
             delay_s = min(self.delay_s * 2**number, _MAX_DELAY_S)
             try:
-                answer = await self.client.post(f"{self.address.url}/chat/completions", json=body)
+                response = await self.client.post(f"{self.address.url}/chat/completions", json=body)
                 self._has_answered = True
-                completion = self._read(answer)
+                completion = self._read(response)
             except httpx.ConnectError as error:
                 if not self._has_answered:
                     raise UnreachableError(
-                        f"no server answers at {self.address.url} ({_words(error)}); start it, or check the address"
+                        f"no server answers at {self.address.url} ({_reason(error)}); start it, or check the URL"
                     ) from error
-                failure = _words(error)
+                failure = _reason(error)
             except httpx.TransportError as error:
-                failure = _words(error)
+                failure = _reason(error)
             except msgspec.MsgspecError as error:
-                failure = f"the answer is no chat completion ({error})"
+                failure = f"the response is not a chat completion ({error})"
             else:
                 if isinstance(completion, _CompletionReply):
                     self._void_in_a_row = 0
                     return completion
-                failure, delay_s = completion, _retry_after(answer, otherwise=delay_s)
+                failure, delay_s = completion, _retry_after(response, otherwise=delay_s)
         self._void_in_a_row += 1
         lost = f"no completion from {self.address.url} in {self.tries} tries: {failure}"
         if self._void_in_a_row >= self.give_up_after:
-            raise EnvkitError(f"{self._void_in_a_row} episodes in a row had {lost}; see whether the server is well")
+            raise EnvkitError(f"{self._void_in_a_row} episodes in a row had {lost}; check the server")
         raise NoCompletionError(lost)
 
-    def _read(self, answer: httpx.Response) -> _CompletionReply | str:
-        """Return the completion, or what is wrong where it may pass."""
-        if answer.is_success:
-            completion = _COMPLETION.decode(answer.content)
-            return completion if completion.choices else "the answer has no choices"
-        status = f"{answer.status_code} {answer.reason_phrase}".strip()
-        said = f"{status}: {_said(answer)}"
-        if answer.status_code in _PASSING or answer.status_code >= 500:
-            return said
-        asked = f"POST {answer.request.url} for model {self.address.model}: {said}"
-        if answer.status_code in (401, 403):
-            raise UsageError(f"{asked}; set {API_KEY} to a key that this server accepts")
-        if answer.status_code == 404:
-            raise UsageError(f"{asked}; check the address (is /v1 missing?) and the name of the model")
-        if answer.status_code in (400, 413) and _TOO_LONG.search(answer.text):
-            raise PromptTooLongError(said)
-        raise UsageError(f"{asked}; the server refuses this request")
+    def _read(self, response: httpx.Response) -> _CompletionReply | str:
+        """Return the completion, or the reason of a temporary failure."""
+        if response.is_success:
+            completion = _COMPLETION.decode(response.content)
+            return completion if completion.choices else "the response has no choices"
+        status = f"{response.status_code} {response.reason_phrase}".strip()
+        reason = f"{status}: {_message(response)}"
+        if response.status_code in _RETRYABLE or response.status_code >= 500:
+            return reason
+        failure = f"POST {response.request.url} for model {self.address.model}: {reason}"
+        if response.status_code in (401, 403):
+            raise UsageError(f"{failure}; set {API_KEY} to a key that this server accepts")
+        if response.status_code == 404:
+            raise UsageError(f"{failure}; check the URL (is /v1 missing?) and the name of the model")
+        if response.status_code in (400, 413) and _TOO_LONG.search(response.text):
+            raise PromptTooLongError(reason)
+        raise UsageError(f"{failure}; the server rejects this request")
 
 
 @asynccontextmanager
 async def open_endpoint(
     address: Address, playing: Playing, *, api_key: str | None, timeout_s: float = 600.0
 ) -> AsyncIterator[Endpoint]:
-    """Give a player.
+    """Open a player.
 
     Args:
-        address: The model and where it is.
-        playing: How it plays.
-        api_key: Sent as a bearer token; None sends none.
-        timeout_s: Seconds without a byte after which a request has failed.
+        address: The model and its server.
+        playing: System prompt, limits and sampling.
+        api_key: Sent as a bearer token; None sends no token.
+        timeout_s: Seconds without a received byte after which a request fails.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     at_once = playing.concurrency or CONCURRENCY
@@ -206,7 +206,7 @@ async def open_endpoint(
 
 @dataclass(slots=True)
 class _Chat:
-    """One episode: a chat that grows by an observation and an answer a turn."""
+    """One episode: a chat that grows by one observation and one answer per turn."""
 
     endpoint: Endpoint
     rng: random.Random
@@ -216,25 +216,25 @@ class _Chat:
     async def act(self, observation: Observation) -> str:
         playing = self.endpoint.playing
         began = clock.precise()
-        made = await self.endpoint.complete(self._messages(observation.text), self.rng.getrandbits(31))
-        message = made.choices[0].message
+        reply = await self.endpoint.complete(self._messages(observation.text), self.rng.getrandbits(31))
+        message = reply.choices[0].message
         thoughts = message.reasoning_content or message.reasoning
         content = message.content or ""
-        said = f"<think>{thoughts}</think>{content}" if thoughts else content
-        action = without_thoughts(said)
-        is_cut = made.choices[0].finish_reason == "length"
+        completion = f"<think>{thoughts}</think>{content}" if thoughts else content
+        action = without_thoughts(completion)
+        is_cut = reply.choices[0].finish_reason == "length"
         self.generation = GenerationRecord(
             prompt=observation.text,
-            completion=said,
+            completion=completion,
             finish=FinishReason.LENGTH if is_cut else FinishReason.STOP,
             prompt_ids=(),
             completion_ids=(),
             logprobs=(),
             versions=(),
             seconds=clock.precise() - began,
-            usage=(made.usage.prompt_tokens, made.usage.completion_tokens) if made.usage else (0, 0),
+            usage=(reply.usage.prompt_tokens, reply.usage.completion_tokens) if reply.usage else (0, 0),
         )
-        self.turns.append((observation.text, said if playing.thinking == "keep" else action))
+        self.turns.append((observation.text, completion if playing.thinking == "keep" else action))
         return action
 
     def _messages(self, observation: str) -> list[dict[str, str]]:
@@ -243,30 +243,31 @@ class _Chat:
         before = len(self.turns) if limit is None or limit == "all" else min(len(self.turns), limit - 1)
         kept = self.turns[len(self.turns) - before :]
         messages = [] if playing.system is None else [{"role": "system", "content": playing.system}]
-        for seen, answer in kept:
-            messages += [{"role": "user", "content": seen}, {"role": "assistant", "content": answer}]
+        for earlier, answer in kept:
+            messages += [{"role": "user", "content": earlier}, {"role": "assistant", "content": answer}]
         return [*messages, {"role": "user", "content": observation}]
 
 
-def _said(answer: httpx.Response) -> str:
-    """Return the server's own message, on one line."""
+def _message(response: httpx.Response) -> str:
+    """Return the server's error message on one line."""
     try:
-        body = msgspec.json.decode(answer.content)
+        body = msgspec.json.decode(response.content)
     except msgspec.MsgspecError:
         body = None
     error = body.get("error", body) if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
-    return " ".join((text if isinstance(text, str) else answer.text).split())[:_MAX_SAID] or "no message"
+    text = text if isinstance(text, str) else response.text
+    return " ".join(text.split())[:_MAX_MESSAGE_CHARACTERS] or "no message"
 
 
-def _words(error: httpx.TransportError) -> str:
+def _reason(error: httpx.TransportError) -> str:
     kind = "timeout" if isinstance(error, httpx.TimeoutException) else type(error).__name__
     return str(error) or kind
 
 
-def _retry_after(answer: httpx.Response, *, otherwise: float) -> float:
-    """Return the seconds that the server asks to wait, at most `_MAX_DELAY_S`."""
-    text = answer.headers.get("Retry-After", "")
+def _retry_after(response: httpx.Response, *, otherwise: float) -> float:
+    """Return the seconds of the ``Retry-After`` header, at most `_MAX_DELAY_S`."""
+    text = response.headers.get("Retry-After", "")
     try:
         seconds = float(text)
     except ValueError:

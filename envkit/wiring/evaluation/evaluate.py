@@ -1,4 +1,4 @@
-"""How well a policy plays: `evaluate` plays many tasks and sums them up, with 95 % intervals."""
+"""Evaluation of a policy: `evaluate` plays many tasks and returns metrics with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SLOTS = 256
 """Episodes at once in this process."""
 MAX_STRATA = 12
-"""Lengths of shortest solutions, or ranges of them, that a person wants to see."""
+"""Most rows of success by difficulty in a table or plot."""
 _DEFAULTS = Playing()
 
 
@@ -47,14 +47,14 @@ class _PlayAll(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _EvaluatedPolicy:
-    """A policy that was found and not yet opened.
+    """A policy that was found but not opened yet.
 
     Attributes:
-        opened: Opens it for episodes with some options, and gives what plays.
-        options: Options of the environment that it was made for.
-        identity: What changes when the policy does although its name is the same; may be empty.
-        limits: What bounds a language model; None for other players.
-        warning: One line, or an empty one.
+        opened: Opens the policy for episodes with these options; yields the function that plays.
+        options: Options of the environment that the policy was trained with.
+        identity: Fingerprint of the policy's files; empty if unknown.
+        limits: Limits of a language model; None for other players.
+        warning: One line; may be empty.
     """
 
     opened: Callable[[Options], AbstractAsyncContextManager[_PlayAll]]
@@ -66,24 +66,24 @@ class _EvaluatedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What `evaluate` found.
+    """Result of `evaluate`.
 
     Attributes:
-        attempts: How often each task was played.
-        episodes: Episodes that were played to their end; everything below is about these.
-        void: Episodes that were lost with their world or sandbox and say nothing about the policy.
-        void_by_agent: Those whose sandbox was ended by what ran in it, see `envkit.types.Cause.by_agent`.
-        metrics: ``"success"``, with several attempts ``"pass@k"`` (chance that a task is solved at least once in k
-            attempts, over tasks that have so many), ``"return"`` (sum of an episode's rewards), ``"turns"``, then
-            whatever else the world measures, folded over each episode. No success where the world reports none. See
+        attempts: Episodes of each task.
+        episodes: Finished episodes; all attributes below but those of void episodes describe these.
+        void: Episodes that were lost with their environment or sandbox; they do not count.
+        void_by_agent: Void episodes whose sandbox was ended by a program in it, see `envkit.types.Cause.by_agent`.
+        metrics: ``"success"`` (if the environment reports it), with several attempts ``"pass@k"`` (chance that k
+            attempts solve a task at least once, over tasks with at least k finished attempts), ``"return"`` (sum of an
+            episode's rewards), ``"turns"``, then the environment's own metrics, folded over each episode. See
             `statistics.estimate` for the intervals.
-        levels: For each task whose world tells how hard it is: the moves of its shortest solution, and whether each of
-            its episodes succeeded. Empty where the world tells no success.
-        seconds: How long it took, without earlier parts of an evaluation that was resumed.
+        levels: For each task whose shortest solution is known: its number of moves, and whether each episode
+            succeeded. Empty if the environment does not report success.
+        seconds: Duration, without the earlier parts of a resumed evaluation.
         error: Why the first void episode was lost, or None.
-        resumed: How many of the episodes an earlier part had kept.
-        usage: What a language model read and wrote, in all parts; zeros for other players.
-        notes: One line each for what makes a language model's success say little about its skill.
+        resumed: Episodes taken from an earlier part of the evaluation.
+        usage: Tokens of a language model, in all parts; zeros for other players.
+        notes: Warnings of `advice`, one line each.
     """
 
     env_id: str
@@ -107,7 +107,7 @@ class Evaluation:
         return strata(self.levels, most=most)
 
     def as_json(self) -> dict[str, JSON]:
-        """Return it as plain data, each estimate as ``{"mean": m, "low": l, "high": h}``."""
+        """Return plain data, each estimate as ``{"mean": m, "low": l, "high": h}``."""
         return {
             "env_id": self.env_id,
             "policy": self.policy,
@@ -152,33 +152,33 @@ async def evaluate(
 ) -> Evaluation:
     """Play `episodes` different tasks, each `attempts` times. The same arguments play the same episodes.
 
-    Split and seed give the same tasks as the evaluation of a training file with the same ``env.options`` and
-    ``evaluation.seed``. The first attempts are the same however many follow; later ones differ from them in what the
-    policy draws, not in the task.
+    Split and seed select the same tasks as the evaluation of a training file with the same ``env.options`` and
+    ``evaluation.seed``. Attempts at a task differ only in what the policy samples; the first attempts do not depend on
+    `attempts`.
 
     Args:
         env_id: Registered environment.
         policy: One of `players.POLICIES`.
         episodes: Number of tasks.
-        seed: The tasks, and what a policy draws, follow from this.
+        seed: Seed of the tasks and of the policy's sampling.
         options: Options of every task.
-        split: Only levels of this split, where the world has any; ``"any"`` plays all levels.
+        split: Only levels of this split, if the environment has splits; ``"any"`` plays all levels.
         display: Shows the progress.
         attempts: Episodes of each task.
         url: Address of an `envkit serve`; None plays in this process.
-        greedy: Whether a language model takes the likeliest token instead of sampling.
-        playing: How a language model plays.
-        kept: Called with what was asked for, before anything is played; returns the episodes that an earlier part of
-            this evaluation finished.
+        greedy: Whether a language model picks the most likely token instead of sampling.
+        playing: Settings of a language model.
+        kept: Called with the arguments before anything is played; returns the episodes that an earlier part of this
+            evaluation finished.
         on_episode: Called with every episode as it ends, void ones included, in no particular order. A void
             episode is played again and then reported again.
 
     Raises:
         UnknownEnvError: No such environment.
-        OptionError: The environment refuses an option.
-        UsageError: There is no such policy, or it cannot play this environment, so often, or in this way.
+        OptionError: The environment rejects an option.
+        UsageError: No such policy, or it cannot play this environment with these arguments.
         UnreachableError: The server does not answer, or no longer.
-        EnvkitError: Not one episode could be played, or an endpoint was lost.
+        EnvkitError: No episode finished, or an endpoint was lost.
     """
     kind, name = kind_of(policy)
     playing.check(kind)
@@ -186,14 +186,14 @@ async def evaluate(
         raise UsageError("--greedy does not sample; leave out --greedy or --temperature")
     greedy = greedy or playing.temperature == 0
     if greedy and attempts > 1:
-        raise UsageError("--greedy plays every attempt at a task alike; leave it out, or take --attempts 1")
+        raise UsageError("--greedy makes all attempts at a task equal; leave it out, or use --attempts 1")
     spec = spec_of(env_id, url)
     found = _find(kind, name, env_id, spec, replace(playing, temperature=0.0) if greedy else playing, seed)
     splits = () if spec is None else spec.splits
     tasks = list(evaluation_tasks(env_id, {**found.options, **options}, split, seed, episodes, splits))
     if found.warning:
         display.say(found.warning)
-    asked: dict[str, JSON] = {
+    arguments: dict[str, JSON] = {
         "environment": env_id,
         "policy": policy,
         "weights": found.identity,
@@ -204,9 +204,9 @@ async def evaluate(
         "options": dict(tasks[0].options),
         "url": url,
         "greedy": greedy,
-        **playing.asked(),
+        **playing.arguments(),
     }
-    earlier = () if kept is None else kept(asked)
+    earlier = () if kept is None else kept(arguments)
     tally = OutcomeTally(episodes, attempts, display, on_episode)
     async with (
         found.opened(tasks[0].options) as play_all,
@@ -222,8 +222,8 @@ async def evaluate(
             if line := tally.so_far():
                 display.say(line)
             if isinstance(error, UnreachableError) and url is not None:
-                lost = f"the server at {url} was lost: {error}; evaluate again once it is back"
-                raise UnreachableError(lost) from error
+                reason = f"lost the server at {url}: {error}; repeat the evaluation once it is back"
+                raise UnreachableError(reason) from error
             raise
         seconds = clock.now() - began
         display.close()
@@ -232,7 +232,7 @@ async def evaluate(
     errors = [outcome.error for task in outcomes for outcome in task if outcome.error is not None]
     count = sum(map(len, outcomes)) - len(errors)
     if count == 0:
-        raise EnvkitError(f"not one of {episodes * attempts} episodes of {env_id} could be played: {errors[0]}")
+        raise EnvkitError(f"none of {episodes * attempts} episodes of {env_id} finished; the first failed: {errors[0]}")
     notes = [] if found.limits is None else advice(outcomes, found.limits)
     for line in notes:
         display.say(line)
@@ -258,7 +258,7 @@ async def evaluate(
 def evaluation_tasks(
     env_id: str, options: Options, split: str, seed: int, count: int, splits: Sequence[str]
 ) -> Iterator[Task]:
-    """Yield `count` tasks whose seeds follow from `seed` and `split`; the world has `splits`."""
+    """Yield `count` tasks whose seeds follow from `seed` and `split`; the environment has `splits`."""
     chosen = with_split(options, split, splits)
     for number in range(count):
         yield Task(env_id, stable_hash(seed, split, number) >> 33, chosen)
@@ -273,7 +273,7 @@ def _levels(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Iterator[tuple[int, Se
 
 
 def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Playing, seed: int) -> _EvaluatedPolicy:
-    """Find a policy; whatever can refuse it and does not take long comes here, before anything is loaded or played."""
+    """Find a policy; all quick checks run here, before anything is loaded or played."""
     if kind in ("random", "expert"):
         return _EvaluatedPolicy(partial(_open_player, kind, env_id, spec, seed), {})
     if kind == "openai":

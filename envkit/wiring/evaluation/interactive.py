@@ -1,4 +1,4 @@
-"""A world played by a person: `Game` plays one level after another and says what there is to see."""
+"""An environment played by a person: `Game` plays one level after another."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What there is to see of an episode.
+    """Visible state of an episode. Values that the environment does not report are None.
 
     Attributes:
         seed: Seed of the level.
         text: The observation.
-        drawing: The world as it draws itself, with ANSI colours; None where it does not.
-        notes: What the observation says beside what is drawn: rules at first, notices later; empty without a drawing.
-        legal_moves: Names of the moves that the world understands; empty when they cannot be listed.
+        drawing: The environment's own rendering, with ANSI colours.
+        notes: Text of the observation that the drawing lacks: rules at first, notices later; empty without a drawing.
+        legal_moves: Names of the legal moves; empty if they cannot be listed.
         turns: Actions so far.
         total: Sum of the rewards so far.
-        shortest: Moves of the shortest solution, where the world tells.
-        reward: That of the last action; None before the first.
-        is_valid: Whether the last action was understood, where the world tells.
-        is_effective: Whether it changed anything, where the world tells.
-        end: `SOLVED`, `LOST`, `OUT_OF_MOVES`, or `OVER` where the world does not tell success; None before the end.
+        shortest: Moves of the shortest solution.
+        reward: Reward of the last action; None before the first.
+        is_valid: Whether the last action was valid.
+        is_effective: Whether the last action changed anything.
+        end: `SOLVED`, `LOST`, `OUT_OF_MOVES`, or `OVER` if success is not reported; None before the end.
     """
 
     seed: int
@@ -59,12 +59,12 @@ class Scene:
 
 
 class Game:
-    """A person's play of a world, made by `open_game`.
+    """A game in an environment, created by `open_game`.
 
     Args:
-        env: The world, text in and text out.
+        env: The environment, with text actions and observations.
         env_id: Its id.
-        expert: Gives hints, and knows how a move is said; may be missing.
+        expert: Gives hints and formats moves as answers; None if the environment has no expert.
         options: Options of every episode.
     """
 
@@ -79,12 +79,12 @@ class Game:
 
     @property
     def has_expert(self) -> bool:
-        """Whether there is somebody to ask for a hint."""
+        """Whether hints are available."""
         return self._expert is not None
 
     @property
     def scene(self) -> Scene:
-        """What there is to see now, once `begin` has been called."""
+        """The current state; `begin` must have been called."""
         assert self._scene is not None, "begin comes first"
         return self._scene
 
@@ -92,8 +92,8 @@ class Game:
         """Start the level of `seed`.
 
         Raises:
-            OptionError: The world refuses an option.
-            EnvError: The world raised.
+            OptionError: The environment rejects an option.
+            EnvError: The environment raised.
         """
         with attributed(self.env_id, "reset"):
             text, info = self._env.reset(seed=seed, options=dict(self._options))
@@ -102,10 +102,10 @@ class Game:
         return self._scene
 
     def act(self, action: str) -> Scene:
-        """Play `action` as it is.
+        """Play `action` unchanged.
 
         Raises:
-            EnvError: The world raised.
+            EnvError: The environment raised.
         """
         before = self.scene
         with attributed(self.env_id, "step"):
@@ -127,20 +127,20 @@ class Game:
         return self._scene
 
     def answer(self, text: str) -> str:
-        """Return the action that `text` stands for: a bare legal move as the expert says it, anything else as it is."""
+        """Return the action for `text`: a bare legal move in the expert's format, other text unchanged."""
         move = next((move for move in self.scene.legal_moves if move.lower() == text.strip().lower()), None)
         if move is None:
             return text
         return move if self._expert is None else self._expert.answer(move)
 
     def hint(self) -> Sequence[str]:
-        """Return the moves that the expert finds best now; empty if it knows none, or if there is no expert."""
+        """Return the best moves by the expert; empty if it has none, or if there is no expert."""
         if self._expert is None:
             return ()
         return self._expert.moves(Observation(self.scene.text, self.scene.legal_moves))
 
     def _drawn(self, text: str) -> tuple[str | None, str]:
-        """Return the world's own drawing, and the part of the observation that is not in it."""
+        """Return the environment's rendering, and the part of the observation that is not in it."""
         with attributed(self.env_id, "render"):
             drawing = None if self._env.render_mode is None else self._env.render()
         if not isinstance(drawing, str) or not drawing.strip():
@@ -150,19 +150,19 @@ class Game:
 
 @contextmanager
 def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str | None = None) -> Iterator[Game]:
-    """Open a world for a person.
+    """Open an environment for a person.
 
     Args:
         env_id: Registered environment.
         options: Options of every episode.
         split: Only levels of this split; ``"any"`` plays all levels.
-        url: Address of an `envkit serve`; None plays in this process, where worlds can draw themselves.
+        url: Address of an `envkit serve`; None plays in this process, where environments can render.
 
     Raises:
         UnknownEnvError: No such environment.
-        OptionError: The world or its expert refuses an option; a served world does so when a level begins.
-        EnvError: The world raised.
-        UsageError: The world has no such split.
+        OptionError: The environment or its expert rejects an option; a server does so when a level begins.
+        EnvError: The environment raised.
+        UsageError: The environment has no such split.
         UnreachableError: The server does not answer.
     """
     spec = spec_of(env_id, url)
@@ -178,7 +178,7 @@ def open_game(env_id: str, *, options: Options, split: str = ANY_SPLIT, url: str
 def _open_env(env_id: str, options: Options, url: str | None) -> gymnasium.Env[Any, Any]:
     if url is not None:
         return make(env_id, url=url)
-    # Every reset is told the options, too; yet a world may take some only here.
+    # Every reset gets the options too, but an environment may accept some only here.
     with attributed(env_id, "__init__"):
         env = make_here(env_id, options)
         if "ansi" not in env.metadata.get("render_modes", ()):

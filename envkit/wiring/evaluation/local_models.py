@@ -1,4 +1,4 @@
-"""Language models that are evaluated in this process: those of a checkpoint, and any other model of transformers."""
+"""Evaluation of language models in this process: checkpoints and any other model of transformers."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin", ".json", ".jinja")
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that was found and not yet loaded.
+    """A model that was found but not loaded yet.
 
     Attributes:
-        path: What is loaded: a folder, a file, or a name of the hub.
-        run: How it plays.
-        greedy: Whether it takes the likeliest tokens.
+        path: Model folder, file, or name on the hub.
+        run: Settings of the play.
+        greedy: Whether the model picks the most likely tokens.
     """
 
     path: str
@@ -49,27 +49,27 @@ class LocalModel:
 
     @classmethod
     def of_checkpoint(cls, folder: Path, playing: Playing, *, seed: int) -> LocalModel:
-        """Find the checkpoint in `folder`: a run's folder (its newest checkpoint) or one of its checkpoints.
+        """Find a checkpoint; `folder` is the folder of a run (its newest checkpoint) or of a checkpoint.
 
         Raises:
             UsageError: There is no checkpoint, or its run has another format.
         """
-        place = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
-        if not (place / "policy" / "config.json").is_file():
+        found = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
+        if not (found / "policy" / "config.json").is_file():
             raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name one such as runs/NAME")
-        refuse_other_format(place.parent.parent)
-        run = config.load(place.parent.parent / "config.yaml")
-        if run.engine.model is not None:  # its own folder says what it is, wherever the model that it began as is now
-            run = run.model_copy(update={"engine": run.engine.model_copy(update={"model": str(place / "policy")})})
-        return cls(str(place / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0)
+        refuse_other_format(found.parent.parent)
+        run = config.load(found.parent.parent / "config.yaml")
+        if run.engine.model is not None:  # the checkpoint is complete; the base model may be gone
+            run = run.model_copy(update={"engine": run.engine.model_copy(update={"model": str(found / "policy")})})
+        return cls(str(found / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0)
 
     @classmethod
     def of_name(cls, name: str, env_id: str, playing: Playing, *, seed: int) -> LocalModel:
-        """Find a model by its folder, file or name, with the defaults of training files for such a model.
+        """Find a model by its folder, file or name; settings are the defaults of training files.
 
         Raises:
             UsageError: There is no such model on this machine.
-            ConfigError: Its folder does not say what it is in a format that this version reads.
+            ConfigError: The policy file of its folder is damaged or has another format.
         """
         content: dict[str, Any] = {
             "env": {"id": env_id, "num_envs": BATCH},
@@ -81,7 +81,7 @@ class LocalModel:
 
     @property
     def identity(self) -> str:
-        """What changes when the model's files do; empty for a name of the hub."""
+        """Fingerprint of the model's files; empty for a name on the hub."""
         path = Path(self.path)
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         found = [(one.name, one.stat()) for one in files if one.suffix in _WEIGHTS and one.is_file()]
@@ -94,7 +94,7 @@ class LocalModel:
         return Limits(limits.turn_tokens, limits.max_turns, limits.max_tokens)
 
     def options_for(self, env_id: str) -> Options:
-        """Return the environment's options that it was made for; none for another environment."""
+        """Return the options that the model was trained with; empty for another environment."""
         return self.run.env.options if env_id == self.run.env.id else {}
 
     def mismatch(self, env_id: str) -> str:
@@ -104,13 +104,13 @@ class LocalModel:
         if env_id == trained_on:
             return ""
         return (
-            f"warning: the policy was trained on {trained_on} and plays {env_id} within these limits: "
-            f"max_turns {limits.max_turns}, max_tokens {limits.max_tokens}, turn_tokens {limits.turn_tokens}"
+            f"warning: the policy was trained on {trained_on} and plays {env_id} within these limits: --max-turns "
+            f"{limits.max_turns}, --max-tokens {limits.max_tokens}, --turn-tokens {limits.turn_tokens}"
         )
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[LocalPlayer]:
-        """Load the model and give what plays with it."""
+        """Load the model and yield a player."""
         from envkit.wiring.training.policy import device_of, load_policy, playing_threads
 
         engine = self.run.engine
@@ -130,7 +130,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlayer:
-    """Plays with a model in this process, in waves whose turns form batches."""
+    """Plays with a model in this process; the turns of parallel episodes form batches."""
 
     policy: Policy
     run: RunConfig
@@ -148,19 +148,19 @@ class LocalPlayer:
         """Play every task `attempts` times, as `players.play` does; void episodes are played again."""
         run = self.run
         renderer = self.policy.renderer
-        places = {id(task): number for number, task in enumerate(tasks)}
+        numbers = {id(task): number for number, task in enumerate(tasks)}
         rollout = Rollout(host, self.policy.engine, renderer, limits_of(run), run.env.num_envs)
 
         def ended(trajectory: Trajectory) -> None:
-            on_episode(episode_of(trajectory, index=places[id(trajectory.task)], decode=renderer.text))
+            on_episode(episode_of(trajectory, index=numbers[id(trajectory.task)], decode=renderer.text))
 
-        heat = 0.0 if self.greedy else run.rollout.temperature
+        temperature = 0.0 if self.greedy else run.rollout.temperature
         seed = run.evaluation.seed
-        await rollout.groups(tasks, attempts, temperature=heat, seed=seed, on_episode=ended, skip=skip)
+        await rollout.groups(tasks, attempts, temperature=temperature, seed=seed, on_episode=ended, skip=skip)
 
 
 def _changed(run: RunConfig, playing: Playing, seed: int) -> RunConfig:
-    """Return `run` with what `playing` sets and the seed of the evaluation."""
+    """Return `run` with the settings of `playing` and the seed of the evaluation."""
     rollout = {
         name: value
         for name in ("turn_tokens", "max_turns", "max_tokens", "temperature")

@@ -1,4 +1,4 @@
-"""What evaluated episodes come to, each by the numbers of its task and of the attempt at it."""
+"""Outcomes of evaluated episodes, by task and attempt."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from envkit.types import Cause, EpisodeRecord, FinishReason, GenerationRecord, I
 from envkit.wiring.evaluation.statistics import Estimate, clipped, estimate, share, summarise
 
 CUT = "answers_cut_off"
-"""Metric: share of an episode's answers that ended at their limit of tokens."""
+"""Metric: share of an episode's answers that reached their token limit."""
 VALID = "action_is_valid"
-"""Metric of most environments: share of an episode's actions that had the form which the environment asks for."""
+"""Metric of most environments: share of an episode's actions in a valid format."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """What a language model read and wrote.
+    """Tokens that a language model read and wrote.
 
     Attributes:
         completions: Number of completions.
-        cut: How many of them ended at their limit of tokens, where that is more than one token.
-        prompt_tokens: Tokens of the prompts; what an engine of this process has in its cache is not counted again.
-        completion_tokens: Tokens that were written.
-        seconds: Sum of the durations of the completions, of which several may run at once.
+        cut: Completions that reached their token limit, if the limit is above one token.
+        prompt_tokens: Tokens of the prompts, without those that an engine in this process reads from its cache.
+        completion_tokens: Tokens of the completions.
+        seconds: Sum of the durations of the completions, which may overlap.
     """
 
     completions: int = 0
@@ -48,15 +48,15 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutcome:
-    """One episode.
+    """Outcome of one episode.
 
     Attributes:
-        stop: Why it is over.
-        metrics: What was measured; empty when the episode is void.
-        error: One line when it is void.
-        cause: Why its sandbox was lost, if it was and that is known.
-        shortest: Moves of the shortest solution of its level; None where the environment does not tell.
-        usage: What a language model read and wrote.
+        stop: Why the episode ended.
+        metrics: The metrics; empty for a void episode.
+        error: One line if the episode is void.
+        cause: Why its sandbox was lost, if known.
+        shortest: Moves of the level's shortest solution; None if the environment does not report it.
+        usage: Tokens of a language model.
     """
 
     stop: StopReason
@@ -72,7 +72,7 @@ class EpisodeOutcome:
 
 
 def outcome_of(episode: EpisodeRecord) -> EpisodeOutcome:
-    """Return what an episode comes to."""
+    """Return the outcome of an episode."""
     shortest = shortest_of(episode.start_info)
     if not episode.valid:
         return EpisodeOutcome(
@@ -84,7 +84,7 @@ def outcome_of(episode: EpisodeRecord) -> EpisodeOutcome:
             usage = usage.plus(_usage_of(turn.generation))
     metrics = {name: _number(value) for name, value in episode.metrics.items()}
     if not episode.turns and "success" in episode.start_info:
-        metrics["success"] = 0.0  # its first prompt did not fit into the limits, so no step could report a success
+        metrics["success"] = 0.0  # the first prompt exceeded the limits, so no step could report success
     if usage.completions:
         metrics[CUT] = usage.cut / usage.completions
     metrics |= {"return": _number(episode.reward), "turns": float(len(episode.turns))}
@@ -92,20 +92,20 @@ def outcome_of(episode: EpisodeRecord) -> EpisodeOutcome:
 
 
 def shortest_of(info: Info) -> int | None:
-    """Return the moves of a level's shortest solution, ``info["level"]["shortest"]`` at reset; None where not told."""
+    """Return ``info["level"]["shortest"]``, the moves of a level's shortest solution; None if not reported."""
     level = info.get("level")
     shortest = level.get("shortest") if isinstance(level, dict) else None
     return shortest if isinstance(shortest, int) and not isinstance(shortest, bool) else None
 
 
 class OutcomeTally:
-    """Collects outcomes and shows how many there are, with the mean success so far.
+    """Collects outcomes and shows their number and mean success.
 
     Args:
         tasks: Number of tasks.
-        attempts: Episodes of each.
+        attempts: Episodes of each task.
         display: Shows the progress.
-        on_episode: Called with every episode that is added.
+        on_episode: Called with every added episode.
     """
 
     def __init__(
@@ -121,21 +121,21 @@ class OutcomeTally:
 
     @property
     def finished(self) -> set[tuple[int, int]]:
-        """Numbers of task and attempt of the episodes that are not void."""
+        """Task and attempt numbers of the episodes that are not void."""
         return {
             (task, attempt)
-            for task, some in enumerate(self._outcomes)
-            for attempt, outcome in some.items()
+            for task, attempts in enumerate(self._outcomes)
+            for attempt, outcome in attempts.items()
             if outcome.error is None
         }
 
     @property
     def by_task(self) -> list[list[EpisodeOutcome]]:
-        """For each task, in order, what became of its attempts so far."""
-        return [[outcome for _, outcome in sorted(some.items())] for some in self._outcomes]
+        """For each task, in order, the outcomes of its attempts so far."""
+        return [[outcome for _, outcome in sorted(attempts.items())] for attempts in self._outcomes]
 
     def restore(self, episodes: Iterable[EpisodeRecord]) -> int:
-        """Take in what an earlier part of the evaluation finished, and return the number of those episodes."""
+        """Add finished episodes of an earlier part of the evaluation, and return their number."""
         before = self._count
         for episode in episodes:
             if episode.valid:
@@ -145,7 +145,7 @@ class OutcomeTally:
         return self._count - before
 
     def add(self, episode: EpisodeRecord) -> None:
-        """Count a finished episode; a void one is replaced when it was played again."""
+        """Add an episode; it replaces an earlier void one of the same task and attempt."""
         before = self._count
         self._put(episode)
         if self._on_episode is not None:
@@ -153,7 +153,7 @@ class OutcomeTally:
         self._show(self._count - before)
 
     def so_far(self) -> str:
-        """Return one line about an evaluation that did not come to its end; empty where no episode did."""
+        """Return one line about an interrupted evaluation; empty if no episode finished."""
         if self._count == 0:
             return ""
         found = _share([task for task in self.by_task if task])
@@ -162,9 +162,9 @@ class OutcomeTally:
 
     def _put(self, episode: EpisodeRecord) -> None:
         outcome = outcome_of(episode)
-        some = self._outcomes[episode.index]
-        self._count += episode.member not in some
-        some[episode.member] = outcome
+        attempts = self._outcomes[episode.index]
+        self._count += episode.member not in attempts
+        attempts[episode.member] = outcome
         if "success" in outcome.metrics:
             self._success += outcome.metrics["success"]
             self._successes_known += 1
@@ -178,8 +178,8 @@ def measure(tasks: Sequence[Sequence[EpisodeOutcome]], attempts: int) -> dict[st
     """Return the estimates of an evaluation: success, with several attempts pass@k, then all other metrics.
 
     Args:
-        tasks: For each task the outcomes of its attempts; void ones are left out.
-        attempts: How often each task was to be played.
+        tasks: For each task the outcomes of its attempts; void ones are ignored.
+        attempts: Requested episodes of each task.
     """
     valid = [[one for one in task if one.error is None] for task in tasks]
     found = summarise([[one.metrics for one in task] for task in valid])
@@ -195,18 +195,18 @@ def measure(tasks: Sequence[Sequence[EpisodeOutcome]], attempts: int) -> dict[st
 
 
 def total_usage(tasks: Sequence[Sequence[EpisodeOutcome]]) -> TokenUsage:
-    """Return what was read and written in all episodes that are not void."""
+    """Return the token usage of all episodes that are not void."""
     return reduce(TokenUsage.plus, (one.usage for task in tasks for one in task), TokenUsage())
 
 
 def _powers(attempts: int) -> list[int]:
-    """Return 1, 2, 4 and so on up to `attempts`, which is the last."""
-    return [*(1 << place for place in range((attempts - 1).bit_length())), attempts]
+    """Return the powers of two below `attempts`, then `attempts`."""
+    return [*(1 << exponent for exponent in range((attempts - 1).bit_length())), attempts]
 
 
 def _share(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Estimate | None:
     known = [[one.metrics["success"] for one in task if "success" in one.metrics] for task in tasks]
-    values = [some for some in known if some]
+    values = [task for task in known if task]
     return estimate(values, is_share=True) if values else None
 
 

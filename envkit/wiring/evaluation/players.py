@@ -1,4 +1,4 @@
-"""Players that `play` asks for one action at a time, and how many episodes are played at a time."""
+"""Players that choose one action at a time, and `play`, which runs episodes with them in parallel."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from envkit.types import (
 from envkit.wiring.environments import find, open_expert, registered
 
 MAX_SESSIONS = 256
-"""Episodes at once on a server, if it has room for so many."""
+"""Most episodes at once on a server; its capacity may be lower."""
 MAX_TURNS = 10_000
-"""Turns after which an episode is cut off, for worlds that have no limit of their own."""
+"""Turns after which an episode is cut off, for environments without a limit of their own."""
 
 ANY_SPLIT = "any"
-"""Stands for the levels of all splits."""
+"""Selects the levels of all splits."""
 
 POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "checkpoint:DIR")
 
@@ -45,15 +45,15 @@ OnEpisode = Callable[[EpisodeRecord], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playing:
-    """How a language model plays. None takes the default of the policy.
+    """Settings of a language model's play. None is the default of the policy.
 
     Attributes:
         system: System prompt.
-        turn_tokens: Bound on the tokens of one answer.
+        turn_tokens: Most tokens of one answer.
         max_turns: Turns after which an episode is cut off.
-        max_tokens: Bound on a prompt and its answer; an episode whose next prompt does not fit is cut off.
+        max_tokens: Most tokens of a prompt and its answer; an episode whose next prompt does not fit is cut off.
         temperature: Sampling temperature; 0 is greedy.
-        history: Turns that a prompt holds.
+        history: Turns to keep in the prompt.
         thinking: Whether thoughts of earlier turns stay in the prompt.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         batch: Episodes at once of a model in this process.
@@ -71,21 +71,21 @@ class Playing:
     batch: int | None = None
     concurrency: int | None = None
 
-    def asked(self) -> dict[str, JSON]:
-        """Return what is set and must be the same where an evaluation goes on."""
+    def arguments(self) -> dict[str, JSON]:
+        """Return the set values that a resumed evaluation must repeat."""
         names = ("system", "turn_tokens", "max_turns", "max_tokens", "temperature", "history", "thinking")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def check(self, kind: str) -> None:
-        """Find out whether a policy of this kind has all options that are set.
+        """Check that policies of this kind have all options that are set.
 
         Raises:
-            UsageError: It has not.
+            UsageError: An option is set that this kind does not have.
         """
         for name, kinds in _KINDS.items():
             if getattr(self, name) is not None and kind not in kinds:
                 option, allowed = name.replace("_", "-"), " or ".join(f"{one}:..." for one in kinds)
-                raise UsageError(f"--{option} goes with --policy {allowed}, not with {kind}; leave it out")
+                raise UsageError(f"--{option} needs --policy {allowed}; leave it out with {kind}")
 
 
 _KINDS = {
@@ -95,24 +95,24 @@ _KINDS = {
     "concurrency": ("openai",),
     **dict.fromkeys(("max_tokens", "device", "batch"), ("model", "checkpoint")),
 }
-"""Which policies have which options."""
+"""Kinds of policies that have an option."""
 
 
 class NoCompletionError(Exception):
-    """A model's endpoint gave no completion, so that the episode is void."""
+    """A model's endpoint returned no completion; the episode is void."""
 
 
 class PromptTooLongError(Exception):
-    """The next prompt does not fit into what a model can read, so that the episode is cut off."""
+    """The next prompt does not fit into the model's context; the episode is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomPlayer:
-    """Plays any legal move, each equally likely; satisfies `envkit.protocols.Player`.
+    """Plays legal moves, each equally likely; satisfies `envkit.protocols.Player`.
 
     Attributes:
-        env_id: What is played, for messages.
-        expert: Knows how a move is said in this world; None says it as it is.
+        env_id: The environment, for messages.
+        expert: Formats moves as answers; None plays the bare move.
     """
 
     env_id: str
@@ -125,12 +125,12 @@ class RandomPlayer:
         """Choose a move.
 
         Raises:
-            UsageError: The world lists no legal moves.
+            UsageError: The environment lists no legal moves.
         """
         if not observation.legal_moves:
             raise UsageError(
-                f"{self.env_id} lists no legal moves that a random policy could choose from; take --policy expert, "
-                "if it has one, or a language model (--policy model:NAME-OR-PATH), or put legal_moves into its info"
+                f"{self.env_id} lists no legal moves for a random policy; use --policy expert if it has an expert, or "
+                "a language model (--policy model:NAME-OR-PATH), or add legal_moves to its info"
             )
         move = observation.legal_moves[int(rng.random() * len(observation.legal_moves))]
         return move if self.expert is None else self.expert.answer(move)
@@ -138,7 +138,7 @@ class RandomPlayer:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlayer:
-    """Plays what the world's expert knows best, and anything where it knows nothing."""
+    """Plays the expert's best move, or a random one where the expert has no move."""
 
     expert: Expert
     otherwise: RandomPlayer
@@ -153,7 +153,7 @@ class ExpertPlayer:
 
 @dataclass(frozen=True, slots=True)
 class _Chooser:
-    """An episode of a player that computes each action from the observation alone."""
+    """An episode whose actions follow from the observation alone."""
 
     choose: Callable[[Observation], str]
 
@@ -166,19 +166,19 @@ class _Chooser:
 
 
 def spec_of(env_id: str, url: str | None) -> EnvSpec | None:
-    """Return what is registered under `env_id`; None for a world that only the server at `url` knows.
+    """Return the registered spec of `env_id`; None for an environment that only the server at `url` knows.
 
     Raises:
-        UnknownEnvError: There is no such environment, and no server that could have it.
+        UnknownEnvError: There is no such environment, and `url` is None.
     """
     return None if url is not None and all(one.id != env_id for one in registered()) else find(env_id)
 
 
 def with_split(options: Options, split: str, splits: Sequence[str]) -> Options:
-    """Return the options that draw levels of `split` only, in a world that has `splits`; any, where it has none.
+    """Return `options` restricted to levels of `split`; unchanged for ``"any"`` or if `splits` is empty.
 
     Raises:
-        UsageError: The world has no such split.
+        UsageError: The environment has no such split.
     """
     if splits and split not in (*splits, ANY_SPLIT):
         raise UsageError(f"--split: there is no {split!r}{did_you_mean(split, [*splits, ANY_SPLIT])}")
@@ -186,7 +186,7 @@ def with_split(options: Options, split: str, splits: Sequence[str]) -> Options:
 
 
 def kind_of(policy: str) -> tuple[str, str]:
-    """Return the kind of a policy and what it names, such as ``("model", "smollm2-135m")``.
+    """Return the kind and name of a policy, such as ``("model", "smollm2-135m")``.
 
     Raises:
         UsageError: There is no such kind, or the name is missing.
@@ -195,28 +195,29 @@ def kind_of(policy: str) -> tuple[str, str]:
     forms = {one.partition(":")[0]: one for one in POLICIES}
     form = forms.get(kind)
     if form is None or (name and ":" not in form):
-        remedy = did_you_mean(kind, forms, lists=False) if form is None else ""
-        there_are = f"; there are: {', '.join(POLICIES)}"
-        raise UsageError(f"--policy: there is no {policy!r}{remedy or there_are}")
+        kinds = [f"{one}:" if ":" in forms[one] else one for one in forms]
+        remedy = did_you_mean(kind, kinds, lists=False) if form is None else ""
+        all_forms = f"; there are: {', '.join(POLICIES)}"
+        raise UsageError(f"--policy: there is no {policy!r}{remedy or all_forms}")
     if ":" in form and not name:
-        raise UsageError(f"--policy: {policy} names no {form.partition(':')[2]}; write {form}")
+        raise UsageError(f"--policy: {policy} lacks {form.partition(':')[2]}; write {form}")
     return kind, name
 
 
 def player_for(policy: str, env_id: str, spec: EnvSpec | None, options: Options) -> Player:
-    """Return who plays episodes with `options`: ``"random"`` or ``"expert"``.
+    """Return the player ``"random"`` or ``"expert"`` for episodes with `options`.
 
-    `spec` is None for a world that only the server knows.
+    `spec` is None for an environment that only the server knows.
 
     Raises:
-        UsageError: The world has no expert.
-        OptionError: The expert refuses an option.
+        UsageError: The environment has no expert.
+        OptionError: The expert rejects an option.
     """
     expert = None if spec is None or spec.expert is None else open_expert(env_id, options)
     if policy == "random":
         return RandomPlayer(env_id, expert)
     if expert is None:
-        raise UsageError(f"--policy: {env_id} has no expert")
+        raise UsageError(f"--policy: {env_id} has no expert; use another policy")
     return ExpertPlayer(expert, RandomPlayer(env_id, expert))
 
 
@@ -232,19 +233,19 @@ async def play(
     at_once: int = MAX_SESSIONS,
     max_turns: int = MAX_TURNS,
 ) -> None:
-    """Play every task `attempts` times, as many episodes at a time as there is room for.
+    """Play every task `attempts` times, with as many parallel episodes as the host's capacity allows.
 
-    The first attempts are the same however many follow.
+    The first attempts do not depend on `attempts`.
 
     Args:
-        player: Who plays.
-        host: Where the episodes are.
-        tasks: What is played.
-        seed: The player's chances follow from this, the place in `tasks` and the attempt.
+        player: Chooses the actions.
+        host: Runs the episodes.
+        tasks: Tasks to play.
+        seed: Seed of the player's sampling, together with the index in `tasks` and the attempt.
         attempts: Episodes of each task.
         on_episode: Called with each episode as it ends, void ones included.
-        skip: Episodes that are not played, as (place in `tasks`, attempt).
-        at_once: Bound on the episodes at a time.
+        skip: Episodes to skip, as (index in `tasks`, attempt).
+        at_once: Most parallel episodes.
         max_turns: Turns after which an episode is cut off.
     """
     waiting = (
@@ -282,7 +283,7 @@ async def _episode(
             observation = start.observation
             playing = player.begin(task, start, rng)
             while len(turns) < max_turns:
-                await anyio.lowlevel.checkpoint()  # worlds that only compute never wait, and Ctrl-C has to come through
+                await anyio.lowlevel.checkpoint()  # lets Ctrl-C through: environments that only compute never wait
                 action = await playing.act(observation)
                 step = await episode.step(action)
                 turns.append(TurnRecord.of(action, step, playing.generation))

@@ -1,4 +1,4 @@
-"""Success by difficulty as a picture."""
+"""Plot of success by difficulty."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NOTE = "#6e7781"
 
 
 def draw(found: Evaluation, path: Path) -> None:
-    """Draw success over the moves of the shortest solution, with 95 % intervals, and below how many episodes those are.
+    """Plot success over the moves of the shortest solution, with 95 % intervals, and below the number of episodes.
 
     Args:
-        found: An evaluation with levels whose difficulty is known.
+        found: An evaluation with levels of known difficulty.
         path: The PNG file.
 
     Raises:
@@ -36,16 +36,16 @@ def draw(found: Evaluation, path: Path) -> None:
     _success(above, strata)
     overall = found.metrics["success"].mean
     above.axhline(overall, color=FAINT, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
-    place = above.get_yaxis_transform()
-    above.text(1.02, overall, f"all\n{overall:.1%}", color=_NOTE, va="center", fontsize=10, transform=place)
+    transform = above.get_yaxis_transform()
+    above.text(1.02, overall, f"all\n{overall:.1%}", color=_NOTE, va="center", fontsize=10, transform=transform)
     frame(below, "", size=10)
     _counts(below, found.by_difficulty())
     figure.align_ylabels()
     tasks = "1 task" if len(found.levels) == 1 else f"{len(found.levels):,} tasks"
     attempts = f", {found.attempts} attempts at each" if found.attempts > 1 else ""
-    notes = [f"{tasks}{attempts}", "upright bars: 95 % intervals"]
+    notes = [f"{tasks}{attempts}", "vertical bars: 95 % intervals"]
     if any(one.shortest < one.longest for one in strata):
-        notes.append("flat bars: lengths put together")
+        notes.append("horizontal bars: ranges of lengths")
     figure.supxlabel(" · ".join(notes), fontsize=9, color=_NOTE)
     save(figure, path)
 

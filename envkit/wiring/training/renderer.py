@@ -1,7 +1,8 @@
-"""The renderer of a model: its tokenizer and chat template, under the run's settings."""
+"""The renderer of a model: its tokenizer and chat template with the run's settings."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
@@ -13,28 +14,30 @@ from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 
 
 def open_tokenizer(path: str) -> Any:
-    """Load the tokenizer of a model folder, or of a name of the hub whose files are in the cache.
+    """Load the tokenizer of a model folder, or of a hub model in the cache.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The model or its tokenizer is not on this machine, or cannot be read.
     """
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UsageError(f"{path}: cannot load the tokenizer: {reason}") from error
+        if not Path(path).is_dir():
+            reason = "neither a model folder nor a model in the hub's cache; name a folder, or download the model first"
+        raise UsageError(f"no tokenizer for {path}: {reason}") from error
 
 
 def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Renderer:
-    """Return what frames the observations for a model: its chat template, or tags where it has none.
+    """Return the renderer of a model: its chat template, or tags if it has no template.
 
     Args:
         tokenizer: The model's tokenizer.
-        path: Model folder, or a name of the hub whose files are in the cache; its generation config names stop tokens.
+        path: Model folder, or the name of a hub model in the cache; its generation config names stop tokens.
         section: The settings of the run.
 
     Raises:
-        UsageError: The template refuses the settings, or there is no template for them.
+        UsageError: The template rejects the settings, or they need a template and there is no template.
     """
     history = None if section.history == "all" else section.history
     if tokenizer.chat_template:
@@ -47,12 +50,13 @@ def open_renderer(tokenizer: Any, path: str, section: RendererSection) -> Render
             eos_ids=_eos_ids(tokenizer, path),
         )
     if section.needing_template:
-        raise UsageError(f"{section.needing_template[0]}: is for models with a chat template; {path} has none")
+        setting = section.needing_template[0].removeprefix("renderer.")
+        raise UsageError(f"{path} has no chat template, which the setting {setting!r} needs; leave the setting out")
     return PlainRenderer(tokenizer, history=history, eos_ids=_eos_ids(tokenizer, path))
 
 
 def _eos_ids(tokenizer: Any, path: str) -> tuple[int, ...]:
-    """Return the tokens that end a model's text by its generation config, if it has such a file, and tokenizer."""
+    """Return the stop tokens of a model's generation config, if it has that file, and of its tokenizer."""
     try:
         eos = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
     except OSError:

@@ -1,4 +1,4 @@
-"""What the values of a training file stand for: those that depend on others, the algorithm, the bounds, the tasks."""
+"""Values that follow from a training file: dependent defaults, the algorithm, the limits, the tasks."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _PRETRAINED_WARMUP: Mapping[str, float] = {
 
 
 def resolve(run: RunConfig) -> RunConfig:
-    """Fill in what depends on other keys: a tiny policy reads the tersest observations and answers in one token.
+    """Fill in defaults that depend on other keys: a tiny policy reads compact observations and answers in one token.
 
-    A policy that envkit saved and that is named by its folder plays as it was trained, unless the file says otherwise:
-    with the same options of the environment, renderer and turn tokens. On another environment it does not.
+    If `engine.model` is the folder of a policy that envkit saved, and the environment is the same, then the environment
+    options, renderer and turn tokens of its training are the defaults.
 
     Raises:
-        ConfigError: The policy folder of `engine.model` does not say what it is in a format that this version reads.
+        ConfigError: The policy file in the folder of `engine.model` is damaged or has another format.
     """
     spec = environments.find(run.env.id)
     tiny = is_tiny(run)
@@ -78,10 +78,10 @@ def resolve(run: RunConfig) -> RunConfig:
 
 
 def is_tiny(run: RunConfig) -> bool:
-    """Whether the policy is a tiny one: made on the spot, or saved by envkit in the folder that `engine.model` names.
+    """Whether the policy is tiny: a new one, or one that envkit saved in the folder of `engine.model`.
 
     Raises:
-        ConfigError: The folder does not say what it is in a format that this version reads.
+        ConfigError: The policy file in the folder is damaged or has another format.
     """
     if run.engine.model is None:
         return True
@@ -90,7 +90,7 @@ def is_tiny(run: RunConfig) -> bool:
 
 
 def _saved_policy(run: RunConfig) -> SavedPolicy | None:
-    """Return what the folder of `engine.model` says about itself; None where there is no such folder or file."""
+    """Return the policy file in the folder of `engine.model`; None if there is no such folder or file."""
     name = run.engine.model
     if name is None or name in CATALOGUE:
         return None
@@ -101,7 +101,7 @@ def _saved_policy(run: RunConfig) -> SavedPolicy | None:
 
 
 def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
-    """Return the section with values for the keys that follow the policy."""
+    """Return the section with defaults for the keys that depend on the kind of policy."""
     section = run.warmup
     kind = section.kind if section.kind != "auto" else "demonstrations" if is_tiny else "none"
     usual: dict[str, float] = {**(_TINY_WARMUP if is_tiny else _PRETRAINED_WARMUP)}
@@ -116,7 +116,7 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
 
 
 def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTrainerSection:
-    """Fill in the keys of the trainer that follow the policy."""
+    """Fill in the keys of the trainer that depend on the kind of policy."""
     defaults: dict[str, object] = {
         "learning_rate": 5e-4 if is_tiny else 1e-6,
         "critic_learning_rate": 1e-3 if is_tiny else 1e-5,
@@ -129,12 +129,12 @@ def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTra
 
 
 def algorithm_of(run: RunConfig) -> Algorithm:
-    """Return the algorithm that the file asks for."""
+    """Return the algorithm of the file."""
     return catalogue.resolve(run.algorithm.preset, run.algorithm.model_dump(exclude={"preset"}))
 
 
 def limits_of(run: RunConfig) -> RolloutLimits:
-    """Return what bounds an episode."""
+    """Return the limits of an episode."""
     section = run.rollout
     assert section.turn_tokens is not None, "resolve fills it in"
     return RolloutLimits(
@@ -147,7 +147,7 @@ def limits_of(run: RunConfig) -> RolloutLimits:
 
 
 def task_of(run: RunConfig, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
-    """Return the task of a number in a split: the same one in every process."""
+    """Return task `number` of a split; it is the same in every process."""
     options = {**run.env.options}
     if split in spec.splits:
         options["split"] = split

@@ -1,4 +1,4 @@
-"""A training file in, a trained policy out."""
+"""Training runs: from a training file to a trained policy."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 
 async def train(run: RunConfig, folder: Path, *, resume: bool, force: bool, display: Display) -> dict[str, JSON]:
-    """Train as `run` says and leave everything in `folder`.
+    """Train with the settings `run` and write all results into `folder`.
 
-    The first SIGINT or SIGTERM ends the run after a checkpoint of the last finished train step, or of the last update
-    of the warm-up; one that comes more than `signals.ONE_S` later ends the process at once.
+    The first SIGINT or SIGTERM saves a checkpoint of the last finished train step or warm-up update and ends the run;
+    a signal more than `signals.ONE_S` later ends the process at once.
 
     Returns:
-        What is in ``summary.json``; with ``"stopped": true`` when a signal ended it.
+        The content of ``summary.json``; ``"stopped"`` is true if a signal ended the run.
 
     Raises:
-        ConfigError: `check` found something.
-        UsageError: The folder, model or checkpoint cannot be used as asked.
+        ConfigError: `check` found problems.
+        UsageError: The folder, model or checkpoint cannot be used.
     """
     problems = [*check(run), *await check_docker(run)]
     if problems:
@@ -108,7 +108,7 @@ class _Run:
         self._stop.request(f"; a signal more than {ONE_S:g} s from now ends the run at once, at its last checkpoint")
 
     async def _play_and_learn(self, opened: ExitStack) -> None:
-        """Do it all. Whatever can refuse comes before a run in the folder is replaced, so that none is lost in vain."""
+        """Run all phases. Everything that can fail early runs before an existing run in the folder is replaced."""
         from envkit.wiring.training.policy import open_policy
 
         if self._newest is not None:
@@ -126,12 +126,12 @@ class _Run:
             try:
                 await loop.run(self._display)
             finally:
-                # Stopped, or the sandboxes gave out: what was learned until then is worth keeping.
+                # After a stop or the loss of the sandboxes too, the trained weights are worth keeping.
                 with anyio.CancelScope(shield=True):
                     await loop.save()
 
     def _learning_threads(self) -> int:
-        """Return how many threads learn: what the file says, or what was chosen when the run began."""
+        """Return the number of trainer threads: the file's, or the one chosen when the run began."""
         from envkit.trainer_bridge.threads import learning_threads
 
         chosen = self._run.trainer.threads or self._state.facts.get("threads")
@@ -150,9 +150,9 @@ class _Run:
         return RunRecord.resume(self._folder, text, step=step, tensorboard=tensorboard, is_evaluated=is_evaluated)
 
     async def _warm_up(self, policy: Policy, record: RunRecord) -> None:
-        """Make the policy ready for reinforcement, or restore what an earlier part of the run made.
+        """Run the warm-up before reinforcement learning, or restore it from a checkpoint.
 
-        There is a checkpoint before, now and then meanwhile, and after it.
+        Checkpoints are saved before it, at intervals during it, and after it.
         """
         from envkit.trainer_bridge.warmup import warmup
         from envkit.wiring.training.warmup import warm_up
@@ -195,17 +195,17 @@ class _Run:
                 self._display,
                 save=partial(save, is_warming=True),
             )
-            begin()  # once more: a critic and a reference start from what was learned
+            begin()  # again: critic and reference start from the weights after the warm-up
             await save(is_warming=False)
 
     @asynccontextmanager
     async def _host(self) -> AsyncIterator[EnvHost]:
         section = self._run.sandbox
-        per_box = -(-self._run.env.num_envs // section.count)
+        slots = -(-self._run.env.num_envs // section.count)
         async with sandbox_host(
             section.kind,
             boxes=section.count,
-            slots_per_sandbox=per_box,
+            slots_per_sandbox=slots,
             health=section.health,
             restarts=section.restarts,
             call_timeout_s=self._run.rollout.timeout_s,

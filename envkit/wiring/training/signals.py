@@ -12,17 +12,17 @@ from typing import Any
 from envkit import clock
 
 ONE_S = 2.0
-"""Seconds after the first signal in which more of them count as the same: `timeout` signals a process and then its
-process group, and batch systems do alike."""
+"""Seconds after the first signal in which further signals are ignored: `timeout` and batch systems signal a process
+and then its process group."""
 
 
 @contextmanager
 def stop_on_signals(request: Callable[[], object], *, now: Callable[[], float] = clock.stopwatch) -> Iterator[None]:
     """Call `request` in the running event loop at the first SIGINT or SIGTERM of the block.
 
-    A signal more than `ONE_S` later ends the process at once. After a stop the handlers stay, so that a late signal of
-    the same stop does not end the process while it says how the run ended; then they give way to those before.
-    Only for the main thread. `now` is a steady clock, in seconds.
+    A signal more than `ONE_S` later ends the process at once. After a stop the handlers stay installed, so that a late
+    signal of the same stop does not end the process while it prints its summary; a later signal then goes to the
+    previous handler. Only for the main thread. `now` is a monotonic clock, in seconds.
     """
     loop = asyncio.get_running_loop()
     first_s: float | None = None

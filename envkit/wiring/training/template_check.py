@@ -1,4 +1,4 @@
-"""``envkit check-template``: a model's chat template, turn by turn as a rollout uses it, against the whole chat."""
+"""Check of a chat template: compare turn-by-turn rendering, as in a rollout, with rendering of the whole chat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
 Chat = list[dict[str, str]]
 
 _NEIGHBOURS = 3
-"""Tokens that are shown before and after the first one that differs."""
+"""Tokens shown before and after the first different one."""
 
 _ANSWER_MARK = "@@answer@@"
 _EMPTY_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
@@ -27,13 +27,13 @@ _EMPTY_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """What is rendered.
+    """A dialogue to render.
 
     Attributes:
         name: For people.
-        observations: User messages, one more than there are answers.
-        answers: What the policy says.
-        system: The system prompt; None gives none.
+        observations: User messages, one more than `answers`.
+        answers: Messages of the policy.
+        system: The system prompt; None renders no system prompt.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class DialogueResult:
-    """What became of a dialogue.
+    """Result of a dialogue.
 
     Attributes:
-        name: Of the dialogue.
-        outcome: ``same``: tokens equal the template's. ``new sample``: the template rewrites earlier turns, so that a
-            turn starts a new sample, whose prompt equals the template's. ``answers kept``: only the answers differ,
-            which stay as they were sampled. ``refused``: the template takes no system prompt. ``differs``: a fault.
-        seen: The first token that differs, or why the template refused; empty where there is nothing to report.
+        name: Name of the dialogue.
+        outcome: ``same``: tokens equal the template's. ``new sample``: the template rewrites earlier turns, so a turn
+            starts a new sample, whose prompt equals the template's. ``answers kept``: only the answers differ, which
+            stay as sampled. ``refused``: the template accepts no system prompt. ``differs``: an error.
+        seen: The first different token, or the template's reason to refuse; may be empty.
     """
 
     name: str
@@ -61,11 +61,11 @@ class DialogueResult:
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """What was found about a template.
+    """Result of `check_template`.
 
     Attributes:
         stop: Id and text of each token that ends a completion.
-        verdicts: One for each dialogue.
+        verdicts: One result per dialogue.
     """
 
     stop: tuple[tuple[int, str], ...]
@@ -73,13 +73,13 @@ class TemplateReport:
 
 
 def check_template(model: str) -> TemplateReport:
-    """Render a bank of dialogues with the chat template of a model.
+    """Render the dialogues of `bank` with the chat template of a model.
 
     Args:
-        model: What `engine.model` may name, if its files are on this machine.
+        model: A value for `engine.model`; the model must be on this machine.
 
     Raises:
-        UsageError: There is no such model here, it has no chat template, or the template refuses a plain chat.
+        UsageError: The model is not on this machine, has no chat template, or its template rejects a plain chat.
     """
     path = locate(model)
     tokenizer = open_tokenizer(path)
@@ -101,7 +101,7 @@ def check_template(model: str) -> TemplateReport:
 
 
 def bank(special: Sequence[str]) -> list[Dialogue]:
-    """Return dialogues of one to three turns; `special` are the texts of special tokens."""
+    """Return test dialogues of one to three turns; `special` are the texts of special tokens."""
     forged = " ".join(special)
     board = "\n".join("#" * 8 for _ in range(40))
     thought = "<think>\nA wall is above, so I go left.\n</think>\n\n"
@@ -123,7 +123,7 @@ def bank(special: Sequence[str]) -> list[Dialogue]:
 
 
 class _Comparison:
-    """Plays a dialogue turn by turn, and compares its tokens with those of the whole chat at each turn."""
+    """Renders a dialogue turn by turn and compares the tokens with those of the whole chat at each turn."""
 
     def __init__(self, tokenizer: Any, renderer: Renderer, special: Sequence[str]) -> None:
         self._tokenizer = tokenizer
@@ -163,7 +163,7 @@ class _Comparison:
         return verdict
 
     def _is_same(self, ids: Sequence[int], whole: Sequence[int], chat: Chat) -> bool:
-        """Compare tokens; where texts hold special tokens, which the template would let through, text and frames."""
+        """Compare tokens, or, if texts contain special tokens that the template would not escape, text and frames."""
         plain: Chat = [{**one, "content": self._special.sub("x", one["content"])} for one in chat]
         if plain == chat:
             return list(ids) == list(whole)
@@ -180,26 +180,26 @@ class _Comparison:
         return str(self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
     def _frames(self, chat: Chat, answers: int) -> list[str]:
-        """Return what the template puts around the last answers."""
-        places = [place for place, one in enumerate(chat) if one["role"] == "assistant"]
+        """Return the template's text around the last answers."""
+        positions = [position for position, one in enumerate(chat) if one["role"] == "assistant"]
         marked = [
-            {**one, "content": _ANSWER_MARK} if place in places[len(places) - answers :] else one
-            for place, one in enumerate(chat)
+            {**one, "content": _ANSWER_MARK} if position in positions[len(positions) - answers :] else one
+            for position, one in enumerate(chat)
         ]
         first, *others = self._text(marked).split(_ANSWER_MARK)
-        return [first, *(frame.lstrip() for frame in others)]  # answers here end with the end of the turn
+        return [first, *(frame.lstrip() for frame in others)]  # an answer includes the end of its turn
 
     def _first_difference(self, ids: Sequence[int], whole: Sequence[int]) -> str:
-        place = next((at for at, pair in enumerate(zip(ids, whole, strict=False)) if pair[0] != pair[1]), None)
-        place = min(len(ids), len(whole)) if place is None else place
-        before = self._words(ids[max(0, place - _NEIGHBOURS) : place])
-        ours, theirs = (self._words(some[place : place + 1 + _NEIGHBOURS]) for some in (ids, whole))
-        return f"token {place}, after {before}: {ours or 'the end'}; the template: {theirs or 'the end'}"
+        first = next((at for at, pair in enumerate(zip(ids, whole, strict=False)) if pair[0] != pair[1]), None)
+        first = min(len(ids), len(whole)) if first is None else first
+        before = self._quote(ids[max(0, first - _NEIGHBOURS) : first])
+        ours, theirs = (self._quote(tokens[first : first + 1 + _NEIGHBOURS]) for tokens in (ids, whole))
+        return f"token {first}, after {before}: {ours or 'the end'}; the template: {theirs or 'the end'}"
 
-    def _words(self, ids: Sequence[int]) -> str:
+    def _quote(self, ids: Sequence[int]) -> str:
         return " ".join(repr(self._renderer.text([token])) for token in ids)
 
 
 def _before_answer(frame: str) -> str:
-    """Return a frame without what may belong to the answer after it: whitespace, and an empty thought."""
+    """Return a frame without trailing whitespace and an empty thought, which may belong to the next answer."""
     return _EMPTY_THOUGHT.sub("", frame).rstrip()

@@ -1,4 +1,4 @@
-"""The warm-up of a run: demonstrations until greedy play is good enough on validation levels, or dialogues."""
+"""The warm-up of a run: imitation of demonstrations or dialogues, until greedy play on validation levels is good."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from envkit.wiring.training.policy import Policy
 from envkit.wiring.training.resolve import limits_of, task_of
 
 _PART = 64
-"""Lessons or episodes that are prepared between two looks at the display."""
+"""Episodes prepared between two updates of the display."""
 _SAVE_EVERY = 100
 """Updates between two checkpoints."""
 
@@ -48,27 +48,27 @@ async def warm_up(
     *,
     save: Callable[[], Awaitable[None]],
 ) -> dict[str, JSON]:
-    """Let the policy imitate its environment's expert, or the dialogues of a file.
+    """Train the policy to imitate its environment's expert, or the dialogues of a file.
 
-    Demonstrations are played in this process: nothing that a policy says is run here. When it is cancelled, it saves
+    Demonstrations are played in this process, since no output of a policy is executed. Cancellation saves a checkpoint
     first.
 
     Args:
-        run: The resolved file.
+        run: The resolved training file.
         spec: Its environment.
-        policy: Learns.
-        imitator: Teaches it; goes on where it was, if it was restored.
-        weights: File through which the engine takes the weights before each look at validation levels.
+        policy: The policy to train.
+        imitator: Trains the policy; a restored one continues where it was.
+        weights: File that passes the weights to the engine before each validation.
         display: Shows progress.
         save: Writes a checkpoint.
 
     Returns:
-        Facts for the summary: updates of each stage, seconds of this part of the run, and of demonstrations the
-        success of the demonstrators themselves.
+        Facts for the summary: updates of each stage, seconds of this part of the run, and the success of the
+        demonstrators.
 
     Raises:
-        ConfigError: The environment does not go with the demonstrations that are asked for.
-        UsageError: The file of dialogues cannot be used, or the model has no chat template for it.
+        ConfigError: The environment does not support the configured demonstrations.
+        UsageError: The file of dialogues cannot be used, or the model has no chat template.
     """
     began = clock.stopwatch()
     try:
@@ -83,10 +83,10 @@ async def warm_up(
 
 
 class _Stages:
-    """The stages and what they share.
+    """The stages of a warm-up and their shared state.
 
     Attributes:
-        greedy: Success of greedy play at the last look; None before the first.
+        greedy: Success of greedy play at the last validation; None before the first.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class _Stages:
         self.greedy: float | None = None
 
     async def dialogues(self) -> dict[str, JSON]:
-        """Learn the dialogues of the file, and return what there was to learn and the updates that it took."""
+        """Train on the dialogues of the file; return the numbers of dialogues, skipped dialogues and updates."""
         section, limit = self._section, self._run.rollout.max_tokens
         renderer = self._policy.renderer
         if not isinstance(renderer, ChatRenderer):
@@ -123,17 +123,17 @@ class _Stages:
         if read.skipped:
             count = len(read.samples) + read.skipped
             self._display.say(
-                f"{read.skipped} of {count} dialogues are longer than rollout.max_tokens ({limit}): skipped"
+                f"skipped {read.skipped} of {count} dialogues, which are longer than rollout.max_tokens ({limit})"
             )
         updates = read.updates(section.dialogue_batch, section.dialogue_epochs)
         stage = Stage(updates, section.dialogue_batch, _filled(section.learning_rate))
         self._begin("dialogues", [stage])
         batch = read.batches(section.dialogue_batch, stable_hash(self._run.seed, "dialogues"))
-        made = await self._imitator.run(stage, batch, after=self._after(stage, looks=True))
+        made = await self._imitator.run(stage, batch, after=self._after(stage, validates=True))
         return {"dialogues": len(read.samples), "dialogues_skipped": read.skipped, "dialogue_updates": made}
 
     async def demonstrations(self) -> dict[str, JSON]:
-        """Learn lessons and then whole episodes, and return the updates of both."""
+        """Train on lessons and then on whole episodes; return the updates of both."""
         expert = environments.open_expert(self._run.env.id, self._run.env.options)
         lessons = await self._lessons(expert)
         episodes, success = await self._episodes(expert)
@@ -167,13 +167,13 @@ class _Stages:
         updates = 0
         for stage in stages:
             strung = section.multi_turn_states if stage.number else 1
-            looks = stage is stages[-1] and not section.episode_updates
+            validates = stage is stages[-1] and not section.episode_updates
             batches = book.batches(stage.batch, states=strung)
-            updates += await imitator.run(stage, batches, after=self._after(stage, looks=looks))
+            updates += await imitator.run(stage, batches, after=self._after(stage, validates=validates))
         return updates
 
     async def _episodes(self, expert: Expert) -> tuple[int, float | None]:
-        """Run the last stage and return its updates, and the success of the demonstrators."""
+        """Run the last stage; return its updates and the success of the demonstrators."""
         section, display = self._section, self._display
         size, rate = _filled(section.episode_batch), _filled(section.episode_learning_rate)
         stage = Stage(_filled(section.episode_updates), size, rate, number=2)
@@ -202,24 +202,24 @@ class _Stages:
         def batch(update: int) -> Sequence[Sample]:
             return [sample for one in episodes[update * size : (update + 1) * size] for sample in one.samples]
 
-        updates = await self._imitator.run(stage, batch, after=self._after(stage, looks=True))
+        updates = await self._imitator.run(stage, batch, after=self._after(stage, validates=True))
         return updates, sum(one.success for one in episodes) / needed
 
     def _begin(self, name: str, stages: Sequence[Stage]) -> None:
-        """Show the progress of a phase of some stages, and count the updates that a restored imitator has made."""
+        """Show the progress of a phase, including the updates before a restart."""
         self._display.phase(name, sum(stage.updates for stage in stages))
         done = sum(stage.updates for stage in stages if stage.number < self._imitator.stage)
         if self._imitator.stage in [stage.number for stage in stages]:
             done += self._imitator.updates
         self._display.advance(max(0, done - 1))
 
-    def _after(self, stage: Stage, *, looks: bool) -> Callable[[int, float], Awaitable[bool]]:
-        """Return what follows each update; with `looks` it ends the stage once greedy play is good enough."""
+    def _after(self, stage: Stage, *, validates: bool) -> Callable[[int, float], Awaitable[bool]]:
+        """Return the callback after each update; with `validates` it ends the stage at `greedy_goal`."""
         section = self._section
-        looks = looks and bool(section.check_episodes)
+        validates = validates and bool(section.check_episodes)
 
         async def after(update: int, loss: float) -> bool:
-            is_due = looks and (update % section.check_every == 0 or update == stage.updates)
+            is_due = validates and (update % section.check_every == 0 or update == stage.updates)
             if is_due:
                 self.greedy = await self._greedy()
             await self._count(loss, **({"greedy": f"{self.greedy:.3f}"} if self.greedy is not None else {}))
@@ -228,14 +228,14 @@ class _Stages:
         return after
 
     async def _count(self, loss: float, **shown: float | str) -> None:
-        """Show an update and save now and then; the loss of an update before a restart is not known."""
+        """Show an update and save at intervals; the loss of an update before a restart is not known."""
         known = {} if math.isnan(loss) else {"imitation loss": f"{loss:.3f}", **shown}
         self._display.advance(1, **known)
         if known and self._imitator.updates % _SAVE_EVERY == 0:
             await self._save()
 
     async def _greedy(self) -> float:
-        """Success of greedy play on validation levels, which are neither trained nor evaluated on."""
+        """Return the success of greedy play on validation levels, which training and evaluation never use."""
         run, policy = self._run, self._policy
         await clock.to_thread(policy.write_weights, self._weights)
         await policy.engine.load(Weights(0, str(self._weights)))

@@ -107,7 +107,7 @@ def test_training_names_the_file_and_line_also_where_the_environment_runs_in_a_s
         ),
         (
             ["eval", "NoModule-v0", "--policy", "random", "--episodes", "4"],
-            "not one of 4 episodes of NoModule-v0 could be played: {none}",
+            "none of 4 episodes of NoModule-v0 finished; the first failed: {none}",
         ),
         (["check-env", "NoModule-v0"], "{none}"),
     ],

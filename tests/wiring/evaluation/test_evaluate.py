@@ -201,7 +201,9 @@ def test_a_server_that_goes_away_is_named(tmp_path: Path) -> None:
             return await evaluate(*task, episodes=2000, seed=0, options={}, split="eval", display=display, url=url)
 
         try:
-            with pytest.raises(UnreachableError, match=f"^the server at {url} was lost: .*; evaluate again once it is"):
+            with pytest.raises(
+                UnreachableError, match=f"^lost the server at {url}: .*; repeat the evaluation once it is"
+            ):
                 clock.run(main)
         finally:
             server.kill()

@@ -42,7 +42,7 @@ def test_what_the_caller_sets_is_what_plays(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no model folder"):
+    with pytest.raises(UsageError, match=r"^no model at .*/nowhere; name a folder"):
         found(tmp_path / "nowhere")
 
 

@@ -162,7 +162,7 @@ def test_other_arguments_are_refused_with_the_difference_and_nothing_is_lost(tmp
         evaluated(tmp_path / "found", "expert", seed=4)
     assert str(refused.value) == (
         f'{tmp_path / "found"}: holds an evaluation with other arguments: policy was "random", now "expert"; seed was '
-        "3, now 4; repeat its command to go on, replace it with --force or choose another folder"
+        "3, now 4; repeat its command to continue it, replace it with --force or choose another folder"
     )
     assert (tmp_path / "found/episodes.jsonl").read_bytes() == before
 

@@ -54,7 +54,7 @@ def test_the_shortest_file_has_no_problem() -> None:
         ({"env": {"id": "FrozenLake-v0", "options": {"env_id": 4}}}, "env.options.env_id: no such option; there are: "),
         (
             {"env": {"id": "FrozenLake-v0", "options": {"split": "train"}}},
-            "env.options.split: is set by the run, which trains on one split and evaluates on another",
+            "env.options.split: training and evaluation set the split themselves; leave it out",
         ),
         ({"env": {"id": "Sokoban-v0", "options": {"boxes": 99}}}, "env.options."),
         (
@@ -67,13 +67,13 @@ def test_the_shortest_file_has_no_problem() -> None:
         ),
         (
             {"engine": {"model": "./nowhere"}},
-            "engine.model: ./nowhere is no model folder (it has no config.json)",
+            "engine.model: no model at ./nowhere; name a folder with a config.json, or a .gguf file",
         ),
-        ({"engine": {"model": "~/nowhere"}}, "engine.model: ~/nowhere is no model folder (it has no config.json)"),
-        ({"engine": {"model": "tests/qwen"}}, "engine.model: tests/qwen is no model folder (it has no config.json)"),
-        ({"engine": {"model": "tests"}}, "engine.model: tests is no model folder (it has no config.json)"),
-        ({"engine": {"model": "pyproject.toml"}}, "engine.model: pyproject.toml is no model folder"),
-        ({"engine": {"model": "a/b/c"}}, "engine.model: a/b/c is neither a folder here nor a name of the hub"),
+        ({"engine": {"model": "~/nowhere"}}, "engine.model: no model at ~/nowhere; name a folder"),
+        ({"engine": {"model": "tests/qwen"}}, "engine.model: no model at tests/qwen; name a folder"),
+        ({"engine": {"model": "tests"}}, "engine.model: no model at tests; name a folder"),
+        ({"engine": {"model": "pyproject.toml"}}, "engine.model: no model at pyproject.toml; name a folder"),
+        ({"engine": {"model": "a/b/c"}}, "engine.model: a/b/c is neither a folder here nor a model name of the hub"),
         (
             {"rollout": {"group_size": 1}},
             "rollout.group_size: grpo compares the episodes of a group, so it must be at least 2",
@@ -84,19 +84,19 @@ def test_the_shortest_file_has_no_problem() -> None:
         ),
         ({"algorithm": {"preset": "gprp"}}, "algorithm.preset: no algorithm is called 'gprp'; did you mean 'grpo'?"),
         ({"algorithm": {"loss": "x"}}, "algorithm.loss: no loss is called 'x'; there are: clipped, reinforce"),
-        ({"algorithm": {"preset": "reinforce", "epochs": 2}}, "algorithm.epochs: the reinforce loss is only right for"),
+        ({"algorithm": {"preset": "reinforce", "epochs": 2}}, "algorithm.epochs: the reinforce loss is only valid for"),
         (
             {"algorithm": {"preset": "reinforce", "minibatches": 2}},
-            "algorithm.minibatches: the reinforce loss is only right for",
+            "algorithm.minibatches: the reinforce loss is only valid for",
         ),
-        ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: the reinforce loss is only right for"),
+        ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: the reinforce loss is only valid for"),
         (
             {"renderer": {"system": ""}},
-            "renderer.system: is for models with a chat template, and a tiny policy has none",
+            "renderer.system: needs a chat template, which a tiny policy does not have",
         ),
-        ({"renderer": {"thinking": "cut"}}, "renderer.thinking: is for models with a chat template"),
-        ({"renderer": {"template": {"a": 1}}}, "renderer.template: is for models with a chat template"),
-        ({"warmup": {"kind": "none"}}, "warmup.kind: a tiny policy that knows nothing needs demonstrations"),
+        ({"renderer": {"thinking": "cut"}}, "renderer.thinking: needs a chat template"),
+        ({"renderer": {"template": {"a": 1}}}, "renderer.template: needs a chat template"),
+        ({"warmup": {"kind": "none"}}, "warmup.kind: a new tiny policy needs demonstrations; use auto"),
         ({"warmup": {"kind": "dialogues", "file": "a"}}, "warmup.kind: dialogues need a model with a chat template; "),
         (
             {"warmup": {"kind": "dialogues"}, "engine": {"model": "a/b"}},
@@ -110,14 +110,14 @@ def test_the_shortest_file_has_no_problem() -> None:
             {"warmup": {"kind": "dialogues", "file": "pyproject.toml"}, "engine": {"model": "a/b"}},
             "warmup.file: pyproject.toml, line 1 is not a dialogue: ",
         ),
-        ({"warmup": {"file": "no.jsonl"}}, "warmup.file: goes with kind dialogues, not with auto"),
+        ({"warmup": {"file": "no.jsonl"}}, "warmup.file: needs warmup.kind: dialogues, got auto"),
         (
             {"warmup": {"multi_turn_updates": 5}, "renderer": {"history": 2}, "engine": {"model": "a/b"}},
-            "warmup.multi_turn_updates: strung lessons are turns of one history",
+            "warmup.multi_turn_updates: multi-turn lessons need the whole history",
         ),
         (
             {"env": {"id": "Arithmetic-v0"}},
-            "engine.model: a tiny policy chooses among legal moves, and Arithmetic-v0 lists none; name a model",
+            "engine.model: a tiny policy needs legal moves, which Arithmetic-v0 does not list; name a model",
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_problem_is_one_line_that_begins_with_its_key(sections: dict[str, Any]
 def test_a_sandbox_that_cannot_be_had_here_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     (found,) = checks.check(run_of(sandbox={"kind": "local"}))
-    assert found.startswith("sandbox.kind: local cannot work here: bubblewrap ")
+    assert found.startswith("sandbox.kind: local does not work here: bubblewrap ")
     assert checks.check(run_of(sandbox={"kind": "auto"})) == []
 
 
@@ -140,7 +140,7 @@ def test_a_docker_daemon_that_does_not_answer_is_a_problem_before_anything_is_wr
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     run = run_of(sandbox={"kind": "docker"})
-    problem = "sandbox.kind: docker cannot work here: no Docker daemon answers: No such file or directory; "
+    problem = "sandbox.kind: docker does not work here: no Docker daemon answers: No such file or directory; "
     (found,) = clock.run(checks.check_docker, run)
     assert found.startswith(problem)
     assert clock.run(checks.check_docker, run_of(sandbox={"kind": "auto"})) == []
@@ -202,7 +202,11 @@ def test_what_only_make_takes_belongs_to_an_id_of_ones_own(tmp_path: Path) -> No
 def test_a_gpu_that_is_not_there_is_a_problem() -> None:
     import torch
 
-    expected = [] if torch.cuda.is_available() else ["engine.device: torch finds no GPU here; take auto or cpu"]
+    expected = (
+        []
+        if torch.cuda.is_available()
+        else ["engine.device: torch finds no GPU on this machine; use device auto or cpu"]
+    )
     assert checks.check(run_of(engine={"device": "cuda"})) == expected
 
 

@@ -59,9 +59,9 @@ def loaded(folder: Path | str) -> tuple[Any, Any]:
     [
         ("smollm2-135m", "smollm2-135m is not on this machine; run: "),
         ("smollm2-135", "no model is called 'smollm2-135'; did you mean 'smollm2-135m'?"),
-        ("none.gguf", "there is no file none.gguf"),
-        ("./none.gguf", "there is no file ./none.gguf"),
-        ("./nowhere", "./nowhere is no model folder (it has no config.json)"),
+        ("none.gguf", "no such file: none.gguf"),
+        ("./none.gguf", "no such file: ./none.gguf"),
+        ("./nowhere", "no model at ./nowhere; name a folder with a config.json, or a .gguf file"),
     ],
 )
 def test_a_model_that_is_not_here_is_refused_with_what_to_do(cache: Path, name: str, problem: str) -> None:

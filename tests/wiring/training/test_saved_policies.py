@@ -113,7 +113,7 @@ def test_a_tiny_policy_may_go_on_without_a_warm_up(tiny: Path) -> None:
 
 def test_a_tiny_policy_named_by_its_folder_has_no_chat_template(tiny: Path) -> None:
     assert checks.check(run_of(tiny, renderer={"system": "Be brief."})) == [
-        "renderer.system: is for models with a chat template, and a tiny policy has none"
+        "renderer.system: needs a chat template, which a tiny policy does not have"
     ]
 
 
