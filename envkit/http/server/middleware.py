@@ -108,7 +108,7 @@ class AuthMiddleware:
         self._rate = rate
         self._max_sockets = max_sockets
         self._max_requests = max_requests
-        self.bodies = bodies or MemoryBudget()
+        self.memory_budget = bodies or MemoryBudget()
         self._log = log
         self._tenants: dict[str, _Tenant] = {}
         self._callers_with_bucket: dict[str, tuple[Caller, Caller]] = {}
@@ -232,7 +232,7 @@ class AuthMiddleware:
         state["caller"] = caller
         state["played"] = context.played
         state["reservation"] = context.reservation
-        state["memory_budget"] = self.bodies
+        state["memory_budget"] = self.memory_budget
 
     def _authenticate(self, token: str | None, tokens: TokenStore) -> Caller:
         if token is None:
@@ -265,8 +265,8 @@ class AuthMiddleware:
         """
         tenant = self._tenant(name)
         if tenant.requests >= self._max_requests:
-            most = self._max_requests
-            raise RateLimitError(f"too many concurrent requests (limit {most} per tenant); retry later", 1.0)
+            limit = self._max_requests
+            raise RateLimitError(f"too many concurrent requests (limit {limit} per tenant); retry later", 1.0)
         tenant.requests += 1
         return tenant
 

@@ -29,7 +29,7 @@ class Authorizer(Protocol):
     """What a request needs of the middleware."""
 
     @property
-    def bodies(self) -> MemoryBudget: ...
+    def memory_budget(self) -> MemoryBudget: ...
 
     def new_id(self) -> bytes:
         """Return an id for a request without one."""
@@ -87,7 +87,7 @@ class RequestContext:
         self._bytes_in += len(message.get("body", b""))
         if self._bytes_in > self._reserved_bytes:
             if self._body is None:
-                self._body = self._authorizer.bodies.begin(self.reservation(), self.path, self._headers)
+                self._body = self._authorizer.memory_budget.begin(self.reservation(), self.path, self._headers)
             self._reserved_bytes = await self._body.reserve(self._bytes_in)
         return message
 
@@ -112,7 +112,7 @@ class RequestContext:
     def reservation(self) -> Reservation:
         """Return the memory reserved for body and answer."""
         if self._reservation is None:
-            self._reservation = self._authorizer.bodies.reservation(self.caller)
+            self._reservation = self._authorizer.memory_budget.reservation(self.caller)
         return self._reservation
 
     def free(self) -> None:

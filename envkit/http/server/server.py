@@ -31,7 +31,7 @@ MAX_CONNECTIONS = 10_000
 """Default of the connections served at once."""
 
 _FILES = 1 << 16
-"""Highest limit on open files that is asked for; programs that close every possible file are slow above it."""
+"""Highest requested limit on open files; programs that close every possible file are slow above it."""
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
