@@ -44,16 +44,16 @@ class MemoryBudget:
     """The memory budget of one server.
 
     Args:
-        most: Limit of all requests together, bytes. A single request may exceed it when it is alone.
+        max_bytes: Limit of all requests together. A single request may exceed it when it is alone.
         share: Fraction of the limit for one tenant.
     """
 
-    def __init__(self, most: int = sys.maxsize, share: float = 1.0) -> None:
-        self._counts = _Count(most, share), _Count(most // 2, share)  # of all, and of large requests
-        self._always_free = int(most * share) // 2
+    def __init__(self, max_bytes: int = sys.maxsize, share: float = 1.0) -> None:
+        self._counts = _Count(max_bytes, share), _Count(max_bytes // 2, share)  # of all, and of large requests
+        self._always_free = int(max_bytes * share) // 2
         self._freed = anyio.Event()
         self._waiting = 0
-        self.sockets = _Count(most // 2, share)
+        self.sockets = _Count(max_bytes // 2, share)
         """Bytes of sockets, counted separately."""
 
     @property

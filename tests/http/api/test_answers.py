@@ -116,12 +116,12 @@ def test_programs_that_may_say_little_run_by_the_dozen() -> None:
 def test_an_answer_that_is_there_is_counted_as_it_is_though_less_was_expected() -> None:
     async def main() -> None:
         bodies = MemoryBudget(2 * MIB)
-        room = bodies.room(EVERYBODY)
+        room = bodies.reservation(EVERYBODY)
         await room.expect(MIB // 8)
         room.settle(3 * MIB)
         assert bodies.held == 3 * MIB
         with pytest.raises(CapacityError):
-            await bodies.room(EVERYBODY).expect(MIB // 8, within_s=0)
+            await bodies.reservation(EVERYBODY).expect(MIB // 8, within_s=0)
         room.free()
         assert bodies.held == 0
 
@@ -183,7 +183,7 @@ def test_an_answer_is_held_until_it_is_read_and_no_longer_or_more_than_it_has() 
         assert stage.bodies.held == 0
         async with await stage.connected() as link:
             await link.send(request)
-            await anyio.sleep(timeouts.ANSWER_S + 2 * http_connection.LOOK_S)
+            await anyio.sleep(timeouts.ANSWER_S + 2 * http_connection.CHECK_INTERVAL_S)
             assert stage.bodies.held == 0
 
     on_stage(main, 100 * MIB)

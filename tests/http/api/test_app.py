@@ -146,7 +146,7 @@ def test_a_full_server_is_alive_but_not_ready() -> None:
         ready = await client.get("/v1/ready")
         assert (ready.status_code, ready.json()) == (
             503,
-            {"ready": False, "capacity": 1, "leased": 1, "why": "all 1 places are taken"},
+            {"ready": False, "capacity": 1, "leased": 1, "why": "all 1 episode slots are in use"},
         )
         health = await client.get("/v1/health")
         assert (health.status_code, health.json()["status"], health.json()["protocol"]) == (200, "alive", 1)
@@ -189,7 +189,7 @@ def test_an_observation_that_json_cannot_say_is_a_fault_of_the_world(action: str
         await client.put("/v1/sessions/a", json=COUNT)
         answer = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": action})
         assert (answer.status_code, answer.json()["type"]) == (500, "env_error")
-        assert "cannot be said in JSON" in answer.json()["detail"]
+        assert "cannot be encoded as JSON" in answer.json()["detail"]
 
     over_http(main)
 

@@ -117,6 +117,6 @@ def test_what_no_query_is_for_is_refused_as_unknown_keys_are(verb: str, path: st
             assert answer.status_code == 200
         else:
             name = path.partition("?")[2].partition("=")[0]
-            assert (answer.status_code, answer.json()["detail"]) == (400, f"there is no query {name!r} here")
+            assert (answer.status_code, answer.json()["detail"]) == (400, f"unknown query parameter {name!r}")
 
     over_http(main)

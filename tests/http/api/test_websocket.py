@@ -190,7 +190,7 @@ def test_a_message_of_too_many_frames_is_refused_as_a_whole() -> None:
         await socket.send(json.dumps([frame(1, "health")] * (MAX_FRAMES + 1)))
         refused = json.loads(await socket.recv())
         assert (refused["id"], refused["error"]["type"]) == (None, "bad_request")
-        assert refused["error"]["detail"] == "a message may have 1000 frames, got 1001"
+        assert refused["error"]["detail"] == "too many frames in a message: 1001 (limit 1000); send fewer"
 
     play(main)
 

@@ -99,10 +99,10 @@ def test_a_name_that_is_another_tokens_id_does_not_stand_for_it(tokens: TokenSto
         ("a\n", ["play"], None, None, "tenant: must be 1 to 32"),
         ("a", ["play"], "b b", None, "name: must be 1 to 32"),
         ("a", ["plai"], None, None, "there is no 'plai'; did you mean 'play'"),
-        ("a", [], None, None, "needs one at least"),
+        ("a", [], None, None, "needs at least one"),
         ("a", ["play"], None, 0.0, "ttl: must be above 0"),
         ("a", ["play"], None, float("nan"), "ttl: must be above 0"),
-        ("a", ["play"], None, 1e12, "at most a hundred years"),
+        ("a", ["play"], None, 1e12, "at most 100 years"),
     ],
 )
 def test_a_token_that_cannot_be_is_refused_with_the_reason(
@@ -170,14 +170,14 @@ def test_a_file_that_is_spoilt_meanwhile_lets_nobody_in(tokens: TokenStore, path
     text = tokens.create("acme", ["play"])
     path.unlink()
     path.write_bytes(b"no database at all" * 100)
-    with pytest.raises(EnvkitError, match="cannot be used"):
+    with pytest.raises(EnvkitError, match="cannot use"):
         tokens.check(text)
 
 
 def test_a_file_of_something_else_is_refused(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no database at all" * 100)
-    with pytest.raises(UsageError, match="does not hold tokens"):
+    with pytest.raises(UsageError, match="is not a token file"):
         TokenStore(path)
 
 
@@ -187,7 +187,7 @@ def test_tokens_that_cannot_be_read_now_are_not_told_to_be_moved_away(tmp_path: 
     with closing(sqlite3.connect(path, isolation_level=None)) as another:
         another.execute("PRAGMA locking_mode = EXCLUSIVE")
         another.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(UsageError, match=r"^the tokens in .* cannot be used: database is locked$"):
+        with pytest.raises(UsageError, match=r"^cannot use the tokens in .*: database is locked$"):
             TokenStore(path)
 
 
@@ -208,13 +208,13 @@ def test_a_file_that_others_can_read_is_closed_to_them_and_that_is_said(
         assert tokens.check(text) is not None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [record.getMessage() for record in caplog.records] == [
-        f"others could use {path}, and can no longer; it has hashes of tokens, not the tokens"
+        f"{path} was accessible to other users; changed its mode to 600. It holds hashes, not tokens"
     ]
 
 
 def test_a_folder_that_cannot_be_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"cannot be kept in .*; choose a folder that can be written \(--state\)"):
+    with pytest.raises(UsageError, match=r"cannot store tokens in .*; choose a writable folder \(--state\)"):
         TokenStore(tmp_path / "file" / "tokens.sqlite")
 
 

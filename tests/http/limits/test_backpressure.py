@@ -16,7 +16,7 @@ from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.server import http_connection
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
-from envkit.http.server.websocket_connection import HOLD_S
+from envkit.http.server.websocket_connection import MAX_PAUSE_S
 from tests.http.boxes import scripted
 from tests.http.envs import slots
 from tests.http.pools import SmallPool
@@ -62,7 +62,7 @@ def on_stage(main: Callable[[Stage], Awaitable[None]], most: int) -> None:
             await is_ready.wait()
             await main(Stage(ports[0], bodies))
             await anyio.sleep(1)
-            assert bodies.sockets.all == 0
+            assert bodies.sockets.total == 0
             tasks.cancel_scope.cancel()
 
     clock.run(run, virtual=True)
@@ -81,13 +81,13 @@ def test_answers_that_nobody_reads_stop_a_socket_when_sockets_hold_enough_and_no
     async def main(stage: Stage) -> None:
         async with await stage.opened(b"a") as silent, await stage.opened(b"b") as reader:
             await flood(silent, b"a", 900_000)
-            assert 8 * MIB < stage.bodies.sockets.all < 12 * MIB
+            assert 8 * MIB < stage.bodies.sockets.total < 12 * MIB
             for turn in range(50):
                 await reader.send(frame(STEP % (turn, b"b", turn, b"on")))
                 assert b'"result"' in await reader.receive()
             assert clock.now() < 6
             with suppress(anyio.EndOfStream):
-                while stage.bodies.sockets.all:
+                while stage.bodies.sockets.total:
                     await silent.receive()
             await flood(silent, b"a", 10, turns=3)
 
@@ -109,12 +109,12 @@ def test_what_little_asks_for_much_of_is_not_all_held(asked: bytes) -> None:
             assert b'"result"' in await link.receive()
             await link.send(frame(b"[%b]" % b",".join([asked] * 900)))
             await anyio.sleep(1)
-            assert 8 * MIB < stage.bodies.sockets.all < 60 * MIB
+            assert 8 * MIB < stage.bodies.sockets.total < 60 * MIB
             count = 0
             while count < 900 * 500_000:
                 count += len(await link.receive())
             await anyio.sleep(0.1)
-            assert stage.bodies.sockets.all == 0
+            assert stage.bodies.sockets.total == 0
 
     on_stage(main, 16 * MIB)
 
@@ -129,10 +129,10 @@ def test_what_frames_ask_for_counts_until_it_is_answered() -> None:
                 while True:
                     await link.send(frame(b'{"id":1,"method":"sandbox.exec","params":{%b}}' % (EXEC % 20)))
                     sent += 1
-            assert 8 * MIB < stage.bodies.sockets.all < 11 * MIB
+            assert 8 * MIB < stage.bodies.sockets.total < 11 * MIB
             assert sent < 40
             await anyio.sleep(20)
-            assert stage.bodies.sockets.all < 8 * MIB
+            assert stage.bodies.sockets.total < 8 * MIB
 
     on_stage(main, 16 * MIB)
 
@@ -143,23 +143,23 @@ def test_a_message_that_is_not_complete_counts_and_is_ended_where_there_is_no_ro
             large = frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 6 * MIB))
             await first.send(large[:-10])
             await anyio.sleep(0.1)
-            assert 6 * MIB < stage.bodies.sockets.all < 6.1 * MIB
+            assert 6 * MIB < stage.bodies.sockets.total < 6.1 * MIB
             with anyio.move_on_after(3):
                 await second.send(large[:-10])
                 await anyio.sleep_forever()
-            assert 8 * MIB < stage.bodies.sockets.all < 9 * MIB
+            assert 8 * MIB < stage.bodies.sockets.total < 9 * MIB
             said = b""
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
                 while True:
                     said += await second.receive()
-            assert b"come again" in said
-            assert clock.now() < HOLD_S + 3 * http_connection.LOOK_S
+            assert b"retry later" in said
+            assert clock.now() < MAX_PAUSE_S + 3 * http_connection.CHECK_INTERVAL_S
             await first.send(large[-10:])
             said = b""
             while b"too_large" not in said:
                 said += await first.receive()
-            await anyio.sleep(2 * http_connection.LOOK_S)
-            assert stage.bodies.sockets.all == 0
+            await anyio.sleep(2 * http_connection.CHECK_INTERVAL_S)
+            assert stage.bodies.sockets.total == 0
 
     on_stage(main, 16 * MIB)
 
@@ -169,7 +169,7 @@ def test_a_message_that_is_alone_may_be_larger_than_all_may_be_together() -> Non
         async with await stage.opened() as link:
             large = frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 6 * MIB))
             await link.send(large[:-10])
-            await anyio.sleep(HOLD_S + 3 * http_connection.LOOK_S)
+            await anyio.sleep(MAX_PAUSE_S + 3 * http_connection.CHECK_INTERVAL_S)
             await link.send(large[-10:])
             said = b""
             while b"too_large" not in said:
@@ -189,7 +189,7 @@ def test_what_came_in_one_message_after_another_is_not_counted_once_it_was_taken
             for _ in range(100):
                 await link.send(frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 50_000)))
                 await link.receive()
-                assert stage.bodies.sockets.all < MIB
+                assert stage.bodies.sockets.total < MIB
 
     on_stage(main, 16 * MIB)
 
@@ -202,10 +202,10 @@ def test_who_leaves_while_sockets_hold_too_much_is_heard_and_what_it_began_is_en
         with anyio.move_on_after(5):
             while True:
                 await link.send(frame(b'{"id":1,"method":"sandbox.exec","params":{%b}}' % (EXEC % 3000)))
-        assert stage.bodies.sockets.all > 8 * MIB
+        assert stage.bodies.sockets.total > 8 * MIB
         await link.aclose()
         await anyio.sleep(60)
-        assert stage.bodies.sockets.all == 0
+        assert stage.bodies.sockets.total == 0
 
     on_stage(main, 16 * MIB)
 

@@ -80,7 +80,7 @@ def test_a_body_that_is_larger_than_the_room_passes_alone() -> None:
 def test_a_body_takes_what_it_announces_or_grows_and_folders_take_nothing() -> None:
     async def reach(path: str, headers: list[tuple[bytes, bytes]], count: int) -> int:
         bodies = MemoryBudget(100, share=0.5)
-        return await bodies.begin(bodies.room(Caller("ann")), path, headers).reach(count)
+        return await bodies.begin(bodies.reservation(Caller("ann")), path, headers).reach(count)
 
     async def main() -> None:
         length = [(b"content-length", b"3000000")]
@@ -89,7 +89,7 @@ def test_a_body_takes_what_it_announces_or_grows_and_folders_take_nothing() -> N
         assert await reach("/v1/sandboxes/a/files", [], 100_000) == 100_000 + (1 << 20)
         assert await reach("/v1/sandboxes/a/tree", length, 100_000) > 1 << 60
         bodies = MemoryBudget(100 * KIB, share=0.5)
-        room = bodies.room(EVERYBODY)
+        room = bodies.reservation(EVERYBODY)
         growing = bodies.begin(room, "/", [])
         assert await growing.reach(await growing.reach(70 * KIB) + 1) > 2 << 20
         room.free()

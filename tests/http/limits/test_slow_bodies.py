@@ -9,7 +9,7 @@ import pytest
 
 from envkit import clock
 from envkit.http.limits import timeouts
-from envkit.http.protocol.asgi import SILENT_S
+from envkit.http.protocol.asgi import STALLED_S
 from envkit.http.server import http_connection
 from tests.http.limits.slow import Opened, Plain, beside, problem, rest_of
 
@@ -41,7 +41,7 @@ def test_a_body_that_stops_is_not_waited_for(start: str) -> None:
         async with await opened() as link:
             await link.send(f"{start} HTTP/1.1\r\nContent-Length: 100\r\n\r\n{{".encode())
             assert (await link.receive()).startswith(b"HTTP/1.1 400 ")
-        assert SILENT_S <= clock.now() - began < SILENT_S + 1
+        assert STALLED_S <= clock.now() - began < STALLED_S + 1
 
     beside(main)
 
@@ -61,8 +61,8 @@ def test_a_body_that_trickles_is_not_waited_for_and_one_that_is_just_slow_is() -
             tasks.start_soon(trickle)
             said = problem(await rest_of(link))
             tasks.cancel_scope.cancel()
-            assert (said["status"], said["detail"]) == (408, "the body came with less than 16384 bytes a second")
-            assert timeouts.BODY_S <= clock.now() <= timeouts.BODY_S + 2 * http_connection.LOOK_S
+            assert (said["status"], said["detail"]) == (408, "the body arrived more slowly than 16384 bytes/s")
+            assert timeouts.BODY_S <= clock.now() <= timeouts.BODY_S + 2 * http_connection.CHECK_INTERVAL_S
         async with await opened() as link:
             await link.send(b"PUT /1 HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
             for _ in range(50):
@@ -87,8 +87,8 @@ def test_a_body_that_came_fast_at_first_may_not_trickle_for_longer() -> None:
             tasks.start_soon(trickle)
             said = problem(await rest_of(link))
             tasks.cancel_scope.cancel()
-            assert (said["status"], said["detail"]) == (408, "the body came with less than 16384 bytes a second")
-            assert clock.now() <= 2 * timeouts.BODY_S + 3 * http_connection.LOOK_S
+            assert (said["status"], said["detail"]) == (408, "the body arrived more slowly than 16384 bytes/s")
+            assert clock.now() <= 2 * timeouts.BODY_S + 3 * http_connection.CHECK_INTERVAL_S
 
     beside(main, Plain())
 
@@ -119,7 +119,7 @@ def test_a_large_body_that_is_held_has_to_be_faster_than_one_that_goes_to_the_di
             assert bool(said) == is_ended
             if is_ended:
                 assert problem(said)["status"] == 408
-                assert clock.now() < timeouts.BODY_S + 3 * http_connection.LOOK_S
+                assert clock.now() < timeouts.BODY_S + 3 * http_connection.CHECK_INTERVAL_S
 
     beside(main)
 
@@ -136,7 +136,7 @@ def test_what_comes_after_an_early_answer_is_not_taken_for_ever() -> None:
 
             tasks.start_soon(trickle)
             assert (await rest_of(link)).startswith(b"HTTP/1.1 413 ")
-            assert clock.now() <= http_connection.HEAD_S + 2 * http_connection.LOOK_S
+            assert clock.now() <= http_connection.HEAD_S + 2 * http_connection.CHECK_INTERVAL_S
             tasks.cancel_scope.cancel()
 
     beside(main)

@@ -36,8 +36,12 @@ def test_a_head_that_never_ends_is_not_waited_for(before: bytes, trickles: bool)
                     tasks.start_soon(trickle)
                 said = problem(await rest_of(link))
                 tasks.cancel_scope.cancel()
-            assert (said["status"], said["detail"]) == (408, "the head of the request was not there within 20 s")
-            assert http_connection.HEAD_S <= clock.now() - began <= http_connection.HEAD_S + 2 * http_connection.LOOK_S
+            assert (said["status"], said["detail"]) == (408, "the request head did not arrive within 20 s")
+            assert (
+                http_connection.HEAD_S
+                <= clock.now() - began
+                <= http_connection.HEAD_S + 2 * http_connection.CHECK_INTERVAL_S
+            )
 
     beside(main)
 
@@ -46,7 +50,7 @@ def test_who_says_nothing_at_all_is_let_go_without_a_word() -> None:
     async def main(opened: Opened) -> None:
         async with await opened() as link:
             assert await rest_of(link) == b""
-            assert clock.now() <= http_connection.HEAD_S + 2 * http_connection.LOOK_S
+            assert clock.now() <= http_connection.HEAD_S + 2 * http_connection.CHECK_INTERVAL_S
 
     beside(main)
 
@@ -120,7 +124,7 @@ def test_an_answer_that_nobody_reads_is_dropped(bytes_per_s: int) -> None:
         async with await opened() as link:
             await link.send(b"GET /%d HTTP/1.1\r\n\r\n" % LARGE)
             count = 0
-            while clock.now() < timeouts.ANSWER_S + 3 * http_connection.LOOK_S:
+            while clock.now() < timeouts.ANSWER_S + 3 * http_connection.CHECK_INTERVAL_S:
                 await anyio.sleep(1)
                 if bytes_per_s:
                     count += len(await link.receive(bytes_per_s))
@@ -192,7 +196,7 @@ def test_who_comes_when_all_places_are_taken_is_told_and_who_does_nothing_makes_
         crowd = [await opened() for _ in range(4)]
         with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)), anyio.fail_after(1):
             await crowd[-1].receive()
-        await anyio.sleep(2 * http_connection.LOOK_S)
+        await anyio.sleep(2 * http_connection.CHECK_INTERVAL_S)
         async with await opened() as late:
             await late.send(HELLO)
             assert (await late.receive()).startswith(b"HTTP/1.1 200")

@@ -86,6 +86,6 @@ def test_a_message_that_never_ends_is_not_kept(pieces: bytes) -> None:
             await link.send(pieces)
             said = await rest_of(link)
             assert said[-40:].count(b"the message") == 1
-            assert clock.now() <= timeouts.BODY_S + 2 * http_connection.LOOK_S
+            assert clock.now() <= timeouts.BODY_S + 2 * http_connection.CHECK_INTERVAL_S
 
     beside(main)

@@ -29,9 +29,9 @@ def test_values_of_numpy_travel_as_numbers_and_lists() -> None:
 
 
 def test_what_json_cannot_say_is_refused_with_its_kind() -> None:
-    with pytest.raises(RequestError, match="a object is not JSON"):
+    with pytest.raises(RequestError, match="object is not a JSON type"):
         write({"a": object()})
-    with pytest.raises(RequestError, match=r"cannot be said in JSON: .*surrogates"):
+    with pytest.raises(RequestError, match=r"cannot be encoded as JSON: .*surrogates"):
         write("\ud800")
 
 
@@ -55,7 +55,7 @@ def test_an_id_may_hold_what_needs_no_quoting(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a b", "a/b", "ä", "a\n", "0" * 129])
 def test_any_other_id_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="not the id of a session"):
+    with pytest.raises(RequestError, match="invalid session id"):
         read_id(text)
 
 

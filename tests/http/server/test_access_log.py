@@ -187,7 +187,7 @@ def test_a_folder_that_is_gone_costs_lines_and_nothing_else(tmp_path: Path, capl
 
     assert clock.run(main) == 3
     assert len((folder / "access.log").read_text().splitlines()) == 1
-    assert [text.partition(":")[0] for text in caplog.messages] == ["the access log cannot be written"]
+    assert [text.partition(":")[0] for text in caplog.messages] == ["cannot write the access log"]
 
 
 WRITER = """

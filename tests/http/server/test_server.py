@@ -197,7 +197,7 @@ def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
     async def run() -> None:
         async with slots() as host, serving(host) as address:
             port = int(address.rpartition(":")[2])
-            message = f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any that is free"
+            message = f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any free port"
             with pytest.raises(UsageError, match=f"^{message}$"):
                 await serve(create_app(host), port=port)
 
@@ -207,11 +207,11 @@ def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("host", "port", "message"),
     [
-        ("127.0.0.1", 70_000, "port 70000 cannot be used: a port lies in 0 to 65535"),
-        ("127.0.0.1", -1, "port -1 cannot be used: a port lies in 0 to 65535"),
+        ("127.0.0.1", 70_000, "invalid port 70000; use 0 to 65535"),
+        ("127.0.0.1", -1, "invalid port -1; use 0 to 65535"),
         ("nowhere.invalid", 0, r"port 0 on nowhere\.invalid cannot be used: [^\n]+"),
         ("203.0.113.7", 0, r"port 0 on 203\.0\.113\.7 cannot be used: [^\n]+"),
-        ("a" * 300, 0, f"'{'a' * 80}' is no name of a host"),
+        ("a" * 300, 0, f"'{'a' * 80}' is not a host name"),
     ],
 )
 def test_an_address_that_cannot_be_listened_on_is_refused_in_one_line(host: str, port: int, message: str) -> None:
@@ -264,10 +264,10 @@ def test_a_socket_of_a_living_server_and_other_files_are_left_alone(tmp_path: Pa
     async def run() -> None:
         async with slots() as host, serving(host, uds=str(path)) as address, EnvClient(address) as client:
             for taken, message in (
-                (path, f"a server listens at {path} already; stop it or choose another path"),
-                (file, f"{file} is there and is not a socket; choose another path"),
-                (tmp_path / "no" / "folder", "no socket can be made at .*: No such file or directory"),
-                (tmp_path / ("x" * 120), "no socket can be made at .*: .*too long"),
+                (path, f"a server already listens at {path}; stop it or choose another path"),
+                (file, f"{file} exists and is not a socket; choose another path"),
+                (tmp_path / "no" / "folder", "cannot create a socket at .*: No such file or directory"),
+                (tmp_path / ("x" * 120), "cannot create a socket at .*: .*too long"),
             ):
                 with pytest.raises(UsageError, match=message):
                     await serve(create_app(host), uds=str(taken))
@@ -324,7 +324,7 @@ def test_the_process_of_a_server_in_a_box_is_felt_until_it_is_stopped(tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--socket", "/nowhere/socket"], "no socket can be made at /nowhere/socket: No such file or directory\n"),
+        (["--socket", "/nowhere/socket"], "cannot create a socket at /nowhere/socket: No such file or directory\n"),
         (["--socket", "/tmp/x", "--capacity", "0"], "--capacity must be at least 1\n"),
     ],
 )

@@ -109,11 +109,11 @@ def test_a_certificate_that_cannot_be_used_is_refused_before_anything_listens(pa
     missing = tmp_path / "missing.pem"
     for certificate, key, said in (
         (missing, pair.key, "No such file"),
-        (pair.key, pair.key, "no TLS with the certificate"),
-        (pair.certificate, None, "no TLS with the certificate"),
-        (pair.certificate, locked.key, "no TLS with the certificate"),
-        (locked.certificate, locked.key, "no TLS with the certificate"),
-        (None, pair.key, "goes with a certificate"),
+        (pair.key, pair.key, "cannot use the certificate"),
+        (pair.certificate, None, "cannot use the certificate"),
+        (pair.certificate, locked.key, "cannot use the certificate"),
+        (locked.certificate, locked.key, "cannot use the certificate"),
+        (None, pair.key, "given without a certificate"),
     ):
         with pytest.raises(UsageError, match=said):
             clock.run(partial(serve, create_app(slots()), port=0, certificate=certificate, key=key))

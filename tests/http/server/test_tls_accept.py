@@ -99,7 +99,7 @@ def test_silent_ones_count_as_connections_and_make_room_for_who_comes_later(pair
             async with await door.knock() as late:
                 with anyio.fail_after(1):
                     assert await is_dropped(late)
-            await anyio.sleep(2 * http_connection.LOOK_S)
+            await anyio.sleep(2 * http_connection.CHECK_INTERVAL_S)
             assert await door.status() == b"HTTP/1.1 200 OK"
 
     beside(pair, main, most=20)
