@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvClient", "SandboxClient", "create_app", "serve"]
 
-_LATE = {
+_LAZY = {
     "EnvClient": "envkit.http.client.env_client",
     "SandboxClient": "envkit.http.client.sandbox_client",
     "create_app": "envkit.http.api.app",
@@ -21,8 +21,8 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
+    if name in _LAZY:
         import importlib
 
-        return getattr(importlib.import_module(_LATE[name]), name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'envkit.http' has no attribute {name!r}")

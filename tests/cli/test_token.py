@@ -74,7 +74,7 @@ def test_a_list_tells_what_is_live_and_for_how_long_and_no_secret(call: Call) ->
     ("words", "said"),
     [
         (["create", "--tenant", "a", "--scopes", "plai"], "there is no 'plai'; did you mean 'play'?"),
-        (["create", "--tenant", "a", "--scopes", ","], "a token needs one at least"),
+        (["create", "--tenant", "a", "--scopes", ","], "a token needs at least one"),
         (["create", "--tenant", "a b"], "tenant: must be 1 to 32"),
         (["create", "--tenant", "a", "--ttl", "soon"], "--ttl: must be a number of s, m, h or d, such as 30d"),
         (["create", "--tenant", "a", "--ttl", "0d"], "ttl: must be above 0 s"),

@@ -87,7 +87,7 @@ WRONG = [
     # Serving.
     ("serve --backend podman", 2, "backend: must be one of auto, local, docker, process, ray, none, got 'podman'"),
     ("serve --port 70000", 2, "Invalid value for '--port'"),
-    ("serve --backend none --state state --port PORT", 2, "is in use; choose another one, or 0 for any that is free"),
+    ("serve --backend none --state state --port PORT", 2, "is in use; choose another one, or 0 for any free port"),
     ("serve --config nosuch.yaml", 2, "nosuch.yaml: No such file or directory"),
     ("serve --config fleet.yaml", 2, "listen.port: must be at most 65535, got 70000"),
     ("serve --config webhook.yaml", 2, "alerts.webhook: must be the address of a page, such as https://"),
@@ -95,12 +95,12 @@ WRONG = [
     ("serve --set limits.calls_per_s=0", 2, "limits.calls_per_s: must be above 0, got 0"),
     ("serve --host 0.0.0.0 --port 0 --state state", 2, "there are no tokens: make one with"),
     ("serve --host no.such.host.invalid --port 0 --state state", 2, "no.such.host.invalid"),
-    ("serve --socket /nosuch/x.sock --state state", 2, "no socket can be made at /nosuch/x.sock"),
+    ("serve --socket /nosuch/x.sock --state state", 2, "cannot create a socket at /nosuch/x.sock"),
     ("serve --state file --port 0", 2, "choose a folder that can be written (--state)"),
     ("serve --inside", 2, "--inside needs --socket"),
     ("token create", 2, "Missing option '--tenant'"),
     ("token create --tenant 'a b' --state state", 2, "tenant: must be 1 to 32"),
-    ("token create --tenant a --scopes plai --state state", 2, "scopes: there is no 'plai'; did you mean 'play'?"),
+    ("token create --tenant a --scopes plai --state state", 2, "scopes: unknown scope 'plai'; did you mean 'play'?"),
     (
         "token create --tenant a --ttl soon",
         2,

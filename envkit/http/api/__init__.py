@@ -1,1 +1,1 @@
-"""The application: its operations as routes and as frames of a WebSocket."""
+"""The application: its operations over HTTP and WebSocket."""

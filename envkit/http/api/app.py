@@ -1,7 +1,7 @@
-"""The application: the native protocol over any `EnvHost`, as plain ASGI.
+"""The ASGI application: the native protocol over any `EnvHost`.
 
-What is on a hot path is answered without a framework: a step, what runs in a sandbox, and the WebSocket. All else goes
-to the described API.
+Hot paths are answered without a framework: steps, commands in sandboxes, and the WebSocket. `envkit.http.api.openapi`
+answers the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envkit.http.api.operations import Operations, no_sandboxes
 from envkit.http.api.websocket import Sockets
 from envkit.http.auth.caller import caller_of
 from envkit.http.auth.sandbox_policy import SandboxPolicy
-from envkit.http.limits.memory_budget import bodies_of
+from envkit.http.limits.memory_budget import memory_budget_of
 from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, replay, respond, respond_problem
 from envkit.http.sandboxes.http import SandboxPaths
@@ -34,10 +34,10 @@ from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
 
 SLOW_RESET_S = 5.0
-"""Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202."""
+"""Seconds after which a running reset, or start of a sandbox, is answered with 202."""
 
-_CUT_S = 2.0
-"""Seconds in which calls that are cut at shutdown have to end."""
+_CANCEL_S = 2.0
+"""Seconds that cancelled calls get to end at shutdown."""
 
 _STEP = msgspec.json.Decoder(messages.StepBody)
 _BEFORE_ID = f"/v{messages.PROTOCOL}/sessions/"
@@ -67,67 +67,65 @@ def create_app(
     snapshots: SnapshotBounds | None = None,
     sends_traces: bool = False,
 ) -> App:
-    """Return the application that serves `host` and `pool`, which the caller has entered and leaves afterwards.
+    """Return the application that serves `host` and `pool`; the caller opens and closes both.
 
     Args:
-        host: Where episodes are played.
-        envs: Gives what ``GET /v1/envs`` lists; asked anew each time.
+        host: Plays the episodes.
+        envs: Returns the environments of ``GET /v1/envs``; called for each request.
         ttl_s: Seconds without a call after which a session expires.
-        step_timeout_s: Seconds after which a step is cancelled and its session is broken.
-        tenant_share: Share of the places for episodes that one tenant may have.
-        slow_reset_s: Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202 over
-            HTTP.
-        max_request_bytes: Size above which a body, or one frame of a socket, is refused; what goes into a sandbox has
-            bounds of its own.
-        lazy: Prepare the described API when it is first asked for, instead of at start.
-        pool: Lends the sandboxes that callers may use; None where there are none.
-        trees: Packs and unpacks the folders that go into sandboxes and out of them
-            (`envkit.sandbox.transfer.tar_stream`); None: this server does neither.
-        max_timeout_s: The longest that a command in a sandbox may ask for, seconds.
-        sandbox_ttl_s: Seconds without use after which a sandbox is stopped, where its caller does not ask for less.
-        metrics: Gives what ``GET /metrics`` tells beside the sessions.
-        permits: What callers may have their sandboxes be.
-        snapshots: How many snapshots of them there may be.
+        step_timeout_s: Seconds after which a step is cancelled and its session breaks.
+        tenant_share: Fraction of the episode slots for one tenant.
+        slow_reset_s: Seconds after which a running reset, or start of a sandbox, is answered with 202 over HTTP.
+        max_request_bytes: Maximum size of a body or socket frame; file transfers to sandboxes have their own limits.
+        lazy: Build the OpenAPI routes on first use instead of at startup.
+        pool: Lends sandboxes to callers; None for no sandboxes.
+        trees: Packs and unpacks folders for sandboxes (`envkit.sandbox.transfer.tar_stream`); None for no folder
+            transfers.
+        max_timeout_s: Maximum timeout of a command in a sandbox, seconds.
+        sandbox_ttl_s: Seconds without use after which a sandbox is stopped, unless its caller requests less.
+        metrics: Returns the metrics of ``GET /metrics`` beside those of sessions.
+        permits: Policy for the sandboxes of callers.
+        snapshots: Limits on snapshots.
         sends_traces: Send callers the tracebacks of environments, for the server inside an environment's sandbox.
     """
     sessions = SessionTable(host, ttl_s=ttl_s, step_timeout_s=step_timeout_s, tenant_share=tenant_share)
-    calls = Operations(sessions, envs, metrics=metrics)
-    calls.sends_traces = sends_traces
+    operations = Operations(sessions, envs, metrics=metrics)
+    operations.sends_traces = sends_traces
     if pool is not None:
-        calls.sandboxes = SandboxOperations(
+        operations.sandboxes = SandboxOperations(
             pool,
-            calls.problem,
+            operations.problem,
             max_timeout_s=max_timeout_s,
             ttl_s=sandbox_ttl_s,
             permits=permits,
             snapshots=snapshots,
         )
     folders = None if trees is None else FolderTransfers(trees)
-    return App(calls, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
+    return App(operations, folders, slow_reset_s=slow_reset_s, max_request_bytes=max_request_bytes, lazy=lazy)
 
 
 class App:
-    """The ASGI application; see `create_app`. Its sessions live from the lifespan's startup to its shutdown."""
+    """The ASGI application; see `create_app`. Its sessions live for the ASGI lifespan."""
 
     def __init__(
         self,
-        calls: Operations,
+        operations: Operations,
         folders: FolderTransfers | None,
         *,
         slow_reset_s: float,
         max_request_bytes: int,
         lazy: bool,
     ) -> None:
-        self._calls = calls
-        self._sandboxes = None if calls.sandboxes is None else SandboxPaths(calls.sandboxes, folders)
+        self._operations = operations
+        self._sandboxes = None if operations.sandboxes is None else SandboxPaths(operations.sandboxes, folders)
         self._slow_reset_s = slow_reset_s
         self._max_request_bytes = max_request_bytes
         self._lazy = lazy
-        self._described: ASGIApp | None = None
+        self._api: ASGIApp | None = None
         self._sockets: Sockets | None = None
-        self._exchanges: set[asyncio.Task[object]] = set()
-        """Requests that are being answered, but for streams of events, which end by themselves."""
-        self._is_cutting = False
+        self._requests: set[asyncio.Task[object]] = set()
+        """Running requests, except event streams, which end by themselves."""
+        self._is_cancelling = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -137,7 +135,7 @@ class App:
                 return
             task = asyncio.current_task()
             assert task is not None
-            self._exchanges.add(task)
+            self._requests.add(task)
             try:
                 is_plain = scope["method"] == "POST" and not scope.get("query_string")
                 if is_plain and path.startswith(_BEFORE_ID) and path.endswith(_AFTER_ID):
@@ -147,105 +145,106 @@ class App:
                 elif path.startswith((_SANDBOXES, _SNAPSHOTS)):
                     await self._sandbox(scope, receive, send)
                 else:
-                    await self._any(scope, receive, send)
+                    await self._other(scope, receive, send)
             except asyncio.CancelledError:
-                if not self._is_cutting:
+                if not self._is_cancelling:
                     raise
                 task.uncancel()
-                await self._say_cut(send)
+                await self._respond_cancelled(send)
             finally:
-                self._exchanges.discard(task)
+                self._requests.discard(task)
         elif scope["type"] == "websocket":
-            await self._socket(scope, receive, send)
+            await self._websocket(scope, receive, send)
         else:
-            await self._live(receive, send)
+            await self._lifespan(receive, send)
 
     @property
     def errors(self) -> Counter[str]:
-        """Errors that were answered, by code; `envkit.http.server.middleware.Guard` adds its own."""
-        return self._calls.sessions.tally.errors
+        """Number of error answers by code, including those of `envkit.http.server.middleware.AuthMiddleware`."""
+        return self._operations.sessions.tally.errors
 
     async def drain(self, timeout_s: float) -> None:
-        """Begin nothing new, and wait until what was asked is answered.
+        """Refuse new calls, and wait `timeout_s` seconds for running ones.
 
-        Requests that are not answered by then are cut, and told so; one whose answer has begun is broken off.
+        Then cancel the rest: they are answered with an error, or aborted if their answer has begun.
         """
-        self._calls.sessions.is_closing = True
-        if self._calls.sandboxes is not None:
-            self._calls.sandboxes.access.closing.set()
+        self._operations.sessions.is_closing = True
+        if self._operations.sandboxes is not None:
+            self._operations.sandboxes.access.closing.set()
         with anyio.move_on_after(timeout_s):
             if self._sockets is not None:
                 await self._sockets.answered()
-            while self._exchanges:
-                await asyncio.wait(self._exchanges)
-        self._is_cutting = True
-        for task in self._exchanges:
+            while self._requests:
+                await asyncio.wait(self._requests)
+        self._is_cancelling = True
+        for task in self._requests:
             task.cancel()
-        if self._exchanges:
-            await asyncio.wait(self._exchanges, timeout=_CUT_S)
+        if self._requests:
+            await asyncio.wait(self._requests, timeout=_CANCEL_S)
 
-    async def _say_cut(self, send: Send) -> None:
-        error = UnreachableError("the server is shutting down, and the call was cut")
-        with suppress(OSError, RuntimeError):  # the answer has begun, or there is nobody
-            await respond_problem(send, self._calls.problem(error))
+    async def _respond_cancelled(self, send: Send) -> None:
+        error = UnreachableError("the call was cancelled because the server is shutting down; retry later")
+        with suppress(OSError, RuntimeError):  # the answer has begun, or the client is gone
+            await respond_problem(send, self._operations.problem(error))
 
     async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        calls = self._calls.by(caller_of(scope))
+        operations = self._operations.by(caller_of(scope))
         try:
             step = messages.read(await read_body(scope, receive, self._max_request_bytes), _STEP)
-            answer = calls.encode(await calls.step(id, step), id)
+            answer = operations.encode(await operations.step(id, step), id)
         except Exception as error:
-            await respond_problem(send, calls.problem(error, id))
+            await respond_problem(send, operations.problem(error, id))
         else:
             await respond(send, answer)
 
     async def _steps(self, scope: Scope, receive: Receive, send: Send) -> None:
-        calls = self._calls.by(caller_of(scope))
+        operations = self._operations.by(caller_of(scope))
         try:
-            answer = await calls.steps(await read_body(scope, receive, self._max_request_bytes), played_of(scope))
+            answer = await operations.steps(await read_body(scope, receive, self._max_request_bytes), played_of(scope))
         except Exception as error:
-            await respond_problem(send, calls.problem(error))
+            await respond_problem(send, operations.problem(error))
         else:
             await respond(send, answer)
 
     async def _sandbox(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._sandboxes is None:
-            await respond_problem(send, self._calls.problem(no_sandboxes()))
+            await respond_problem(send, self._operations.problem(no_sandboxes()))
         elif not await self._sandboxes.answer_hot(scope, receive, send):
-            await self._describe()(scope, receive, send)
+            await self._openapi()(scope, receive, send)
 
-    async def _any(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(scope, receive, self._max_request_bytes)
         except EnvkitError as error:
-            await respond_problem(send, self._calls.problem(error))
+            await respond_problem(send, self._operations.problem(error))
         else:
-            await self._describe()(scope, replay(body, receive), send)
+            await self._openapi()(scope, replay(body, receive), send)
 
-    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._sockets is None or scope["path"] != messages.SOCKET_PATH:
             await receive()
             await send({"type": "websocket.close"})
         else:
-            link = scope["state"].get("link")
-            await self._sockets.serve(caller_of(scope), receive, send, bodies_of(scope), link, played_of(scope))
+            flow = scope["state"].get("connection")
+            budget, played = memory_budget_of(scope), played_of(scope)
+            await self._sockets.serve(caller_of(scope), receive, send, budget, flow, played)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         if not self._lazy:
-            self._describe()
-        async with self._calls.sessions, anyio.create_task_group() as tasks:
-            self._sockets = Sockets(self._calls, tasks, self._max_request_bytes)
-            if self._calls.sandboxes is not None:
-                self._calls.sandboxes.live(tasks)
+            self._openapi()
+        async with self._operations.sessions, anyio.create_task_group() as tasks:
+            self._sockets = Sockets(self._operations, tasks, self._max_request_bytes)
+            if self._operations.sandboxes is not None:
+                self._operations.sandboxes.live(tasks)
             await send({"type": "lifespan.startup.complete"})
             await receive()
             tasks.cancel_scope.cancel()
         await send({"type": "lifespan.shutdown.complete"})
 
-    def _describe(self) -> ASGIApp:
-        if self._described is None:
+    def _openapi(self) -> ASGIApp:
+        if self._api is None:
             from envkit.http.api.openapi import describe
 
-            self._described = describe(self._calls, self._slow_reset_s, self._sandboxes)
-        return self._described
+            self._api = describe(self._operations, self._slow_reset_s, self._sandboxes)
+        return self._api

@@ -1,8 +1,8 @@
-"""The described API: every call as an HTTP route, with an OpenAPI document at ``/openapi.json``.
+"""The HTTP routes of all operations, with an OpenAPI document at ``/openapi.json``.
 
-The document's schemas are those of the very types that decode the messages, so FastAPI routes and describes here but
-does not validate. This module is imported when the first of its routes is asked for: FastAPI takes longer to import
-than a sandbox takes to start, and a server in a sandbox is only ever reached over its socket.
+The schemas of the document are those of the types that decode the messages, so FastAPI only routes and does not
+validate. This module is imported on first use: importing FastAPI takes longer than starting a sandbox, and a server in
+a sandbox is only called over its WebSocket.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NOTHING = messages.NoBody()
 _TASK = msgspec.json.Decoder(messages.TaskBody)
 _STEP = msgspec.json.Decoder(messages.StepBody)
 _REF = "#/components/schemas/{name}"
-_NAME = msgspec.json.schema(messages.SessionId)  # of what is made; whatever is not so called is not there
-_TOKENS = {"token": {"type": "http", "scheme": "bearer", "description": "Where the server has tokens: ek_..."}}
+_NEW_ID = msgspec.json.schema(messages.SessionId)
+_TOKENS = {"token": {"type": "http", "scheme": "bearer", "description": "On a server with tokens: ek_..."}}
 _TYPES = (
     messages.TaskBody,
     messages.StepBody,
@@ -55,22 +55,22 @@ _TYPES = (
 )
 
 
-def describe(calls: Operations, slow_reset_s: float, sandboxes: SandboxPaths | None = None) -> FastAPI:
+def describe(operations: Operations, slow_reset_s: float, sandboxes: SandboxPaths | None = None) -> FastAPI:
     """Return the application that answers every route.
 
     Args:
-        calls: What the routes call.
-        slow_reset_s: Seconds after which a reset, or the start of a sandbox, that goes on is answered with 202.
-        sandboxes: What the routes about sandboxes call; None where there are none.
+        operations: Operations of the routes.
+        slow_reset_s: Seconds after which a running reset, or start of a sandbox, is answered with 202.
+        sandboxes: Operations of the sandbox routes; None without sandboxes.
     """
-    routes = _SessionRoutes(calls, slow_reset_s)
+    routes = _SessionRoutes(operations, slow_reset_s)
     api = FastAPI(
         title="envkit",
         version=__version__,
-        docs_url=None,  # its page, and redoc's, run scripts of a third party in the origin of this server
+        docs_url=None,  # this page and redoc's run third-party scripts in the server's origin
         redoc_url=None,
-        redirect_slashes=False,  # nobody's token is to be sent a second time, to who knows whom
-        exception_handlers={EnvkitError: routes.failed, HTTPException: routes.lost, Exception: routes.failed},
+        redirect_slashes=False,  # a redirect could send the token to another server
+        exception_handlers={EnvkitError: routes.failed, HTTPException: routes.unrouted, Exception: routes.failed},
     )
     api.router.route_class = _Route
     types = _TYPES if sandboxes is None else (*_TYPES, *sandbox_routes.TYPES)
@@ -96,13 +96,13 @@ def describe(calls: Operations, slow_reset_s: float, sandboxes: SandboxPaths | N
         }
         if gives is not None:
             content = {gives: {"schema": {"type": "string", "format": "binary"}}}
-            responses[200] = {"description": "As it is.", "content": content}
+            responses[200] = {"description": "Raw content.", "content": content}
         responses["default"] = {
             "description": _first_line(messages.Problem),
             "content": _content(schema_of[str(messages.Problem)], "application/problem+json"),
         }
-        takes = {} if body is None else {"requestBody": {"required": True, "content": _content(schema_of[str(body)])}}
-        extra = {**takes, **(more or {})}
+        request = {} if body is None else {"requestBody": {"required": True, "content": _content(schema_of[str(body)])}}
+        extra = {**request, **(more or {})}
         api.add_api_route(
             path, route, methods=[verb], responses=responses, openapi_extra=extra, response_class=Response
         )
@@ -120,13 +120,13 @@ def describe(calls: Operations, slow_reset_s: float, sandboxes: SandboxPaths | N
     add("GET", "/metrics", routes.metrics, gives="text/plain")
     add("GET", _V1, routes.index, messages.IndexReply)
     api.add_api_route("/", routes.page, methods=["GET", "HEAD"], include_in_schema=False, response_class=Response)
-    watched: dict[str, Any] = {
+    monitored: dict[str, Any] = {
         f"{_V1}/health": routes.health,
         f"{_V1}/ready": routes.ready,
         "/metrics": routes.metrics,
         _V1: routes.index,
     }
-    for path, route in watched.items():  # the document takes HEAD by itself
+    for path, route in monitored.items():  # HEAD is left out of the document
         api.add_api_route(path, route, methods=["HEAD"], include_in_schema=False, response_class=Response)
     if sandboxes is not None:
         sandbox_routes.add_routes(add, sandboxes, slow_reset_s)
@@ -136,11 +136,11 @@ def describe(calls: Operations, slow_reset_s: float, sandboxes: SandboxPaths | N
             api.openapi_schema = get_openapi(title=api.title, version=api.version, routes=api.routes)
             api.openapi_schema["components"] = {"schemas": components, "securitySchemes": _TOKENS}
             api.openapi_schema["security"] = [{"token": []}, {}]
-            for operations in api.openapi_schema["paths"].values():
-                for verb, operation in operations.items():
-                    for one in operation.get("parameters", ()):
-                        if one["in"] == "path" and (verb == "put" or one["name"] == "name"):
-                            one["schema"] = _NAME
+            for path_item in api.openapi_schema["paths"].values():
+                for verb, operation in path_item.items():
+                    for parameter in operation.get("parameters", ()):
+                        if parameter["in"] == "path" and (verb == "put" or parameter["name"] == "name"):
+                            parameter["schema"] = _NEW_ID
         return api.openapi_schema
 
     api.openapi = document  # type: ignore[method-assign]
@@ -148,7 +148,7 @@ def describe(calls: Operations, slow_reset_s: float, sandboxes: SandboxPaths | N
 
 
 class _Route(APIRoute):
-    """A route that takes the queries that the document has, and no others: one that is misspelt would be ignored."""
+    """A route that refuses query parameters missing from the document, so that a misspelt one is not ignored."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("query_string") and scope["method"] in (self.methods or ()):
@@ -156,70 +156,70 @@ class _Route(APIRoute):
             known = [one["name"] for one in parameters if one["in"] == "query"]
             for name in query_of(scope):
                 if name not in known:
-                    raise RequestError(f"there is no query {name[:100]!r} here{did_you_mean(name, known)}")
+                    raise RequestError(f"unknown query parameter {name[:100]!r}{did_you_mean(name, known)}")
         await super().handle(scope, receive, send)
 
 
 class _SessionRoutes:
-    """One method a route: decode, one call, encode."""
+    """One method per route: decode, call, encode."""
 
-    def __init__(self, calls: Operations, slow_reset_s: float) -> None:
-        self._calls = calls
+    def __init__(self, operations: Operations, slow_reset_s: float) -> None:
+        self._operations = operations
         self._slow_reset_s = slow_reset_s
 
     async def create(self, session_id: str, request: Request) -> Response:
-        """Start a session: the task in, the first observation out. Repeating the call is safe.
+        """Create a session for a task; return the first observation. The call is safe to repeat.
 
-        202 means that the reset takes its time: repeat the call until it gives the observation.
+        202 means that the reset is still running: repeat the call until it returns the observation.
         """
         task = messages.read(await request.body(), _TASK)
         body = messages.CreateSessionBody(task.env_id, task.seed, task.options, session_id=messages.read_id(session_id))
-        calls = self._by(request)
+        operations = self._by(request)
         with anyio.move_on_after(self._slow_reset_s):
-            made = await calls.create(body)
+            created = await operations.create(body)
             played_of(request.scope).envs[task.env_id] += 1
-            return self._reply(request, made, session_id)
-        session = await calls.session(messages.SessionBody(session_id))
+            return self._reply(request, created, session_id)
+        session = await operations.session(messages.SessionBody(session_id))
         opening = messages.OpeningReply(turn=0, state=session.state)
         return _json(messages.write(opening), status=202, headers={"Retry-After": str(RETRY_AFTER_S)})
 
     async def step(self, session_id: str, request: Request) -> Response:
-        """Play one move. Repeating the call with the same `turn` and `action` is safe."""
+        """Play one step. Repeating it with the same `turn` and `action` is safe."""
         step = messages.read(await request.body(), _STEP)
         return self._reply(request, await self._by(request).step(session_id, step), session_id)
 
     async def steps(self, request: Request) -> Response:
-        """Play moves of many sessions: a list in, and a list of results or errors out, in the same order."""
+        """Play steps of many sessions; return a list of results or errors in the same order."""
         return _json(await self._by(request).steps(await request.body(), played_of(request.scope)))
 
     async def sessions(self, request: Request) -> Response:
-        """Look at all sessions."""
+        """List all sessions."""
         return self._reply(request, await self._by(request).list_sessions(_NOTHING))
 
     async def session(self, session_id: str, request: Request) -> Response:
-        """Look at a session, without keeping it from expiring."""
+        """Show a session, without extending its expiry."""
         return self._reply(request, await self._by(request).session(messages.SessionBody(session_id)))
 
     async def delete(self, session_id: str, request: Request) -> Response:
-        """End a session. Repeating the call is safe, as is ending one that does not exist."""
+        """Delete a session. The call is safe to repeat, also for a session that does not exist."""
         return self._reply(request, await self._by(request).delete(messages.SessionBody(session_id)))
 
     async def envs(self, request: Request) -> Response:
-        """List the environments that can be played."""
-        return self._reply(request, await self._calls.list_envs(_NOTHING))
+        """List the available environments."""
+        return self._reply(request, await self._operations.list_envs(_NOTHING))
 
     async def health(self, request: Request) -> Response:
-        """Say that the server is alive."""
-        return self._reply(request, await self._calls.health(_NOTHING))
+        """Report that the server is alive."""
+        return self._reply(request, await self._operations.health(_NOTHING))
 
     async def ready(self) -> Response:
-        """Say whether a session can be made now; if not, with status 503."""
-        ready = await self._calls.ready(_NOTHING)
+        """Report whether a session can be created now; if not, with status 503."""
+        ready = await self._operations.ready(_NOTHING)
         return _json(messages.write(ready), status=200 if ready.ready else 503)
 
     async def metrics(self) -> Response:
-        """Metrics in Prometheus's text format."""
-        return Response(self._calls.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Return metrics in Prometheus text format."""
+        return Response(self._operations.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def index(self, request: Request) -> Response:
         """List the entry points of the API."""
@@ -232,20 +232,20 @@ class _SessionRoutes:
     async def failed(self, request: Request, error: Exception) -> Response:
         return _problem(self._by(request).problem(error, request.path_params.get("session_id")))
 
-    async def lost(self, request: Request, error: Exception) -> Response:
-        """Answer what no route takes, keeping the status that says why (404, 405)."""
+    async def unrouted(self, request: Request, error: Exception) -> Response:
+        """Answer a request without a route; keep the status (404 or 405)."""
         assert isinstance(error, HTTPException)
         kind = UnknownPathError if error.status_code == HTTPStatus.NOT_FOUND else RequestError
-        what = kind(f"{request.method} {request.url.path}: {error.detail}")
-        problem = msgspec.convert({**to_problem(what), "status": error.status_code}, messages.Problem)
+        reason = kind(f"{request.method} {request.url.path}: {error.detail}")
+        problem = msgspec.convert({**to_problem(reason), "status": error.status_code}, messages.Problem)
         headers = dict(error.headers or {})
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the error knows of one route, of those with this path
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # the error names the methods of one route only
             routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
             headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
         return _problem(problem, headers)
 
     def _by(self, request: Request) -> Operations:
-        return self._calls.by(caller_of(request.scope))
+        return self._operations.by(caller_of(request.scope))
 
     def _reply(self, request: Request, reply: object, session_id: str | None = None) -> Response:
         return _json(self._by(request).encode(reply, session_id))
@@ -256,8 +256,10 @@ def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = No
 
 
 def _problem(problem: messages.Problem, headers: dict[str, str] | None = None) -> Response:
-    again = {"Retry-After": str(retry_after_s(problem))} if problem.retry else {}
-    return Response(messages.write(problem), problem.status, {**(headers or {}), **again}, "application/problem+json")
+    retry_after = {"Retry-After": str(retry_after_s(problem))} if problem.retry else {}
+    return Response(
+        messages.write(problem), problem.status, {**(headers or {}), **retry_after}, "application/problem+json"
+    )
 
 
 def _content(schema: dict[str, Any], content_type: str = "application/json") -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""What can be asked of a server: the calls by name, whatever they came over, and the one place where errors become
-problems.
-"""
+"""The server's operations, for HTTP and WebSocket alike, and the conversion of errors into problems."""
 
 from __future__ import annotations
 
@@ -68,17 +66,16 @@ _STEPS = msgspec.json.Decoder(list[SessionStepBody])
 
 
 class Operations:
-    """The calls of protocol version 1.
+    """The operations of protocol version 1.
 
     Args:
-        sessions: What they act on.
-        envs: Gives the environments that can be played.
-        metrics: Gives what the metrics tell beside the sessions.
+        sessions: Session table.
+        envs: Returns the available environments.
+        metrics: Returns the metrics beside those of sessions.
 
     Attributes:
-        sandboxes: The calls about sandboxes; None where there are none.
-        sends_traces: Whether callers get the tracebacks of environments, and the whole names of their files.
-        caller: Who calls; the ids of sessions are its own names for them.
+        sandboxes: Operations on sandboxes; None without sandboxes.
+        sends_traces: Whether callers get the tracebacks of environments, with full file names.
     """
 
     def __init__(
@@ -95,12 +92,12 @@ class Operations:
         self._caller = EVERYBODY
 
     def by(self, caller: Caller) -> Operations:
-        """Return the same calls as `caller` makes them: the ids of sessions are its own names for them."""
+        """Return the same operations for `caller`, whose session ids they then use."""
         if caller is self._caller:
             return self
-        calls = copy(self)
-        calls._caller = caller
-        return calls
+        operations = copy(self)
+        operations._caller = caller
+        return operations
 
     async def create(self, body: CreateSessionBody) -> ResetReply:
         self._refuse_when_closing()
@@ -108,7 +105,7 @@ class Operations:
         return ResetReply.of(turn, start)
 
     async def step(self, id: str, body: StepBody) -> StepReply:
-        """Play a step of the session that the caller names `id`."""
+        """Play a step of the caller's session `id`."""
         self._refuse_when_closing()
         return StepReply.of(body.turn + 1, await self.sessions.step(self._caller.key(id), body.turn, body.action))
 
@@ -140,38 +137,38 @@ class Operations:
         elif isinstance(host, ReadinessHost) and host.why_unready:
             why = host.why_unready
         elif leased >= capacity:
-            why = f"all {capacity} places are taken"
+            why = f"all {capacity} episode slots are in use"
         return ReadyReply(not why, capacity, leased, why)
 
     async def overview(self) -> Overview | None:
-        """Return what the caller may see of the server; None for a caller without the token that is needed."""
+        """Return what the caller may see of the server; None if a token is needed and missing."""
         caller, sandboxes = self._caller, None
         if caller is NOBODY:
             return None
         if self.sandboxes is not None and caller.may(SANDBOX):
             sandboxes = self.sandboxes.access.pool.views(tenant=seen_by(caller))
-        plays = caller.may(PLAY)
+        may_play = caller.may(PLAY)
         return Overview(
             await self.ready(NoBody()),
-            list(self._envs()) if plays else None,
-            [view for view in self.sessions.views() if caller.sees(view.id)] if plays else None,
+            list(self._envs()) if may_play else None,
+            [view for view in self.sessions.views() if caller.sees(view.id)] if may_play else None,
             sandboxes,
             caller.name,
         )
 
     def exposition(self) -> bytes:
-        """Return the metrics in Prometheus's text format."""
+        """Return the metrics in Prometheus text format."""
         return exposition(self.sessions, self._metrics)
 
     async def steps(self, data: bytes, played: StepMetrics) -> bytes:
-        """Play a JSON list of steps: of different sessions at once, of the same session one after another.
+        """Play a JSON list of steps: sessions in parallel, the steps of one session in order.
 
         Returns:
-            A JSON list of what came of each, in the same order: ``{"result": ...}`` or ``{"error": ...}``.
+            A JSON list of outcomes in the same order: ``{"result": ...}`` or ``{"error": ...}``.
 
         Raises:
-            RequestError: It is not a list.
-            RateLimitError: The caller may not play so many now; none was played.
+            RequestError: `data` is not a list.
+            RateLimitError: The steps exceed the caller's rate limit; none was played.
         """
         bodies = read_each(data, _STEPS, _STEP)
         played.steps += len(bodies)
@@ -206,7 +203,7 @@ class Operations:
         return b"[%b]" % b",".join(outcomes)
 
     def answers_now(self, frames: Iterable[StepFrame], used: set[str]) -> tuple[list[bytes], list[StepFrame]]:
-        """Answer the frames that need no waiting; their sessions are added to `used`. See `answer`.
+        """Answer the frames that can be answered at once; add their sessions to `used`. See `answer`.
 
         Returns:
             The answers, and the other frames.
@@ -232,26 +229,26 @@ class Operations:
                 answers.append(_addressed(frame.id, self.failure(error, id)))
         return answers, others
 
-    def start_step(self, frame: StepFrame, give: Callable[[bytes], None]) -> bool:
-        """Begin to answer a frame that `answers_now` left, if that needs no task: `give` is called with the answer.
+    def start_step(self, frame: StepFrame, send: Callable[[bytes], None]) -> bool:
+        """Start a step that `answers_now` left, if that needs no task; `send` gets the answer later.
 
         Returns:
-            False where only `answer` can; then nothing was done.
+            False if only `answer` can play it; nothing was done then.
         """
         body = frame.params
 
-        def settled(move: Move) -> None:
+        def finish(move: Move) -> None:
             try:
                 reply = StepReply.of(move.turn + 1, move.result())
                 answer = self.encode(StepAnswer(frame.id, reply), body.session_id)
             except Exception as error:
                 answer = _addressed(frame.id, self.failure(error, body.session_id))
-            give(answer)
+            send(answer)
 
-        return self.sessions.start_step(self._caller.key(body.session_id), body.turn, body.action, settled)
+        return self.sessions.start_step(self._caller.key(body.session_id), body.turn, body.action, finish)
 
     async def answer(self, frame: Frame | StepFrame, used: set[str], played: StepMetrics) -> bytes:
-        """Answer a frame; an error is an answer too. The session that it makes is added to `used` and `played`."""
+        """Answer a frame, also if it fails; add a session that it creates to `used` and `played`."""
         if isinstance(frame, StepFrame):
             session_id = frame.params.session_id
             return _addressed(frame.id, await self._outcome(self.step(session_id, frame.params), session_id))
@@ -260,7 +257,7 @@ class Operations:
             body = read(frame.params, decoder)
         except KeyError:
             hint = did_you_mean(frame.method, [*self._METHODS, "step"])
-            return self.refusal(frame.id, RequestError(f"there is no method {frame.method[:100]!r}{hint}"))
+            return self.refusal(frame.id, RequestError(f"unknown method {frame.method[:100]!r}{hint}"))
         except RequestError as error:
             return self.refusal(frame.id, error)
         id: str | None = getattr(body, "session_id", None)
@@ -268,57 +265,58 @@ class Operations:
             key = self._caller.key(body.session_id)
             used.add(key)
             outcome = await self._outcome(method(self, body), id)
-            if self.sessions.turn(key) is not None:  # it was made
+            if self.sessions.turn(key) is not None:  # it was created
                 played.envs[body.env_id] += 1
             return _addressed(frame.id, outcome)
         return _addressed(frame.id, await self._outcome(method(self, body), id))
 
-    async def answer_sandbox(self, frame: Frame, used: set[str], room: Reservation) -> bytes:
-        """Answer a frame about a sandbox, which is added to `used` if it is used; the answer is counted in `room`."""
+    async def answer_sandbox(self, frame: Frame, used: set[str], reservation: Reservation) -> bytes:
+        """Answer a frame about a sandbox; add the sandbox to `used`, and count the answer in `reservation`."""
         if self.sandboxes is None:
             return _addressed(frame.id, self.failure(no_sandboxes()))
-        return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used, room)).framed)
+        return _addressed(frame.id, (await self.sandboxes.answer(frame, self._caller, used, reservation)).framed)
 
     def refusal(self, frame_id: int | str | None, error: EnvkitError) -> bytes:
-        """Return the answer to a frame that is not taken; the id is None if not even that is known."""
+        """Return the answer to a refused frame; the id is None if it could not be read."""
         return _addressed(frame_id, self.failure(error))
 
     async def _outcome(self, call: Awaitable[object], session_id: str | None = None) -> bytes:
-        """Return what comes of a call, be it a result or an error."""
+        """Return the result or the error of a call."""
         try:
             return b'{"result":%b}' % self.encode(await call, session_id)
         except Exception as error:
             return self.failure(error, session_id)
 
     def failure(self, error: Exception, session_id: str | None = None) -> bytes:
-        """Return the outcome that tells of `error`."""
+        """Return the outcome of a failed call."""
         return b'{"error":%b}' % write(self.problem(error, session_id))
 
     def problem(self, error: Exception, session_id: str | None = None) -> Problem:
-        """Return what the caller is told about `error`, and count it. Only here errors become problems."""
+        """Return `error` as a problem for the caller, and count it."""
         if not isinstance(error, EnvkitError):
-            _log.error("a call failed in a way that nobody foresaw", exc_info=error)
-            error = EnvkitError("the server made a mistake; its log says which")
+            _log.error("unhandled exception in request", exc_info=error)
+            error = EnvkitError("internal server error; see the server log")
         if isinstance(error, EnvError) and not self.sends_traces:
             error = error.for_callers()
         if session_id is not None and (key := self._caller.key(session_id)) != session_id:
             error = renamed(error, {key: session_id})
         self.sessions.tally.errors[error.code] += 1
         turn = None if session_id is None else self.sessions.turn(self._caller.key(session_id))
-        said = to_problem(error)
-        fields = {name: _sayable(getattr(error, name)) for name in error.fields}
-        return msgspec.convert({**said, "detail": _sayable(said["detail"]), "fields": fields, "turn": turn}, Problem)
+        problem = to_problem(error)
+        fields = {name: _as_utf8(getattr(error, name)) for name in error.fields}
+        detail = _as_utf8(problem["detail"])
+        return msgspec.convert({**problem, "detail": detail, "fields": fields, "turn": turn}, Problem)
 
     def encode(self, reply: object, session_id: str | None = None) -> bytes:
         """Encode an answer.
 
         Raises:
-            EnvError: The world put something into it that JSON cannot say.
+            EnvError: The environment returned a value that JSON cannot encode.
         """
         try:
             return write(reply)
         except RequestError as error:
-            env_id = "the world"
+            env_id = "the environment"
             if session_id is not None:
                 env_id = self.sessions.get(self._caller.key(session_id)).task.env_id
             raise EnvError(env_id, f"an answer that {error}") from None
@@ -345,14 +343,14 @@ class Operations:
 
 
 def no_sandboxes() -> SandboxNotFoundError:
-    """Return what a server says that has no pool."""
-    return SandboxNotFoundError("there are no sandboxes to lend here")
+    """Return the error of a server without a pool."""
+    return SandboxNotFoundError("this server lends no sandboxes")
 
 
 def _addressed(frame_id: int | str | None, outcome: bytes) -> bytes:
     return b'{"id":%b,%b' % (write(frame_id), outcome[1:])
 
 
-def _sayable(value: object) -> object:
-    """Names of files may hold bytes that are no text, which JSON cannot say."""
+def _as_utf8(value: object) -> object:
+    """Escape what is not UTF-8, which file names may contain and JSON cannot encode."""
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The status page of a server at ``/``. Plain HTML without scripts."""
+"""The server's status page at ``/``: HTML without scripts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from envkit.registry import EnvSpec
 from envkit.types import CauseKind, SandboxState, SandboxView
 
 REFRESH_S = 5
-"""Seconds after which a browser loads the page again."""
+"""Seconds after which a browser reloads the page."""
 
 MAX_LOST = 20
-"""Lost sandboxes that are listed, newest first."""
+"""Maximum number of lost sandboxes on the page, newest first."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
@@ -30,20 +30,20 @@ HEADERS = {
 LINKS = {
     "/openapi.json": "API document (OpenAPI)",
     "/metrics": "metrics (Prometheus)",
-    f"/v{messages.PROTOCOL}/health": "health: is the server alive",
-    f"/v{messages.PROTOCOL}/ready": "ready: can a session be made now",
+    f"/v{messages.PROTOCOL}/health": "liveness of the server",
+    f"/v{messages.PROTOCOL}/ready": "readiness: whether a session can be created now",
 }
 
 _LOST = SandboxState.LOST.value
 _FINISHED = "finished"
 _STATES = {
-    SandboxState.STARTING.value: "being started",
-    SandboxState.READY.value: "spare, ready to be leased",
+    SandboxState.STARTING.value: "starting",
+    SandboxState.READY.value: "warm, ready to be leased",
     SandboxState.LEASED.value: "in use",
-    SandboxState.SUSPECT.value: "in use, and silent",
-    _LOST: "was healthy and is gone, in the last 10 minutes",
-    _FINISHED: "its command has exited, in the last 10 minutes",
-    SandboxState.STOPPED.value: "was ended, or did not start, in the last 10 minutes",
+    SandboxState.SUSPECT.value: "in use, not responding",
+    _LOST: "lost while healthy, in the last 10 minutes",
+    _FINISHED: "its command exited, in the last 10 minutes",
+    SandboxState.STOPPED.value: "stopped or failed to start, in the last 10 minutes",
 }
 
 _STYLE = (
@@ -58,11 +58,11 @@ class Overview:
     """What one caller may see of a server.
 
     Attributes:
-        ready: Whether a session can be made.
-        envs: The environments; None where the caller may not play.
-        sessions: The sessions that it sees; None likewise.
-        sandboxes: The sandboxes that it sees; None where it may not use any, or there are none.
-        name: Returns how it names one of them.
+        ready: Whether a session can be created.
+        envs: The environments; None if the caller may not play.
+        sessions: The sessions that it sees; None if it may not play.
+        sandboxes: The sandboxes that it sees; None if it may not use any, or the server has none.
+        name: Returns the caller's name for a sandbox.
     """
 
     ready: messages.ReadyReply
@@ -73,8 +73,8 @@ class Overview:
 
 
 def page(overview: Overview | None) -> bytes:
-    """Return the page; without an overview, for who shows no token where one is needed, version and links alone."""
-    parts = [f"<h1>envkit {escape(__version__)}</h1>", "<p>A server of environments and sandboxes.</p>"]
+    """Return the page; without an overview (a token is needed and missing) only version and links."""
+    parts = [f"<h1>envkit {escape(__version__)}</h1>", "<p>Server for environments and sandboxes.</p>"]
     if overview is None:
         parts.append("<p>To see more, send a token: <code>curl -H 'Authorization: Bearer ek_...' URL</code></p>")
     else:
@@ -88,8 +88,8 @@ def page(overview: Overview | None) -> bytes:
 def _sections(overview: Overview) -> Iterable[str]:
     ready = overview.ready
     state = "Ready" if ready.ready else f'<span class="bad">Not ready: {escape(ready.why)}</span>'
-    yield f"<p>{state}. {ready.leased} of {ready.capacity} episodes are being played.</p>"
-    yield f"<p>As of {_time(clock.wall())} UTC; loaded again every {REFRESH_S} s.</p>"
+    yield f"<p>{state}. {ready.leased} of {ready.capacity} episode slots in use.</p>"
+    yield f"<p>As of {_time(clock.wall())} UTC; reloaded every {REFRESH_S} s.</p>"
     if overview.sandboxes is not None:
         yield "<h2>Sandboxes</h2>"
         yield _sandboxes(overview.sandboxes)
@@ -111,7 +111,7 @@ def _sections(overview: Overview) -> Iterable[str]:
 
 
 def _sandboxes(views: Sequence[SandboxView]) -> str:
-    # The names that callers give have no colon; those that serve environments begin with one.
+    # Names given by callers have no colon; sandboxes of environments begin with one.
     own = Counter(_state(view) for view in views if view.id.startswith(":"))
     others = Counter(_state(view) for view in views if not view.id.startswith(":"))
     rows = []
@@ -122,7 +122,7 @@ def _sandboxes(views: Sequence[SandboxView]) -> str:
 
 
 def _state(view: SandboxView) -> str:
-    """Return the state of a sandbox; one of a caller that ended with its own command is no loss."""
+    """Return the state of a sandbox; if a caller's own command exited, the sandbox is not lost."""
     may_exit = view.spec.command and not view.id.startswith(":")
     cause = view.phases[-1].cause
     if may_exit and view.state is SandboxState.LOST and cause is not None and cause.kind is CauseKind.EXITED:
@@ -139,7 +139,7 @@ def _link(path: str) -> str:
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table; its cells are HTML."""
+    """Return a table of HTML cells."""
     head = "".join(f"<th>{heading}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,11 +1,10 @@
-"""The server's side of a WebSocket: frames in, answers out, many sessions on one socket.
+"""The server's WebSocket endpoint: frames in, answers out, many sessions on one socket.
 
-A call goes on when its socket breaks, so that the caller can come back over another one and ask again; only what is run
-in a sandbox without a key is ended. While a socket is open, the sessions and sandboxes that were used over it do not
-expire. All answers that are ready in one turn of the event loop travel in one message.
+A call continues when its socket closes, so that the caller can reconnect and retry; only a command in a sandbox without
+an idempotency key is ended. While a socket is open, the sessions and sandboxes used over it do not expire. Answers that
+are ready in one turn of the event loop are sent in one message.
 
-What a socket holds is counted (`envkit.http.limits.memory_budget.Backlog`): while sockets hold too much, those that
-hold more than a little are not read on.
+The memory of each socket is counted; see `envkit.http.limits.memory_budget.Backpressure`.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from envkit.http.sandboxes.operations import PREFIX, SandboxOperations
 from envkit.http.sessions.counters import StepMetrics
 
 _FREE = frozenset({"health", "ready"})
-"""The methods that need no scope."""
+"""Methods that need no scope."""
 
 _FRAME_BYTES = 4096
-"""What a frame takes that a task answers, beside its parameters."""
+"""Memory of a frame that a task answers, beside its parameters."""
 
 _SMALL_STEP_BYTES = 1024
-"""Size up to which a step that waits is not counted, since that would cost the usual ones more than it is worth."""
+"""Maximum size of a pending step that is not counted, as counting would slow down ordinary steps."""
 
-_AT_ONCE = 100
-"""Steps that are answered before it is looked whether there is room for more answers."""
+_BATCH_STEPS = 100
+"""Steps answered before the memory of answers is checked again."""
 
-_KEEP_S = 1.0
-"""Seconds between renewals of the leases of sandboxes."""
+_RENEW_S = 1.0
+"""Seconds between renewals of sandbox leases."""
 
 _STEPS = msgspec.json.Decoder(list[StepFrame] | StepFrame)
 _STEP_BODY = msgspec.json.Decoder(SessionStepBody)
@@ -53,13 +52,13 @@ class Sockets:
     """All sockets of a server.
 
     Args:
-        calls: What they act on.
-        tasks: Where calls run, since they outlive their socket.
-        max_frame_bytes: Size of a frame's parameters above which it is refused.
+        operations: The operations.
+        tasks: Task group of the calls, which outlive their socket.
+        max_frame_bytes: Maximum size of a frame's parameters.
     """
 
-    def __init__(self, calls: Operations, tasks: TaskGroup, max_frame_bytes: int) -> None:
-        self._calls = calls
+    def __init__(self, operations: Operations, tasks: TaskGroup, max_frame_bytes: int) -> None:
+        self._operations = operations
         self._tasks = tasks
         self._max_frame_bytes = max_frame_bytes
         self._open: set[Outbox] = set()
@@ -69,23 +68,23 @@ class Sockets:
         caller: Caller,
         receive: Receive,
         send: Send,
-        bodies: MemoryBudget | None = None,
-        link: WebSocketFlow | None = None,
+        budget: MemoryBudget | None = None,
+        flow: WebSocketFlow | None = None,
         played: StepMetrics | None = None,
     ) -> None:
-        """Serve one socket until it closes; one whose caller sends too much is not read for a while.
+        """Serve one socket until it closes; pause reading if its caller sends too much.
 
         Args:
-            caller: Whose it is.
-            receive: Gives its messages.
-            send: Takes answers.
-            bodies: Where what it holds is counted; None for no bound.
-            link: What is beneath, where that can be told and asked how much there is.
-            played: Where it is noted what is played over it.
+            caller: Owner of the socket.
+            receive: ASGI's receive.
+            send: ASGI's send.
+            budget: Counts the socket's memory; None for no limit.
+            flow: Flow control of the connection, if it has one.
+            played: Counts sessions and steps.
         """
-        bodies = bodies or MemoryBudget()
-        calls = self._calls.by(caller)
-        inbox, outbox = Inbox(receive), Outbox(bodies.backlog(caller), link)
+        budget = budget or MemoryBudget()
+        operations = self._operations.by(caller)
+        inbox, outbox = Inbox(receive), Outbox(budget.backpressure(caller), flow)
         used: set[str] = set()
         played = played or StepMetrics()
         sandboxes: set[str] = set()
@@ -93,20 +92,20 @@ class Sockets:
         await send({"type": "websocket.accept"})
         self._open.add(outbox)
         try:
-            with self._calls.sessions.keeping(used):
+            with self._operations.sessions.keeping(used):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(outbox.run, send)
-                    if self._calls.sandboxes is not None:
-                        tasks.start_soon(_keep, self._calls.sandboxes, sandboxes, caller)
+                    if self._operations.sandboxes is not None:
+                        tasks.start_soon(_renew, self._operations.sandboxes, sandboxes, caller)
 
                     async def answer_sandbox(frame: Frame, size: int) -> None:
-                        room = bodies.room(caller)
+                        reservation = budget.reservation(caller)
                         try:
                             if outbox.is_full:
                                 await outbox.wait_for_reader()
-                            outbox.put(await calls.answer_sandbox(frame, sandboxes, room))
+                            outbox.put(await operations.answer_sandbox(frame, sandboxes, reservation))
                         finally:
-                            room.free()
+                            reservation.free()
                             outbox.forget(size)
 
                     def begin_sandbox(frame: Frame, size: int) -> None:
@@ -114,25 +113,25 @@ class Sockets:
 
                     while (message := await inbox.take())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
-                        if link is not None and len(data) > UNCOUNTED_BYTES:
-                            link.taken()
-                        count = await self._take(calls, caller, data, outbox, used, played, begin_sandbox)
+                        if flow is not None and len(data) > UNCOUNTED_BYTES:
+                            flow.taken()
+                        count = await self._dispatch(operations, caller, data, outbox, used, played, begin_sandbox)
                         if outbox.is_behind:
-                            await inbox.rest_until(outbox.wait_for_room)
+                            await inbox.pause_until(outbox.wait_for_room)
                         if wait_s := caller.charge(max(1, count)):
-                            await inbox.rest(wait_s)
+                            await inbox.pause(wait_s)
                     tasks.cancel_scope.cancel()
         finally:
             self._open.discard(outbox)
 
     async def answered(self) -> None:
-        """Wait until no open socket is owed an answer."""
+        """Wait until all frames of open sockets are answered."""
         while owed := [outbox for outbox in self._open if outbox.owed]:
             await owed[0].wait_until_answered()
 
-    async def _take(
+    async def _dispatch(
         self,
-        calls: Operations,
+        operations: Operations,
         caller: Caller,
         data: bytes,
         outbox: Outbox,
@@ -140,18 +139,17 @@ class Sockets:
         played: StepMetrics,
         begin_sandbox: Callable[[Frame, int], None],
     ) -> int:
-        """Begin what the frames of a message ask for; return how many there are."""
-        steps, others = self._read(calls, caller, data)
+        """Start the calls of a message's frames; return the number of frames."""
+        steps, others = self._read(operations, caller, data)
         count = len(steps) + len(others)
         outbox.owed += count
         played.steps += len(steps)
-        # What a step that waits takes.
-        each = len(data) // count if steps and len(data) > _SMALL_STEP_BYTES * count else 0
-        for first in range(0, len(steps), _AT_ONCE):
+        pending_bytes = len(data) // count if steps and len(data) > _SMALL_STEP_BYTES * count else 0
+        for first in range(0, len(steps), _BATCH_STEPS):
             if first:
                 await outbox.wait_for_reader()
-            some = steps[first : first + _AT_ONCE] if len(steps) > _AT_ONCE else steps
-            self._step(calls, some, outbox, used, played, each)
+            batch = steps[first : first + _BATCH_STEPS] if len(steps) > _BATCH_STEPS else steps
+            self._step(operations, batch, outbox, used, played, pending_bytes)
         for frame in others:
             if isinstance(frame, bytes):
                 outbox.put(frame)
@@ -161,35 +159,35 @@ class Sockets:
             if frame.method.startswith(PREFIX):
                 begin_sandbox(frame, size)
             else:
-                self._tasks.start_soon(self._answer, calls, frame, outbox, used, played, size)
+                self._tasks.start_soon(self._answer, operations, frame, outbox, used, played, size)
         return count
 
     def _step(
         self,
-        calls: Operations,
+        operations: Operations,
         steps: Sequence[StepFrame],
         outbox: Outbox,
         used: set[str],
         played: StepMetrics,
-        each: int,
+        pending_bytes: int,
     ) -> None:
-        """Answer steps, or begin to where that takes its time."""
-        answers, waiting = calls.answers_now(steps, used)
+        """Answer steps at once, or start those that wait; each of these counts as `pending_bytes`."""
+        answers, waiting = operations.answers_now(steps, used)
         for step in waiting:
-            give = outbox.put
-            if each:
-                outbox.remember(each)
-                give = partial(outbox.put_and_forget, each)
-            if not calls.start_step(step, give):
-                self._tasks.start_soon(self._answer, calls, step, outbox, used, played, each)
+            send = outbox.put
+            if pending_bytes:
+                outbox.remember(pending_bytes)
+                send = partial(outbox.put_and_forget, pending_bytes)
+            if not operations.start_step(step, send):
+                self._tasks.start_soon(self._answer, operations, step, outbox, used, played, pending_bytes)
         outbox.put(*answers)
 
     def _read(
-        self, calls: Operations, caller: Caller, data: bytes
+        self, operations: Operations, caller: Caller, data: bytes
     ) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
-        """Return the steps of a message, and the other frames: in place of each that is not taken the answer to it."""
+        """Return the steps of a message, and its other frames; a refused frame is replaced by the answer to it."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
-            with suppress(*UNREADABLE):  # there are other calls among the steps, or mistakes
+            with suppress(*UNREADABLE):  # other calls among the steps, or invalid frames
                 found = _STEPS.decode(data)
                 if not isinstance(found, list):
                     return [found], ()
@@ -201,33 +199,33 @@ class Sockets:
         except RequestError as error:
             frames = [error]
         if len(frames) > MAX_FRAMES:
-            frames = [RequestError(f"a message may have {MAX_FRAMES} frames, got {len(frames)}")]
+            frames = [RequestError(f"too many frames in a message: {len(frames)} (limit {MAX_FRAMES}); send fewer")]
         steps: list[StepFrame] = []
         others: list[Frame | bytes] = []
         for frame in frames:
-            taken = self._taken(calls, caller, frame)
-            if isinstance(taken, StepFrame):
-                steps.append(taken)
+            checked = self._check(operations, caller, frame)
+            if isinstance(checked, StepFrame):
+                steps.append(checked)
             else:
-                others.append(taken)
+                others.append(checked)
         return steps, others
 
-    def _taken(self, calls: Operations, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
-        """Return a frame if it is taken, or else the answer to it; any token opens a socket."""
+    def _check(self, operations: Operations, caller: Caller, frame: Frame | RequestError) -> StepFrame | Frame | bytes:
+        """Return a frame if it is allowed, or else the answer to it; any token may open a socket."""
         if isinstance(frame, RequestError):
-            return calls.refusal(None, frame)
+            return operations.refusal(None, frame)
         try:
             if len(memoryview(frame.params)) > self._max_frame_bytes:
-                raise TooLargeError(f"the parameters of a frame may have {self._max_frame_bytes} bytes")
+                raise TooLargeError(f"the parameters of the frame are too large (limit {self._max_frame_bytes} bytes)")
             if frame.method not in _FREE:
                 caller.require(SANDBOX if frame.method.startswith(PREFIX) else PLAY)
             return StepFrame(frame.id, read(frame.params, _STEP_BODY)) if frame.method == "step" else frame
         except EnvkitError as error:
-            return calls.refusal(frame.id, error)
+            return operations.refusal(frame.id, error)
 
     async def _answer(
         self,
-        calls: Operations,
+        operations: Operations,
         frame: Frame | StepFrame,
         outbox: Outbox,
         used: set[str],
@@ -237,13 +235,13 @@ class Sockets:
         try:
             if outbox.is_full and isinstance(frame, Frame):
                 await outbox.wait_for_reader()
-            outbox.put(await calls.answer(frame, used, played))
+            outbox.put(await operations.answer(frame, used, played))
         finally:
             outbox.forget(size)
 
 
-async def _keep(calls: SandboxOperations, used: set[str], caller: Caller) -> None:
+async def _renew(operations: SandboxOperations, used: set[str], caller: Caller) -> None:
     while True:
-        await anyio.sleep(_KEEP_S)
+        await anyio.sleep(_RENEW_S)
         if used:
-            calls.keep(used, caller)
+            operations.keep(used, caller)

@@ -1,1 +1,1 @@
-"""Who calls, and what the caller may do."""
+"""Authentication and authorization: tokens, callers, scopes, rate limits and the sandbox policy."""

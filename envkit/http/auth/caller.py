@@ -1,8 +1,8 @@
-"""Who asks: the tenant, what it may do, and what its sessions are called inside the server.
+"""The caller of a request: its tenant, its scopes, and the server's keys for its sessions and sandboxes.
 
-A tenant's session `x` is kept under the key ``tenant:x``. Ids have no colon, so keys of different tenants never meet,
-and an administrator names the session of another tenant by its key. Without tokens there is one tenant, the empty one,
-whose keys are the ids themselves; once there are tokens, an administrator names those by a colon and the key.
+The server stores a tenant's session `x` under the key ``tenant:x``. Ids have no colon, so keys of different tenants
+never collide, and an administrator names the session of another tenant by its key. Without tokens there is one tenant
+with an empty name, and keys equal ids; once there are tokens, an administrator writes those as ``:key``.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ SCOPES: Mapping[str, str] = MappingProxyType(
         ADMIN: "everything, also of other tenants",
     }
 )
-"""What a token can allow."""
+"""Scopes of a token, and what each allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever made a request.
+    """The sender of a request.
 
     Attributes:
-        tenant: Who owns what the request makes; empty where there are no tokens.
+        tenant: Owner of what the request creates; empty without tokens.
         scopes: Names of `SCOPES`; ``admin`` includes the others.
-        token_id: Which token it was; empty where there are none.
-        bucket: Where the tenant's calls are counted; None where they are not.
+        token_id: Id of its token; empty without tokens.
+        bucket: Rate limit of the tenant; None without one.
     """
 
     tenant: str = ""
@@ -52,11 +52,11 @@ class Caller:
         return ADMIN in self.scopes
 
     def may(self, scope: str) -> bool:
-        """Say whether the caller may do what `scope` allows."""
+        """Return whether the caller has `scope`, or is an administrator."""
         return scope in self.scopes or ADMIN in self.scopes
 
     def require(self, scope: str) -> None:
-        """Let pass who may do what `scope` allows.
+        """Check that the caller has `scope`.
 
         Raises:
             ForbiddenError: The token does not have it.
@@ -66,20 +66,20 @@ class Caller:
             raise ForbiddenError(f"this needs a token with the scope {scope}; this one has {has}")
 
     def take(self, n: int = 1) -> None:
-        """Count `n` calls of the tenant, before they are made.
+        """Count `n` calls of the tenant before they are made.
 
         Raises:
-            RateLimitError: They are more than may come now; none is counted.
+            RateLimitError: They exceed the rate limit; none is counted.
         """
         if self.bucket is not None and (wait_s := self.bucket.take(clock.stopwatch(), n)):
-            raise RateLimitError(f"too many calls; wait for {wait_s:.3g} s", wait_s)
+            raise RateLimitError(f"rate limit exceeded; retry in {wait_s:.3g} s", wait_s)
 
     def charge(self, n: int) -> float:
-        """Count `n` calls that came already; return the seconds after which more may be taken in."""
+        """Count `n` calls that were received already; return the seconds to wait before receiving more."""
         return 0.0 if self.bucket is None else self.bucket.charge(clock.stopwatch(), n)
 
     def key(self, id: str) -> str:
-        """Return the key of the session that the caller means by `id`."""
+        """Return the key of the caller's session `id`."""
         if not self.tenant:
             return id
         if ADMIN in self.scopes and ":" in id:
@@ -87,45 +87,45 @@ class Caller:
         return f"{self.tenant}:{id}"
 
     def sees(self, key: str) -> bool:
-        """Say whether a session is the caller's own, or the caller an administrator."""
+        """Return whether the caller owns a session or is an administrator."""
         return ADMIN in self.scopes or key.startswith(self.key(""))
 
     def name(self, key: str) -> str:
-        """Return how the caller, who sees it, names a session; `key` gives the key again."""
-        if self.tenant and (":" not in key or key.startswith(":")):  # nobody's, or the server's own
+        """Return the caller's name for a session that it sees; the inverse of `key`."""
+        if self.tenant and (":" not in key or key.startswith(":")):  # without a tenant, or the server's own
             return f":{key}"
         return key.removeprefix(self.key(""))
 
 
 def tenant_of(key: str) -> str:
-    """Return whose session or sandbox has this key; "" for nobody's, and for the server's own."""
+    """Return the tenant of a session or sandbox; "" if it has none or is the server's own."""
     return key.partition(":")[0] if ":" in key else ""
 
 
 EVERYBODY = Caller()
-"""Who asks where there are no tokens: one tenant, who may do everything."""
+"""The caller on a server without tokens; may do everything."""
 
 NOBODY = Caller(scopes=frozenset())
-"""Who asks for what needs no token, where there are tokens."""
+"""A caller without a token on a server with tokens; may use the public paths."""
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller:
-    """Return who makes the request of an ASGI scope, as `envkit.http.server.middleware.Guard` found out."""
+    """Return the caller that `envkit.http.server.middleware.AuthMiddleware` put into an ASGI scope."""
     state = scope.get("state")
     caller: Caller = EVERYBODY if state is None else state.get("caller", EVERYBODY)
     return caller
 
 
 def renamed(error: EnvkitError, names: Mapping[str, str]) -> EnvkitError:
-    """Return an error that says each of the words in `names` in the way that its caller does."""
+    """Return `error` with each key of `names` replaced by its value, the caller's name for it."""
     words = "|".join(re.escape(word) for word in names if word)
     if not words:
         return error
     pattern = re.compile(rf"(?<![\w./:~-])(?:{words})(?![\w/~-]|[.:]\w)")
 
-    def say(value: Any) -> Any:
+    def rename(value: Any) -> Any:
         if isinstance(value, Cause):
-            return replace(value, detail=say(value.detail))
+            return replace(value, detail=rename(value.detail))
         return pattern.sub(lambda found: names[found[0]], value) if isinstance(value, str) else value
 
-    return type(error)(*(say(getattr(error, field)) for field in error.fields))
+    return type(error)(*(rename(getattr(error, field)) for field in error.fields))

@@ -1,7 +1,7 @@
-"""Who asks a server without tokens: programs of this machine, but no web page of others.
+"""Check of requests to a server without tokens: local programs may call it, foreign web pages may not.
 
-A browser on this machine runs programs of anybody. It names the page that they come from (``Origin``), and the host
-that they believe to ask (``Host``), which is another than us where somebody's name was pointed at our address.
+A browser on this machine runs scripts of any site. It sends their origin (``Origin``) and the requested host name
+(``Host``), which differs from ours after DNS rebinding.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ _PORT = re.compile(rb":\d*$")
 
 
 def require_local(server: tuple[str, int | None] | None, host: bytes, origin: bytes | None) -> None:
-    """Let pass what no web page of others can send.
+    """Check that a request does not come from a foreign web page.
 
     Args:
-        server: Where the request came in: address and port; no port for a Unix socket.
-        host: Its ``Host``; empty if there was none.
-        origin: Its ``Origin``, if there was one.
+        server: Address and port that received the request; no port for a Unix socket.
+        host: Its ``Host``; empty without one.
+        origin: Its ``Origin``, if any.
 
     Raises:
-        ForbiddenError: A page of others asks, or one that calls us by a name which is not this machine's.
+        ForbiddenError: The origin is foreign, or the host is not this machine.
     """
     if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
-        raise _refusal(f"web pages of {_text(origin)} may not use it")
-    if server is not None and server[1] is not None and host and not _is_here(host, server[0]):
-        raise _refusal(f"it has to be asked as localhost, not as {_text(host)}")
+        raise _refusal(f"web pages of {_text(origin)} may not call it")
+    if server is not None and server[1] is not None and host and not _is_local(host, server[0]):
+        raise _refusal(f"its host must be localhost, not {_text(host)}")
 
 
-def _is_here(host: bytes, address: str) -> bool:
-    """Say whether the ``Host`` of a request means this machine itself, or the `address` that we listen on."""
+def _is_local(host: bytes, address: str) -> bool:
+    """Return whether ``Host`` is this machine, or the `address` of the server."""
     name = _PORT.sub(b"", host).strip(b"[]").decode("latin-1").lower()
     if name in ("localhost", address):
         return True
@@ -42,8 +42,8 @@ def _is_here(host: bytes, address: str) -> bool:
         return False
 
 
-def _refusal(why: str) -> ForbiddenError:
-    return ForbiddenError(f"this server has no tokens, so {why}; make one with 'envkit token create'")
+def _refusal(reason: str) -> ForbiddenError:
+    return ForbiddenError(f"this server has no tokens, so {reason}; create a token with 'envkit token create'")
 
 
 def _text(value: bytes) -> str:

@@ -1,29 +1,28 @@
-"""Rates: how many calls a tenant may make, as a bucket that fills with time. Pure; the caller brings the clock."""
+"""Rate limit of a tenant: a token bucket. Pure; the caller passes the time."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 _NOTHING = 1e-9
-"""Of a call; whoever waits as long as it was told must not fail for the last bit of a float."""
+"""Tolerance, calls: a caller that waited for the reported time must not fail by a rounding error."""
 
 
 class Rate(NamedTuple):
-    """`per_s` calls a second on average, of which `burst` may come at once. Both are above 0."""
+    """`per_s` calls a second on average, `burst` at once. Both are above 0."""
 
     per_s: float
     burst: float
 
 
 class Bucket:
-    """A token bucket, full at first. It lends: what is larger than a burst passes when the bucket is full.
+    """A token bucket, full at first. A full bucket lets a batch above `burst` pass and goes into debt.
 
-    Without that a batch of more steps than a burst could never pass; the debt is waited for afterwards, so that the
-    average holds.
+    Otherwise such a batch could never pass; later calls wait for the debt, so the average holds.
 
     Args:
-        rate: How fast it fills, and how much it holds.
-        now: Seconds of any steady clock, the same as in later calls.
+        rate: Fill rate and size.
+        now: Seconds of a monotonic clock, the same as in later calls.
     """
 
     __slots__ = ("_at", "_level", "_rate")
@@ -36,7 +35,7 @@ class Bucket:
         self._at = now
 
     def take(self, now: float, n: int = 1) -> float:
-        """Take `n` calls if they may come now; return 0.0, or else the seconds to wait, having taken nothing."""
+        """Take `n` calls and return 0.0, or take none and return the seconds to wait."""
         level = self._filled(now)
         least = min(n, self._rate.burst)
         if level < least - _NOTHING:
@@ -45,7 +44,7 @@ class Bucket:
         return 0.0
 
     def charge(self, now: float, n: int = 1) -> float:
-        """Take `n` calls, which have come already; return the seconds until the next may come."""
+        """Take `n` calls that were received already; return the seconds until the next is allowed."""
         self._level = self._filled(now) - n
         return max(0.0, -self._level / self._rate.per_s)
 

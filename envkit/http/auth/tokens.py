@@ -1,8 +1,7 @@
-"""Tokens: what callers show, kept in one SQLite file that the server and the command line use at the same time.
+"""API tokens in one SQLite file, which the server and the command line use at the same time.
 
-A token reads ``ek_<id>_<secret>``. Of the secret, 256 random bits, only the SHA-256 is kept: nobody can guess or try
-out such a secret however fast the hash, so a slow hash, which is for words that people choose, would only cost time on
-each request.
+A token has the form ``ek_<id>_<secret>``. The file holds only the SHA-256 of the secret. The secret has 256 random
+bits, so a slow password hash would add no security and cost time on each request.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from envkit.http.auth.caller import SCOPES, Caller
 _log = logging.getLogger(__name__)
 
 FRESH_S = 0.5
-"""Seconds for which a token that was good is taken to be good, so most that a revoked one lives on."""
+"""Seconds for which a valid token is cached; a revoked one is accepted for that long at most."""
 
 _TOUCH_S = 60.0
-"""How coarse the time of the last use is."""
+"""Resolution of the time of the last use, seconds."""
 
 _BUSY_S = 5.0
-_MOST_TTL_S = 100 * 365 * 86400.0
+_MAX_TTL_S = 100 * 365 * 86400.0
 _TOKEN = re.compile(r"ek_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,32}")
 _TABLE = """
@@ -44,13 +43,13 @@ CREATE TABLE tokens (
 );
 CREATE UNIQUE INDEX live_names ON tokens (name) WHERE revoked IS NULL;
 """
-_NO_TOKENS = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CANTOPEN)
-"""What SQLite says of a file that is none of ours: no database, damaged, other tables, or a folder."""
+_NOT_A_TOKEN_FILE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CANTOPEN)
+"""SQLite's error codes for another file: no database, damaged, other tables, or a folder."""
 _VIEW = "id, name, tenant, scopes, created, expires, used, revoked"
 
 
 class TokenView(NamedTuple):
-    """A token, without its secret. Times are seconds since 1970; `used` is up to a minute old. None is never."""
+    """A token without its secret. Times are seconds since 1970, None for never; `used` is up to a minute old."""
 
     id: str
     name: str
@@ -69,8 +68,8 @@ class TokenStore:
     """The tokens in one file. Used by one thread at a time, and by any number of processes.
 
     Args:
-        path: The file; it is made, readable by its owner alone, as is its folder, where they are missing.
-        fresh_s: Seconds for which `check` remembers that a token is good.
+        path: The file; it and its folder are created if missing, accessible to their owner only.
+        fresh_s: Seconds for which `check` caches a valid token.
 
     Raises:
         UsageError: The file or its folder cannot be used; the message says why.
@@ -79,58 +78,58 @@ class TokenStore:
     def __init__(self, path: Path, *, fresh_s: float = FRESH_S) -> None:
         self._path = path
         self._fresh_s = fresh_s
-        self._good: dict[bytes, tuple[Caller, float]] = {}
+        self._cached: dict[bytes, tuple[Caller, float]] = {}
         self._is_needed = False
-        self._looked = -math.inf
+        self._checked_at = -math.inf
         self._opened, self._file = _open(path)
 
     def create(self, tenant: str, scopes: Iterable[str], name: str | None = None, ttl_s: float | None = None) -> str:
-        """Make a token and return its text, which cannot be had again.
+        """Create a token and return its text, which cannot be read again.
 
         Args:
-            tenant: Who will own what is made with it: 1 to 32 letters, digits, dots, dashes, underscores.
+            tenant: Owner of what is created with it: 1 to 32 letters, digits, dots, dashes, underscores.
             scopes: Names of `envkit.http.auth.caller.SCOPES`.
-            name: How people call it, of the same characters; its id, unless given.
-            ttl_s: Seconds after which it is no longer valid; None is never.
+            name: Display name, of the same characters; its id by default.
+            ttl_s: Seconds after which it expires; None for never.
 
         Raises:
-            UsageError: One of them cannot be, or another token has this name.
+            UsageError: An argument is not valid, or another token has this name.
         """
         given = frozenset(scopes)
         for what, word in (("tenant", tenant), ("name", name)):
             if word is not None and not _WORD.fullmatch(word):
                 raise UsageError(f"{what}: must be 1 to 32 of A-Z a-z 0-9 . _ -, got {word!r}")
         for scope in sorted(given - set(SCOPES)):
-            raise UsageError(f"scopes: there is no {scope!r}{did_you_mean(scope, SCOPES)}")
+            raise UsageError(f"scopes: unknown scope {scope!r}{did_you_mean(scope, SCOPES)}")
         if not given:
-            raise UsageError(f"scopes: a token needs one at least; there are: {', '.join(SCOPES)}")
-        if ttl_s is not None and not 0 < ttl_s <= _MOST_TTL_S:
-            raise UsageError(f"ttl: must be above 0 s and at most a hundred years, got {ttl_s:g} s")
+            raise UsageError(f"scopes: a token needs at least one of {', '.join(SCOPES)}")
+        if ttl_s is not None and not 0 < ttl_s <= _MAX_TTL_S:
+            raise UsageError(f"ttl: must be above 0 s and at most 100 years, got {ttl_s:g} s")
         id, secret, now = secrets.token_hex(6), secrets.token_urlsafe(32), clock.wall()
         expires = None if ttl_s is None else now + ttl_s
         row = (id, name or id, tenant, ",".join(sorted(given)), _digest(secret), now, expires)
         try:
-            with self._said(UsageError):
+            with self._translated_errors(UsageError):
                 self._database().execute(
                     "INSERT INTO tokens (id, name, tenant, scopes, secret_sha256, created, expires)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?)",
                     row,
                 )
         except sqlite3.IntegrityError:
-            raise UsageError(f"a token is called {name!r} already; choose another name, or revoke that one") from None
+            raise UsageError(f"a token {name!r} exists already; choose another name, or revoke that one") from None
         return f"ek_{id}_{secret}"
 
     def revoke(self, id_or_name: str) -> str:
-        """End a token for good and return its id; servers that use this file notice within `FRESH_S`.
+        """Revoke a token and return its id; servers that use this file notice within `FRESH_S`.
 
         Raises:
-            UsageError: There is none, or it was revoked before.
+            UsageError: The token does not exist or was revoked before.
         """
-        with self._said(UsageError):
+        with self._translated_errors(UsageError):
             found = (
                 self._database()
                 .execute(
-                    # An id comes before a name that looks like one.
+                    # An id takes precedence over an equal name.
                     "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND id ="
                     " (SELECT id FROM tokens WHERE revoked IS NULL AND (id = ?2 OR name = ?2) ORDER BY id <> ?2)"
                     " RETURNING id",
@@ -145,38 +144,38 @@ class TokenStore:
         return id
 
     def list(self) -> Sequence[TokenView]:
-        """Return all tokens, also those that were revoked or have expired, oldest first."""
-        with self._said(UsageError):
+        """Return all tokens, including revoked and expired ones, oldest first."""
+        with self._translated_errors(UsageError):
             rows = self._database().execute(f"SELECT {_VIEW} FROM tokens ORDER BY created, id").fetchall()
         return [_view(row) for row in rows]
 
     def is_needed(self) -> bool:
-        """Say whether there is a token, or ever was one, since at least `fresh_s`: from then on everybody needs one.
+        """Return whether requests need a token: whether one was ever created, `fresh_s` ago at the latest.
 
         Raises:
-            EnvkitError: The file cannot be read any more.
+            EnvkitError: The file can no longer be read.
         """
-        if not self._is_needed and (now := clock.stopwatch()) >= self._looked + self._fresh_s:
-            with self._said(EnvkitError):
+        if not self._is_needed and (now := clock.stopwatch()) >= self._checked_at + self._fresh_s:
+            with self._translated_errors(EnvkitError):
                 self._is_needed = self._database().execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
-            self._looked = now
+            self._checked_at = now
         return self._is_needed
 
     def check(self, text: str) -> Caller | None:
-        """Return who shows the token `text`; None if it is not valid, or not any more since at most `fresh_s`.
+        """Return the caller with the token `text`; None if it is not valid. A result may be `fresh_s` old.
 
         Raises:
-            EnvkitError: The file cannot be read any more.
+            EnvkitError: The file can no longer be read.
         """
         digest, now = _digest(text), clock.stopwatch()
-        known = self._good.get(digest)
+        known = self._cached.get(digest)
         if known is not None and now < known[1]:
             return known[0]
         caller = self._look_up(text)
         if caller is not None:
-            self._good[digest] = caller, now + self._fresh_s
+            self._cached[digest] = caller, now + self._fresh_s
         elif known is not None:
-            del self._good[digest]
+            del self._cached[digest]
         return caller
 
     def close(self) -> None:
@@ -192,7 +191,7 @@ class TokenStore:
         parts = _TOKEN.fullmatch(text)
         if parts is None:
             return None
-        with self._said(EnvkitError):
+        with self._translated_errors(EnvkitError):
             database = self._database()
             row = database.execute(f"SELECT secret_sha256, {_VIEW} FROM tokens WHERE id = ?", (parts[1],)).fetchone()
             if row is None or not hmac.compare_digest(row[0], _digest(parts[2])):
@@ -205,7 +204,7 @@ class TokenStore:
         return Caller(view.tenant, view.scopes, view.id)
 
     def _touch(self, id: str, now: float) -> None:
-        """Note that a token is used, unless somebody else writes: a request does not wait for that."""
+        """Record the use of a token, unless another process is writing: a request does not wait for that."""
         database = self._database()
         database.execute("PRAGMA busy_timeout = 0")
         with suppress(sqlite3.OperationalError):
@@ -213,41 +212,41 @@ class TokenStore:
         database.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
 
     def _database(self) -> sqlite3.Connection:
-        """Return the connection, to another file if ours was removed or replaced: that revokes what was in it."""
+        """Return the connection; reopen the file if it was removed or replaced, which revokes its tokens."""
         try:
-            is_ours = _identity(self._path) == self._file
+            is_same = _identity(self._path) == self._file
         except FileNotFoundError:
-            is_ours = False
-        if not is_ours:
+            is_same = False
+        if not is_same:
             self._opened.close()
             self._opened, self._file = _open(self._path)
         return self._opened
 
     @contextmanager
-    def _said(self, kind: type[EnvkitError]) -> Iterator[None]:
+    def _translated_errors(self, kind: type[EnvkitError]) -> Iterator[None]:
         try:
             yield
         except sqlite3.IntegrityError:
             raise
         except (OSError, sqlite3.Error, UsageError) as error:
-            raise kind(f"the tokens in {self._path} cannot be used: {error}") from None
+            raise kind(f"cannot use the tokens in {self._path}: {error}") from None
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
-    """Open the file, making it where it is missing, and say which one it was."""
+    """Open the file, created if missing; return the connection and the file's identity."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = path.parent.stat()
         if folder.st_mode & 0o022 or folder.st_uid not in (os.geteuid(), 0):
             raise UsageError(
-                f"tokens are not safe in {path.parent}, where others may write: chmod go-w {path.parent}, or choose "
-                "another folder (--state)"
+                f"tokens are not safe in {path.parent}: others may write there; run chmod go-w {path.parent}, or "
+                "choose another folder (--state)"
             )
         if not path.exists():
-            _make(path)
+            _create(path)
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
-            _log.warning("others could use %s, and can no longer; it has hashes of tokens, not the tokens", path)
+            _log.warning("%s was accessible to other users; changed its mode to 600. It holds hashes, not tokens", path)
         file = _identity(path)
         database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
@@ -258,20 +257,20 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
             raise
     except OSError as error:
         raise UsageError(
-            f"tokens cannot be kept in {path}: {error.strerror or error}; choose a folder that can be written (--state)"
+            f"cannot store tokens in {path}: {error.strerror or error}; choose a writable folder (--state)"
         ) from None
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", None) not in _NO_TOKENS:  # such as a full disk: the tokens are there
-            raise UsageError(f"the tokens in {path} cannot be used: {error}") from None
+        if getattr(error, "sqlite_errorcode", None) not in _NOT_A_TOKEN_FILE:  # such as a full disk
+            raise UsageError(f"cannot use the tokens in {path}: {error}") from None
         raise UsageError(
-            f"{path} does not hold tokens: {error}; move it away, or choose another folder (--state)"
+            f"{path} is not a token file: {error}; move it away, or choose another folder (--state)"
         ) from None
     return database, file
 
 
-def _make(path: Path) -> None:
-    """Make the file at once and whole, so that whoever opens it in the same moment finds it ready."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".tokens-")  # with mode 0600, which its journals inherit
+def _create(path: Path) -> None:
+    """Create the file atomically, so that a concurrent process finds it complete."""
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".tokens-")  # mode 0600, which its journals inherit
     os.close(handle)
     try:
         with closing(sqlite3.connect(draft, isolation_level=None)) as database:
@@ -284,8 +283,8 @@ def _make(path: Path) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _digest(text: str) -> bytes:

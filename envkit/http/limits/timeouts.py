@@ -1,22 +1,22 @@
-"""For how long clients may keep a server waiting, and how slow they may be."""
+"""Timeouts and minimum rates for slow clients."""
 
 from __future__ import annotations
 
 BODY_S = 30.0
-"""Seconds in which a body, or a message of a socket, has to come at `BYTES_PER_S`, again and again."""
+"""Seconds of a window in which a body or a socket message must arrive at `BYTES_PER_S` or faster."""
 
 HELD_S = 600.0
-"""Seconds that a body, or a message, may take as a whole that is held in memory until it is complete, roughly."""
+"""Approximate maximum duration, seconds, of a body or message that is buffered in memory."""
 
 ANSWER_S = 120.0
-"""Seconds in which a client may read nothing; one that trains in the loop's own thread is deaf for a while."""
+"""Seconds for which a client may read nothing; one that trains in its event loop's thread pauses for a while."""
 
 BYTES_PER_S = 16 << 10
-"""What the slowest clients send and read."""
+"""Minimum rate at which clients must send and read."""
 
 
 class SlowClientTimer:
-    """For how long a client has kept the server waiting for the same thing, at a look each."""
+    """Measures, at periodic checks, how long a client has kept the server waiting for one thing."""
 
     __slots__ = ("_about", "_done", "_since")
 
@@ -26,13 +26,13 @@ class SlowClientTimer:
         self._done = 0
 
     def is_over(self, about: object, done: int, now: float, bound_s: float) -> bool:
-        """Say whether it has lasted for too long.
+        """Return whether the wait exceeds its timeout.
 
         Args:
-            about: What is waited for.
-            done: Bytes of it so far, as seen from anywhere.
-            now: Seconds of the loop's clock.
-            bound_s: Seconds that it may last beyond what those bytes take.
+            about: What the server waits for.
+            done: Bytes transferred so far; only differences count.
+            now: Loop time, seconds.
+            bound_s: Timeout, seconds, beyond the time that those bytes take at `BYTES_PER_S`.
         """
         if about != self._about:
             self._about, self._since, self._done = about, now, done
@@ -40,7 +40,7 @@ class SlowClientTimer:
         return now - self._since > bound_s + (done - self._done) / BYTES_PER_S
 
     def is_too_slow(self, about: object, done: int, now: float, rate: float) -> bool:
-        """Say whether less than `rate` bytes a second of it came for `BODY_S`, as seen at looks; see `is_over`."""
+        """Return whether less than `rate` bytes/s arrived during the last `BODY_S`; see `is_over`."""
         if about == self._about:
             if now - self._since < BODY_S:
                 return False
@@ -53,6 +53,6 @@ class SlowClientTimer:
         self._about = None
 
 
-def least_rate(size: int) -> float:
-    """Return how many bytes a second the slowest clients send of a body that is held while it has `size` bytes."""
+def min_rate(size: int) -> float:
+    """Return the minimum rate, bytes/s, for a buffered body of `size` bytes."""
     return max(BYTES_PER_S, size / HELD_S)

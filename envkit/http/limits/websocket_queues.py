@@ -1,4 +1,4 @@
-"""What waits at a WebSocket: messages that came and are not taken, and answers that are there and not read."""
+"""Queues of a WebSocket: received messages and unsent answers, with backpressure."""
 
 from __future__ import annotations
 
@@ -15,75 +15,75 @@ from envkit.http.protocol.asgi import Message, Receive, Send
 from envkit.http.protocol.messages import batches
 
 MAX_OWED = 10_000
-"""Answers that one socket may be owed; beyond it, nothing more is read from that socket."""
+"""Unanswered frames of one socket above which it is not read."""
 
 MAX_UNREAD_BYTES = 64 << 20
-"""Size of those that are there and that its caller has not taken, likewise."""
+"""Bytes of unread answers of one socket above which it is not read."""
 
-_LOOK_S = 1.0
-"""Seconds between looks whether sockets still hold too much."""
+_CHECK_INTERVAL_S = 1.0
+"""Seconds between checks whether sockets are still above their memory limit."""
 
 _AHEAD_BYTES = 1 << 20
-"""How much is read ahead from a socket that has to wait, so that its end is heard."""
+"""Bytes read ahead from a paused socket, to notice when it closes."""
 
 _MESSAGE_BYTES = 256
-"""What a message takes beside its content."""
+"""Memory of a message beside its content."""
 
 _BATCH_BYTES = 1 << 19
-"""Half of what clients in the wild take in one message unless told otherwise."""
+"""Half of the default message limit of common clients."""
 
 
 class WebSocketFlow(Protocol):
-    """The connection beneath a socket."""
+    """Flow control of the connection of a socket."""
 
     def taken(self) -> None:
-        """Hear that a large message was taken."""
+        """Recount after the application has taken a large message."""
         ...
 
     async def drained(self) -> None:
-        """Wait until the client has read nearly all of what was sent."""
+        """Wait until the client has read nearly all that was sent."""
         ...
 
 
 class Inbox:
-    """Messages of one socket."""
+    """Received messages of one socket."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._ahead: deque[Message] = deque()
-        self._room = _AHEAD_BYTES
+        self._free_bytes = _AHEAD_BYTES
 
     async def take(self) -> Message:
         """Return the next message."""
         if not self._ahead:
             return await self._receive()
         message = self._ahead.popleft()
-        self._room += _size(message)
+        self._free_bytes += _size(message)
         return message
 
-    async def rest(self, seconds: float) -> None:
-        """Take nothing for a while; it ends early when the socket does, and what came before that is dropped."""
+    async def pause(self, seconds: float) -> None:
+        """Take no message for `seconds`; returns early, dropping earlier messages, if the socket closes."""
         with anyio.move_on_after(seconds):
-            while self._room > 0:
+            while self._free_bytes > 0:
                 message = await self._receive()
                 if message["type"] != "websocket.receive":
                     self._ahead.clear()
                     self._ahead.append(message)
                     return
                 self._ahead.append(message)
-                self._room -= _size(message)
+                self._free_bytes -= _size(message)
             await anyio.sleep_forever()
 
-    async def rest_until(self, is_time: Callable[[], Awaitable[None]]) -> None:
-        """Take nothing until it is time; ends early as `rest`."""
+    async def pause_until(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Take no message until `wait` returns; returns early like `pause`."""
         async with anyio.create_task_group() as tasks:
 
             async def wake() -> None:
-                await is_time()
+                await wait()
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(wake)
-            await self.rest(math.inf)
+            await self.pause(math.inf)
             tasks.cancel_scope.cancel()
 
 
@@ -92,23 +92,23 @@ def _size(message: Message) -> int:
 
 
 class Outbox:
-    """Answers of one socket that wait for being sent, and how much there is of them and of what they answer."""
+    """Unsent answers of one socket, and the memory of answers and pending frames."""
 
-    def __init__(self, backlog: Backpressure, link: WebSocketFlow | None) -> None:
+    def __init__(self, backpressure: Backpressure, flow: WebSocketFlow | None) -> None:
         self.owed = 0
-        """Frames that came and whose answers were not sent."""
-        self._backlog = backlog
-        self._link = link
+        """Received frames whose answers are not sent."""
+        self._backpressure = backpressure
+        self._flow = flow
         self._unread_bytes = 0
-        self._asked_bytes = 0
-        self._is_over = False
+        self._pending_bytes = 0
+        self._is_closed = False
         self._answers: list[bytes] = []
-        # asyncio's, as the server's loop is: anyio's cannot be cleared, and a new one for each message costs more.
+        # asyncio's events: anyio's cannot be cleared, and a new one for each message costs more.
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
 
     def put(self, *answers: bytes) -> None:
-        if self._is_over or not answers:  # nobody is there to take them
+        if self._is_closed or not answers:
             return
         if not self._answers:
             self._filled.set()
@@ -118,61 +118,61 @@ class Outbox:
             self._count()
 
     def put_and_forget(self, size: int, answer: bytes) -> None:
-        """Put in the answer to what was remembered."""
+        """Queue the answer to a frame of `size` bytes that was remembered."""
         self.put(answer)
         self.forget(size)
 
     def remember(self, size: int) -> None:
-        """Count what a frame takes that is not answered at once."""
-        self._asked_bytes += size
-        if self._asked_bytes > UNCOUNTED_BYTES:
+        """Count `size` bytes of a pending frame."""
+        self._pending_bytes += size
+        if self._pending_bytes > UNCOUNTED_BYTES:
             self._count()
 
     def forget(self, size: int) -> None:
-        """Count that no more."""
+        """Stop counting `size` bytes of a pending frame."""
         if size:
-            self._asked_bytes -= size
-            if self._backlog.count:
+            self._pending_bytes -= size
+            if self._backpressure.count:
                 self._count()
                 self._emptied.set()
 
     def _count(self) -> None:
-        self._backlog.hold(self._asked_bytes + self._unread_bytes)
+        self._backpressure.hold(self._pending_bytes + self._unread_bytes)
 
     @property
     def is_behind(self) -> bool:
-        """Whether more answers are owed, or there are more bytes, than may be."""
-        return self.owed > MAX_OWED or self._unread_bytes > MAX_UNREAD_BYTES or self._backlog.is_too_much
+        """Whether unsent answers exceed a limit in number or bytes."""
+        return self.owed > MAX_OWED or self._unread_bytes > MAX_UNREAD_BYTES or self._backpressure.is_too_much
 
     async def wait_for_room(self) -> None:
-        """Wait until it is not behind."""
+        """Wait until `is_behind` is false."""
         while self.is_behind:
             await self._wait()
 
     async def wait_until_answered(self) -> None:
-        """Wait until no answer is owed."""
+        """Wait until every frame is answered."""
         while self.owed:
             await self._wait()
 
     async def wait_for_reader(self) -> None:
-        """Wait until there are no more bytes than may be that nobody has read."""
+        """Wait until `is_full` is false."""
         while self.is_full:
             await self._wait()
 
     @property
     def is_full(self) -> bool:
-        """Whether there are more bytes than may be that nobody has read."""
+        """Whether unread answers exceed a limit in bytes."""
         return self._unread_bytes > UNCOUNTED_BYTES and (
-            self._unread_bytes > MAX_UNREAD_BYTES or self._backlog.is_too_much
+            self._unread_bytes > MAX_UNREAD_BYTES or self._backpressure.is_too_much
         )
 
     async def _wait(self) -> None:
         self._emptied.clear()
-        with anyio.move_on_after(_LOOK_S):  # others may make room too
+        with anyio.move_on_after(_CHECK_INTERVAL_S):  # other sockets may free memory too
             await self._emptied.wait()
 
     async def run(self, send: Send) -> None:
-        """Send what is put in, until cancelled or the socket is closed."""
+        """Send queued answers until cancelled or the socket closes."""
         try:
             while True:
                 await self._filled.wait()
@@ -181,19 +181,19 @@ class Outbox:
                 size = self._unread_bytes
                 for batch in batches(answers, _BATCH_BYTES):
                     await send({"type": "websocket.send", "bytes": batch})
-                if size > UNCOUNTED_BYTES and self._link is not None:
-                    await self._link.drained()
+                if size > UNCOUNTED_BYTES and self._flow is not None:
+                    await self._flow.drained()
                 self._sent(len(answers), size)
-        except OSError:  # closed meanwhile, which `receive` reports too
+        except OSError:  # closed meanwhile; `receive` reports that too
             pass
         finally:
-            self._is_over = True
+            self._is_closed = True
             self._answers = []
             self._sent(self.owed, self._unread_bytes)
 
     def _sent(self, count: int, size: int) -> None:
         self.owed -= count
         self._unread_bytes -= size
-        if self._backlog.count:
+        if self._backpressure.count:
             self._count()
         self._emptied.set()

@@ -1,1 +1,1 @@
-"""The protocol on the wire: messages, byte encoding, and the part of ASGI that the server uses."""
+"""The wire protocol: messages, byte encoding, and ASGI helpers."""

@@ -1,4 +1,4 @@
-"""The little that is needed of ASGI where a framework would cost more than the work."""
+"""ASGI types and helpers for paths that are too hot for a framework."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header: TypeAlias = tuple[bytes, bytes]
 
 RETRY_AFTER_S = 1
-"""Seconds that a caller is told to wait before it asks again."""
+"""Default of the ``Retry-After`` header, seconds."""
 
-SILENT_S = 25.0
-"""Seconds that a body may stop in its middle; less than callers wait for an answer."""
+STALLED_S = 25.0
+"""Seconds without data after which a body is refused; less than callers wait for an answer."""
 
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
@@ -32,15 +32,15 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """Return the body of a request.
 
     Raises:
-        TooLargeError: It has, or announces, more than `limit` bytes.
-        RequestError: The client went away before all of it came, or fell silent.
+        TooLargeError: It has or announces more than `limit` bytes.
+        RequestError: The client disconnected before the end, or sent nothing for `STALLED_S`.
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
     pieces: list[bytes] = []
     size = 0
-    message = await receive()  # without a bound, which would cost a fifth of a step; it has come as a rule
+    message = await receive()  # no timeout, which would cost a fifth of a step; it has usually arrived
     while message["type"] == "http.request":
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
@@ -53,32 +53,32 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 
 async def receive_piece(receive: Receive) -> Message:
-    """Return what comes next of a request's body.
+    """Return the next chunk of a request's body.
 
     Raises:
-        RequestError: Nothing came for `SILENT_S`.
+        RequestError: Nothing arrived for `STALLED_S`.
     """
-    with anyio.move_on_after(SILENT_S):
+    with anyio.move_on_after(STALLED_S):
         return await receive()
-    raise RequestError(f"nothing more of the body came for {SILENT_S:g} s")
+    raise RequestError(f"the body stalled: no data for {STALLED_S:g} s; send it again")
 
 
 def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(f"a request may have {limit} bytes")
+    return TooLargeError(f"the request is too large (limit {limit} bytes)")
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives `body`, which was read already, and then goes on with the old one."""
-    is_given = False
+    """Return a `receive` that returns `body`, which was read already, and then continues with the old one."""
+    is_replayed = False
 
-    async def again() -> Message:
-        nonlocal is_given
-        if is_given:
+    async def replayed() -> Message:
+        nonlocal is_replayed
+        if is_replayed:
             return await receive()
-        is_given = True
+        is_replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return replayed
 
 
 async def respond(
@@ -98,11 +98,11 @@ async def respond(
 
 async def respond_problem(send: Send, problem: Problem, headers: Iterable[Header] = ()) -> None:
     """Send a problem as a whole response."""
-    again = [(b"retry-after", str(retry_after_s(problem)).encode())] if problem.retry else []
-    await respond(send, write(problem), status=problem.status, content_type=PROBLEM, headers=[*headers, *again])
+    retry_after = [(b"retry-after", str(retry_after_s(problem)).encode())] if problem.retry else []
+    await respond(send, write(problem), status=problem.status, content_type=PROBLEM, headers=[*headers, *retry_after])
 
 
 def retry_after_s(problem: Problem) -> int:
-    """Seconds that a caller is told to wait before it asks again: what the error says, or `RETRY_AFTER_S`."""
+    """Return the ``Retry-After`` of a problem, seconds: its own, `RETRY_AFTER_S` at least."""
     wait_s: float = problem.fields.get("wait_s", RETRY_AFTER_S)
     return max(RETRY_AFTER_S, math.ceil(wait_s))

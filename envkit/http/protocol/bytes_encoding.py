@@ -1,8 +1,8 @@
-"""How bytes travel in JSON.
+"""Encoding of bytes in JSON.
 
-What a program wrote is bytes. It travels as a JSON string where it is UTF-8, and otherwise as ``{"base64": "..."}``, so
-that nothing is lost and the usual case can be read; also where it is long and full of control characters, which a
-string would make six times as long. What a caller hands in (`stdin`, `content`) is always base64.
+The output of a program is a JSON string if it is UTF-8, so it is readable, and otherwise ``{"base64": "..."}``. Long
+output with many control characters is base64 too, as each takes six bytes in a string. Input from a caller (`stdin`,
+`content`) is always base64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 _LONG_BYTES = 64 << 10
 _CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
-"""Each takes six bytes in JSON."""
+"""Control characters, each of which takes six bytes in JSON."""
 
 
 class Base64(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +28,7 @@ Bytes: TypeAlias = str | Base64
 
 
 def encode_argument(argument: str) -> Bytes:
-    """Return how an argument travels, which in Python is text with escapes for what is no UTF-8."""
+    """Encode a program's argument, which Python holds as text with surrogates for bytes that are not UTF-8."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -37,12 +37,12 @@ def encode_argument(argument: str) -> Bytes:
 
 
 def decode_arguments(arguments: Sequence[Bytes]) -> list[str]:
-    """Return arguments that travelled as Python has them."""
-    return [one if isinstance(one, str) else os.fsdecode(one.base64) for one in arguments]
+    """Decode a program's arguments; see `encode_argument`."""
+    return [value if isinstance(value, str) else os.fsdecode(value.base64) for value in arguments]
 
 
 def encode_bytes(content: bytes) -> Bytes:
-    """Return how bytes travel."""
+    """Encode bytes."""
     if len(content) > _LONG_BYTES:
         controls = len(content) - len(content.translate(None, _CONTROLS))
         if controls > len(content) >> 4:
@@ -53,6 +53,6 @@ def encode_bytes(content: bytes) -> Bytes:
         return Base64(content)
 
 
-def decode_bytes(told: Bytes) -> bytes:
-    """Return bytes that travelled."""
-    return told.encode() if isinstance(told, str) else told.base64
+def decode_bytes(encoded: Bytes) -> bytes:
+    """Decode bytes."""
+    return encoded.encode() if isinstance(encoded, str) else encoded.base64

@@ -1,11 +1,10 @@
-"""The messages of protocol version 1: one definition for the server, the client and the OpenAPI document.
+"""Messages of protocol version 1: one definition for the server, the client and the OpenAPI document.
 
-Two words run through all of them. A session's `id` is chosen by the caller, which is what makes every call safe to
-repeat. A session's `turn` is the number of steps that it has played, so it is also the number to send with the next
-step; every answer names it.
+The caller chooses a session's `id`, so every call is safe to repeat. A session's `turn` is the number of steps that it
+has played, and the number to send with the next step; every answer contains it.
 
-JSON has no NaN and no infinity. A reward that is one travels as the string ``"nan"``, ``"inf"`` or ``"-inf"``; in
-``info`` they become null.
+JSON has no NaN and no infinity. Such a reward is sent as the string ``"nan"``, ``"inf"`` or ``"-inf"``; in ``info``
+they become null.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from envkit.http.protocol.decode_errors import explained
 from envkit.types import Observation, Reset, Step, Task
 
 PROTOCOL = 1
-"""Version of the protocol; the paths begin with it."""
+"""Version of the protocol, the prefix of its paths."""
 
 SOCKET_PATH = f"/v{PROTOCOL}/ws"
-"""Where the WebSocket is."""
+"""Path of the WebSocket."""
 
 MAX_REQUEST_BYTES = 1 << 20
-"""Size of a body, and of one frame of a socket, above which a server refuses it unless told otherwise."""
+"""Default maximum of a request body or socket frame, bytes."""
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Size of one WebSocket message from a client, which may hold many frames."""
+"""Maximum of one WebSocket message from a client, bytes; it may hold many frames."""
 
 MAX_FRAMES = 1000
-"""Frames that one WebSocket message from a client may hold."""
+"""Maximum number of frames in one WebSocket message from a client."""
 
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # msgspec's own were no ValueErrors once
-"""What a decoder raises."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # older versions of msgspec did not raise ValueErrors
+"""Errors of a decoder."""
 
 T = TypeVar("T")
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -46,7 +45,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 SessionId = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",  # Python's own $ lets a last line end pass
+        pattern=r"^[A-Za-z0-9._~-]{1,128}$(?!\n)",  # Python's $ also matches before a final newline
         description="Chosen by the caller: 1 to 128 letters, digits, dots, dashes, underscores, tildes.",
     ),
 ]
@@ -55,13 +54,13 @@ AnySessionId = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^(:?[A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
-        description="As it was made; for an administrator also TENANT:NAME, and :NAME if it was made without tokens.",
+        description="Its id; administrators also use TENANT:ID, or :ID if it was created without tokens.",
     ),
 ]
 
 
 class TaskBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to play."""
+    """The task of a session."""
 
     env_id: Annotated[str, msgspec.Meta(max_length=256)]
     seed: Natural
@@ -72,33 +71,33 @@ class TaskBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One move: `turn` is the session's turn before it."""
+    """One step: `turn` is the session's turn before it."""
 
     turn: Natural
     action: str
 
 
 class SessionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which session."""
+    """The id of a session."""
 
     session_id: AnySessionId
 
 
 class CreateSessionBody(TaskBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to play, in which session."""
+    """The task of a new session."""
 
     session_id: SessionId
 
 
 class SessionStepBody(StepBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One move in which session."""
+    """One step of a session."""
 
     session_id: str
-    """Its form is not looked at, at a fifth of a step's cost: whatever is not so called is not there."""
+    """Not validated, which would cost a fifth of a step: an invalid id is an unknown one."""
 
 
 class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parameters of a call that has none."""
+    """The parameters of a call without parameters."""
 
 
 class ResetReply(msgspec.Struct, frozen=True):
@@ -120,14 +119,14 @@ class ResetReply(msgspec.Struct, frozen=True):
 
 
 class OpeningReply(msgspec.Struct, frozen=True):
-    """The reset goes on; ask again."""
+    """The reset is still running; repeat the call."""
 
     turn: int
     state: str
 
 
 class StepReply(msgspec.Struct, frozen=True):
-    """The world's answer to one move."""
+    """The environment's answer to one step."""
 
     turn: int
     observation: str
@@ -158,7 +157,7 @@ class StepReply(msgspec.Struct, frozen=True):
 
 
 class SessionReply(msgspec.Struct, frozen=True):
-    """A session from outside. `state` is opening, ready, stepping, finished or broken."""
+    """The status of a session. `state` is opening, ready, stepping, finished or broken."""
 
     session_id: str
     env_id: str
@@ -176,7 +175,7 @@ class SessionsReply(msgspec.Struct, frozen=True):
 
 
 class EnvReply(msgspec.Struct, frozen=True):
-    """An environment that can be played."""
+    """An available environment."""
 
     id: str
     summary: str
@@ -185,7 +184,7 @@ class EnvReply(msgspec.Struct, frozen=True):
 
 
 class EnvsReply(msgspec.Struct, frozen=True):
-    """All environments, by id."""
+    """All environments, sorted by id."""
 
     envs: list[EnvReply]
 
@@ -199,7 +198,7 @@ class HealthReply(msgspec.Struct, frozen=True):
 
 
 class IndexReply(msgspec.Struct, frozen=True):
-    """The entry points of the API: paths, and what each is for."""
+    """The entry points of the API: paths and their purpose."""
 
     version: str
     protocol: int
@@ -207,7 +206,7 @@ class IndexReply(msgspec.Struct, frozen=True):
 
 
 class ReadyReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether a session can be made now: `leased` of `capacity` places are taken. `why` says why not."""
+    """Whether a session can be created now: `leased` of `capacity` slots are in use. `why` is the reason if not."""
 
     ready: bool
     capacity: int
@@ -216,13 +215,13 @@ class ReadyReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DoneReply(msgspec.Struct, frozen=True):
-    """It is done."""
+    """The call is done."""
 
     done: bool = True
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What went wrong (RFC 9457): `type` is a code of `envkit.errors`. `turn` is the session's, where there is one."""
+    """An error (RFC 9457): `type` is a code of `envkit.errors`. `turn` is the session's, if there is one."""
 
     type: str
     title: str
@@ -234,14 +233,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One answer among several: either what was asked for, or what went wrong; the other is left out."""
+    """The result or the error of one call in a list; the other field is omitted."""
 
     result: StepReply | None = None
     error: Problem | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call on a socket. `id` is the caller's and comes back with the answer."""
+    """A call on a socket. The caller chooses `id`; the answer has the same."""
 
     id: int | str
     method: str
@@ -249,7 +248,7 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="method", tag="step"):
-    """A `Frame` that asks for a step, as most do: read in one go, which is half of the cost."""
+    """A `Frame` with a step, the common case: decoded at once, at half the cost."""
 
     id: int | str
     params: SessionStepBody
@@ -274,7 +273,7 @@ def read(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode one message.
 
     Raises:
-        RequestError: It is not JSON, or not what was expected; names the field and what is wrong with it.
+        RequestError: It is not JSON or has another type; the message names the field and the reason.
     """
     try:
         return decoder.decode(data)
@@ -283,48 +282,48 @@ def read(data: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def read_id(text: str) -> str:
-    """Return `text` if it can be the id of a session.
+    """Return `text` if it is a valid session id.
 
     Raises:
-        RequestError: It cannot.
+        RequestError: It is not.
     """
     try:
         return msgspec.convert(text, SessionId)
     except msgspec.ValidationError:
-        raise RequestError(f"not the id of a session: {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -") from None
+        raise RequestError(f"invalid session id {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -") from None
 
 
 def read_each(data: bytes, many: msgspec.json.Decoder[list[T]], one: msgspec.json.Decoder[T]) -> list[T | RequestError]:
-    """Decode a list whose elements may be wrong one by one.
+    """Decode a list; an invalid element becomes an error in its place.
 
     Raises:
         RequestError: It is not a list.
     """
     with suppress(*UNREADABLE):
         return [*many.decode(data)]
-    each: list[T | RequestError] = []
+    decoded: list[T | RequestError] = []
     for raw in read(data, _RAWS):
         try:
-            each.append(read(raw, one))
+            decoded.append(read(raw, one))
         except RequestError as error:
-            each.append(error)
-    return each
+            decoded.append(error)
+    return decoded
 
 
 def write(message: object) -> bytes:
-    """Encode one message; values of NumPy are allowed.
+    """Encode one message; NumPy values are allowed.
 
     Raises:
-        RequestError: It holds something that JSON cannot say.
+        RequestError: It contains a value that JSON cannot encode.
     """
     try:
         return _ENCODER.encode(message)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"cannot be said in JSON: {error}") from None
+        raise RequestError(f"cannot be encoded as JSON: {error}") from None
 
 
 def batches(messages: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
-    """Join messages into JSON lists of about `most_bytes`, and `MAX_FRAMES`, at most; one alone goes without a list."""
+    """Join messages into JSON lists of about `most_bytes` and `MAX_FRAMES` at most; a single one is not wrapped."""
     if messages and len(messages) <= MAX_FRAMES and sum(map(len, messages)) <= most_bytes:
         yield _joined(messages)
         return
@@ -340,10 +339,10 @@ def batches(messages: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
         yield _joined(batch)
 
 
-def _plain(value: object) -> object:
+def _to_list(value: object) -> object:
     to_list = getattr(value, "tolist", None)
     if to_list is None:
-        raise TypeError(f"a {type(value).__name__} is not JSON")
+        raise TypeError(f"{type(value).__name__} is not a JSON type")
     return cast("object", to_list())  # NumPy's scalars and arrays
 
 
@@ -351,4 +350,4 @@ def _joined(batch: Sequence[bytes]) -> bytes:
     return batch[0] if len(batch) == 1 else b"[%b]" % b",".join(batch)
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+_ENCODER = msgspec.json.Encoder(enc_hook=_to_list)

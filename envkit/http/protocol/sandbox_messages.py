@@ -1,8 +1,8 @@
-"""The messages about sandboxes: one definition for the server, the client and the OpenAPI document.
+"""Messages about sandboxes: one definition for the server, the client and the OpenAPI document.
 
-A sandbox's `sandbox_id` is chosen by the caller, which is what makes its creation safe to repeat. What runs in a
-sandbox is made safe by a key: the same call with the same key gives the same answer again
-(`envkit.http.sandboxes.idempotency`). How bytes travel is said in `envkit.http.protocol.bytes_encoding`.
+The caller chooses a `sandbox_id`, so creation is safe to repeat. An idempotency key makes a command safe to repeat: the
+same call with the same key gets the same answer (`envkit.http.sandboxes.idempotency`). See
+`envkit.http.protocol.bytes_encoding` for bytes.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from envkit.http.protocol.messages import PROTOCOL
 from envkit.types import Cause, ExecResult, FileUser, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
 
 BEFORE_ID = f"/v{PROTOCOL}/sandboxes/"
-"""What the paths of one sandbox begin with."""
+"""Prefix of the paths of one sandbox."""
 
 LEASE_S = 3600.0
-"""Seconds without use after which a sandbox is stopped, unless its maker says otherwise."""
+"""Default of the seconds without use after which a sandbox is stopped."""
 
 MAX_OUTPUT_BYTES = 64 << 20
-"""The most of each output that can be asked for."""
+"""Maximum of `max_output_bytes`, for each output."""
 
 MAX_FRAME_FILE_BYTES = 1 << 20
-"""The largest file that is read over a socket; larger ones are read over HTTP."""
+"""Maximum size of a file read over a socket; HTTP allows larger ones."""
 
 MAX_START_S = 600.0
 
 MAX_WAIT_S = 60.0
-"""The longest that a call waits for room; who has more patience asks again."""
+"""Maximum seconds that a call waits for capacity; to wait longer, repeat it."""
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 Cpus: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 53)]
 OutputBytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_BYTES)]
 Mode: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0o777)]
-_SANDBOX_ID = re.compile(r"^[A-Za-z0-9._~-]{1,128}$(?!\n)")  # Python's own $ lets a last line end pass
+_SANDBOX_ID = re.compile(r"^[A-Za-z0-9._~-]{1,128}$(?!\n)")  # Python's $ also matches before a final newline
 
 SandboxId: TypeAlias = Annotated[
     str,
@@ -53,20 +53,20 @@ AnySandboxId: TypeAlias = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^(:?[A-Za-z0-9._-]{0,32}:)?[A-Za-z0-9._~-]{1,128}$(?!\n)",
-        description="As it was made; for an administrator also TENANT:NAME, and :NAME if it was made without tokens.",
+        description="Its id; administrators also use TENANT:ID, or :ID if it was created without tokens.",
     ),
 ]
 Key: TypeAlias = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^[!-~]{1,255}$(?!\n)",
-        description="Makes a call safe to repeat: 1 to 255 visible characters of ASCII, new for each call.",
+        description="Idempotency key: 1 to 255 visible ASCII characters, new for each call.",
     ),
 ]
 
 
 class SpecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a sandbox is to be; see `envkit.types.SandboxSpec`."""
+    """The spec of a sandbox; see `envkit.types.SandboxSpec`."""
 
     command: tuple[str, ...] = ()
     image: str | None = None
@@ -95,8 +95,8 @@ _SPEC_FIELDS = SpecBody.__struct_fields__
 
 
 class CreateSandboxBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a sandbox is to be, for how long it stays unused (null: for ever), whose files it begins with, and how long
-    to wait for room, in turn with all who do.
+    """The spec of a new sandbox, its lease in seconds (null: unlimited), a snapshot to start from, and the seconds to
+    wait in the queue for capacity.
     """
 
     lease_s: Positive | None = LEASE_S
@@ -105,13 +105,13 @@ class CreateSandboxBody(SpecBody, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class CreateFrame(CreateSandboxBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What which sandbox is to be."""
+    """The spec and the id of a new sandbox."""
 
     sandbox_id: SandboxId
 
 
 class SandboxFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which sandbox."""
+    """The id of a sandbox."""
 
     sandbox_id: AnySandboxId
 
@@ -129,14 +129,14 @@ class ExecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExecFrame(ExecBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A program in which sandbox."""
+    """A program to run in a sandbox."""
 
     sandbox_id: AnySandboxId
     key: Key | None = None
 
 
 class ShellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A command in a shell that stays, as in `envkit.protocols.Shell.run`."""
+    """A command in a persistent shell, as in `envkit.protocols.Shell.run`."""
 
     command: str
     timeout_s: Positive
@@ -145,7 +145,7 @@ class ShellBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A command in which shell of which sandbox."""
+    """A command to run in a shell of a sandbox."""
 
     sandbox_id: AnySandboxId
     shell: ShellName = "main"
@@ -153,7 +153,7 @@ class ShellFrame(ShellBody, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which shell of which sandbox."""
+    """A shell of a sandbox to close."""
 
     sandbox_id: AnySandboxId
     shell: ShellName = "main"
@@ -161,7 +161,7 @@ class CloseShellFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which file of which sandbox."""
+    """A file of a sandbox to read."""
 
     sandbox_id: AnySandboxId
     path: str
@@ -170,7 +170,7 @@ class ReadFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file for which sandbox."""
+    """A file to write into a sandbox."""
 
     sandbox_id: AnySandboxId
     path: str
@@ -181,34 +181,34 @@ class WriteFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which sandbox's files to keep."""
+    """A sandbox to take a snapshot of."""
 
     sandbox_id: AnySandboxId
     key: Key | None = None
 
 
 class KeptFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which snapshot is meant."""
+    """The name of a snapshot."""
 
     snapshot: str
 
 
 class ProbeFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which sandbox is to give a sign of life."""
+    """A sandbox to probe."""
 
     sandbox_id: AnySandboxId
     timeout_s: Positive
 
 
 class CancelFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which call to end."""
+    """The idempotency key of a call to cancel."""
 
     sandbox_id: AnySandboxId
     key: Key
 
 
 class ExecReply(msgspec.Struct, frozen=True):
-    """What a command did; see `envkit.types.ExecResult`."""
+    """The result of a command; see `envkit.types.ExecResult`."""
 
     exit_code: int | None
     stdout: Bytes
@@ -246,7 +246,7 @@ class ExecReply(msgspec.Struct, frozen=True):
 
 
 class PhaseReply(msgspec.Struct, frozen=True):
-    """Since when (seconds since 1970, UTC) a sandbox is in a state, and why; `cause` where it is over."""
+    """A state of a sandbox: its start (seconds since 1970, UTC), its reason, and a `cause` if the sandbox ended."""
 
     state: SandboxState
     at_s: float
@@ -255,7 +255,7 @@ class PhaseReply(msgspec.Struct, frozen=True):
 
 
 class SandboxReply(msgspec.Struct, frozen=True):
-    """A sandbox from outside; see `envkit.types.SandboxView`. `state` is that of the last phase."""
+    """The status of a sandbox; see `envkit.types.SandboxView`. `state` is that of the last phase."""
 
     sandbox_id: str
     state: SandboxState
@@ -273,13 +273,13 @@ class SandboxReply(msgspec.Struct, frozen=True):
         return cls(view.id, view.state, view.backend_id, view.node, view.tenant, spec, phases, view.expires_at_s)
 
     def view(self) -> SandboxView:
-        phases = tuple(Phase(one.state, one.at_s, one.reason, one.cause) for one in self.phases)
+        phases = tuple(Phase(phase.state, phase.at_s, phase.reason, phase.cause) for phase in self.phases)
         spec = self.spec.spec()
         return SandboxView(self.sandbox_id, self.backend_id, self.node, self.tenant, spec, phases, self.expires_at_s)
 
 
 class StartingReply(msgspec.Struct, frozen=True):
-    """The start goes on; ask again."""
+    """The sandbox is still starting; repeat the call."""
 
     sandbox_id: str
     state: SandboxState = SandboxState.STARTING
@@ -292,31 +292,31 @@ class SandboxesReply(msgspec.Struct, frozen=True):
 
 
 class LogReply(msgspec.Struct, frozen=True):
-    """The last 64 KiB of what a sandbox's command wrote to standard error."""
+    """The last 64 KiB of standard error of a sandbox's command."""
 
     log: str
 
 
 class StatsReply(msgspec.Struct, frozen=True):
-    """What is known of a sandbox's use of the machine."""
+    """Resource usage of a sandbox."""
 
     stats: dict[str, Any]
 
 
 class FileReply(msgspec.Struct, frozen=True):
-    """What is in a file."""
+    """The content of a file."""
 
     content: bytes
 
 
 class SnapshotReply(msgspec.Struct, frozen=True):
-    """The name under which files were kept."""
+    """The name of a new snapshot."""
 
     snapshot: str
 
 
 class KeptReply(msgspec.Struct, frozen=True):
-    """A snapshot: its name, whose and of which sandbox it is, when it was taken, and what it takes of a disk."""
+    """A snapshot: its name, tenant and sandbox, when it was taken (seconds since 1970), and its size on disk."""
 
     snapshot: str
     tenant: str
@@ -332,19 +332,19 @@ class SnapshotsReply(msgspec.Struct, frozen=True):
 
 
 class ProbeReply(msgspec.Struct, frozen=True):
-    """Seconds that an answer from inside took."""
+    """Seconds until the sandbox answered a probe."""
 
     seconds: float
 
 
 class WaitReply(msgspec.Struct, frozen=True):
-    """Why a sandbox is gone; null while it is not: ask again."""
+    """Why a sandbox ended; null while it runs: repeat the call."""
 
     cause: Cause | None
 
 
 class EventReply(msgspec.Struct, frozen=True):
-    """Something that happened; see `envkit.types.FleetEvent`."""
+    """An event; see `envkit.types.PoolEvent`."""
 
     number: int
     at_s: float
@@ -357,21 +357,21 @@ class EventReply(msgspec.Struct, frozen=True):
 
 
 def read_sandbox_id(text: str) -> str:
-    """Return `text` if it can be the name of a sandbox, or of a shell.
+    """Return `text` if it is a valid name of a new sandbox or shell.
 
     Raises:
-        RequestError: It cannot.
+        RequestError: It is not.
     """
     if _SANDBOX_ID.search(text) is None:
-        raise RequestError(f"not a name: {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -")
+        raise RequestError(f"invalid name {text[:200]!r}; use 1 to 128 of A-Z a-z 0-9 . _ ~ -")
     return text
 
 
 def read_any_sandbox_id(text: str) -> str:
-    """Return `text` if a sandbox can be asked for by it.
+    """Return `text` if it is a valid name of an existing sandbox.
 
     Raises:
-        RequestError: It cannot.
+        RequestError: It is not.
     """
     try:
         return msgspec.convert(text, AnySandboxId)
@@ -380,12 +380,12 @@ def read_any_sandbox_id(text: str) -> str:
 
 
 def read_key(text: str) -> str:
-    """Return `text` if it can be the key of a call.
+    """Return `text` if it is a valid idempotency key.
 
     Raises:
-        RequestError: It cannot.
+        RequestError: It is not.
     """
     try:
         return msgspec.convert(text, Key)
     except msgspec.ValidationError:
-        raise RequestError("Idempotency-Key: use 1 to 255 visible characters of ASCII") from None
+        raise RequestError("invalid Idempotency-Key; use 1 to 255 visible ASCII characters") from None

@@ -1,13 +1,12 @@
-"""The access log: one JSON line a request, and one a socket when it closes, through a handler of `logging`.
+"""The access log: one JSON line per request, and per socket when it closes, through a `logging` handler.
 
-``at`` and ``time`` are when it ended (seconds since 1970, and ISO 8601), ``id`` the request's, ``ms`` how long it took,
-``in`` and ``out`` are the bytes of bodies or messages. ``envs`` are the sessions that were made, by environment, and
-``steps`` the steps that were asked for, over a socket or in a list. A status of 0 means that nothing was answered.
-Neither headers nor query strings are written, so no token is. Each line has less than `MAX_LINE_BYTES` bytes, whatever
-was asked: long texts are cut, and end in an asterisk.
+``at`` and ``time`` are the end (seconds since 1970, and ISO 8601), ``id`` is the request id, ``ms`` the duration,
+``in`` and ``out`` are the bytes of bodies or messages. ``envs`` counts new sessions by environment, ``steps`` the
+requested steps of a socket or list. Status 0: no answer was sent. Headers and query strings are not logged, so no token
+is. Each line has less than `MAX_LINE_BYTES` bytes: long texts are cut and end in an asterisk.
 
-A thread writes them, so that the server waits for nobody who is to read or keep them: `MAX_WAITING` lines wait for it,
-and what is more is dropped and counted.
+A thread writes the lines, so the server never waits for a slow disk or reader. Lines beyond `MAX_WAITING` queued ones
+are dropped and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread  # noqa: TID251 (one that is stuck must not hold the loop at its end)
+from threading import Thread  # noqa: TID251 (a blocked one must not block the loop's shutdown)
 from typing import Any, Self
 
 import msgspec
@@ -32,47 +31,47 @@ from envkit.http.sessions.counters import StepMetrics
 MAX_LINE_BYTES = 400
 
 DELAY_S = 0.1
-"""Seconds that a line may wait for others."""
+"""Seconds for which lines are collected before they are written."""
 
 MAX_WAITING = 10_000
-"""Lines that wait to be written."""
+"""Lines that may wait in the queue."""
 
-_MOST_BYTES = MAX_LINE_BYTES - 2  # less than, and there is the end of the line
+_MOST_BYTES = MAX_LINE_BYTES - 2  # less than, and the newline counts
 _ITEMS = {"sessions": "session", "sandboxes": "sandbox"}
 _JSON = msgspec.json.Encoder()
 _log = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Writes the lines, `DELAY_S` late: a record of `logging` costs more than a request, so one carries many of them.
+    """Writes the lines in batches, `DELAY_S` late: a `logging` record for each would cost more than the request.
 
     Args:
-        handler: Where to; used by a thread, alone.
+        handler: Target of the lines; only the log's thread uses it.
     """
 
     def __init__(self, handler: logging.Handler) -> None:
         self._handler = handler
         self._lines: list[bytes] = []
-        self._overflown = 0
-        self._handed = 0
+        self._overflowed = 0
+        self._queued = 0
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._thread: Thread | None = None
-        # The thread's own:
-        self._taken = 0
+        # Written by the thread only:
+        self._processed = 0
         self._failed = 0
         self._is_failing = False
 
     @property
     def dropped(self) -> int:
-        """Lines that were not written, since there were too many or they could not be."""
-        return self._overflown + self._failed
+        """Lines that were not written, because the queue was full or the handler failed."""
+        return self._overflowed + self._failed
 
     @classmethod
     def to(cls, path: Path | None) -> AccessLog:
-        """Write to a file, which may be moved away meanwhile to begin a new one; None is standard error.
+        """Return a log that writes to a file, which may be rotated meanwhile; None is standard error.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file cannot be opened for writing.
         """
         return cls(_StandardError() if path is None else _File(path, encoding="utf-8"))
 
@@ -90,11 +89,11 @@ class AccessLog:
         messages: tuple[int, int] | None = None,
         played: StepMetrics | None = None,
     ) -> None:
-        """Write one line, in an event loop; `messages` are those of a socket, in and out."""
-        if self._handed - self._taken + len(self._lines) >= MAX_WAITING:
-            self._overflown += 1
+        """Queue one line, in an event loop; `messages` are the number of socket messages in and out."""
+        if self._queued - self._processed + len(self._lines) >= MAX_WAITING:
+            self._overflowed += 1
             return
-        if not path.isascii():  # there are characters that end lines, or steer terminals
+        if not path.isascii():  # some characters end lines or control terminals
             path = _plain(path)
         at = round(clock.wall(), 3)
         fields: dict[str, Any] = {
@@ -126,7 +125,7 @@ class AccessLog:
         self._lines.append(line)
 
     def close(self) -> None:
-        """Write what waits, unless that takes long, and close the handler."""
+        """Write the queued lines, for `stderr_log.CLOSE_S` at most, and close the handler."""
         self._flush()
         if self._thread is not None:
             self._queue.put(None)
@@ -148,7 +147,7 @@ class AccessLog:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="access log", daemon=True)
                 self._thread.start()
-            self._handed += len(lines)
+            self._queued += len(lines)
             self._queue.put(lines)
 
     def _run(self) -> None:
@@ -159,15 +158,15 @@ class AccessLog:
             except OSError as error:
                 self._failed += len(lines)
                 if not self._is_failing:
-                    _log.warning("the access log cannot be written: %s", error)
+                    _log.warning("cannot write the access log: %s", error)
                 self._is_failing = True
             else:
                 self._is_failing = False
-            self._taken += len(lines)
+            self._processed += len(lines)
 
 
 class _File(logging.handlers.WatchedFileHandler):
-    """A file; what goes wrong is raised."""
+    """A file handler that raises errors instead of printing them."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         error = sys.exc_info()[1]
@@ -180,23 +179,23 @@ class _StandardError(logging.Handler):
     """Standard error; see `envkit.http.server.stderr_log.write`."""
 
     def createLock(self) -> None:  # noqa: N802
-        self.lock = None  # one thread uses it, and whoever ends the process must not wait for that
+        self.lock = None  # one thread uses it, and process exit must not wait for a lock
 
     def emit(self, record: logging.LogRecord) -> None:
         stderr_log.write(f"{self.format(record)}\n".encode())
 
 
 def _shortened(fields: dict[str, Any]) -> bytes:
-    """Return a line that has room, with as much of each long text as fits; what is short stays whole."""
+    """Return a line that fits, with the longest texts cut."""
     texts = {name: _plain(text) for name, text in fields.items() if isinstance(text, str)}
-    room = _MOST_BYTES - len(_JSON.encode({**fields, **dict.fromkeys(texts, "")}))
-    for left, name in enumerate(sorted(texts, key=lambda name: len(texts[name]))):
-        text, most = texts[name], room // (len(texts) - left)
+    left_bytes = _MOST_BYTES - len(_JSON.encode({**fields, **dict.fromkeys(texts, "")}))
+    for done, name in enumerate(sorted(texts, key=lambda name: len(texts[name]))):
+        text, most = texts[name], left_bytes // (len(texts) - done)
         texts[name] = text if len(text) <= most else text[: most - 1] + "*"
-        room -= len(texts[name])
+        left_bytes -= len(texts[name])
     return _JSON.encode({**fields, **texts})
 
 
 def _plain(text: str) -> str:
-    """Return `text` with a question mark for each character that would need more than one byte in JSON."""
+    """Replace each character of `text` that needs more than one byte in JSON by a question mark."""
     return "".join(one if " " <= one <= "~" and one not in '"\\' else "?" for one in text[:MAX_LINE_BYTES])

@@ -1,7 +1,7 @@
-"""The connections of a server, as uvicorn has them, with bounds: no client holds memory or a place by being slow.
+"""uvicorn's HTTP connections with limits, so that slow clients cannot hold memory or connection slots.
 
-What a client owes is looked at every few seconds, since a timer for each request would cost more than a look at
-thousands of connections. What a client may take is a time that does not depend on it, and a rate beyond that.
+One task checks all connections every few seconds; a timer for each request would cost more. A client gets a fixed time
+plus the time that its bytes take at a minimum rate.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, RequestError, TooLargeError, to_problem
 from envkit.http.limits.memory_budget import announced_bytes
-from envkit.http.limits.timeouts import ANSWER_S, SlowClientTimer, least_rate
+from envkit.http.limits.timeouts import ANSWER_S, SlowClientTimer, min_rate
 from envkit.http.protocol.asgi import PROBLEM, RETRY_AFTER_S, Receive, Scope, Send, respond_problem
 from envkit.http.protocol.messages import Problem, write
 
-LOOK_S = 5.0
-"""Seconds between two looks at what clients owe."""
+CHECK_INTERVAL_S = 5.0
+"""Seconds between two checks of all connections for slow clients."""
 
 HEAD_S = 20.0
-"""Seconds in which the head of a request has to come, counted from the connection's beginning or the head's."""
+"""Seconds within which the head of a request must arrive, counted from the start of the connection or the head."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Size above which the head of a request is refused: its line and its headers."""
+"""Maximum size of the head of a request: request line and headers."""
 
-STANDING = 1.1
-"""How many times the connections that are served are held, so that the others are told; those beyond are dropped."""
+OPEN_FACTOR = 1.1
+"""Connections above the limit are answered with 503, up to this multiple of the limit; others are dropped."""
 
 
 class CoalescingTransport:
-    """A transport that holds the head of an answer back until its body comes, if it has one of a known length.
+    """A transport that writes the head of an answer together with its body, if the body has a known length.
 
-    uvicorn writes them apart, and a call of the kernel costs a sixth of a step.
+    uvicorn writes them separately, and a system call costs a sixth of a step.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -74,48 +74,48 @@ class HttpConnection(HttpToolsProtocol):
     """A connection that speaks HTTP.
 
     Args:
-        most: Connections that are served at once.
-        more: As uvicorn gives it.
+        max_connections: Connections served at once.
+        options: Arguments of uvicorn.
     """
 
-    cycle: RequestResponseCycle | None  # type: ignore[assignment]  # there is none before the first request
+    cycle: RequestResponseCycle | None  # type: ignore[assignment]  # None before the first request
 
-    def __init__(self, *, most: int, **more: Any) -> None:
-        super().__init__(**more)
-        self._most = most
+    def __init__(self, *, max_connections: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._max_connections = max_connections
         self._served = self.app
-        self._wait = SlowClientTimer()
+        self._timer = SlowClientTimer()
         self._running: RequestResponseCycle | None = None
         self._is_head_too_large = False
-        self._unread_bytes = 0  # since something was complete, be it a head or a piece of a body
+        self._unread_bytes = 0  # since the last complete head or piece of a body
         self._body_bytes = 0
         self._times_drained = 0
 
-    def look(self, now: float, *, is_full: bool) -> None:
-        """Let go of a client that takes too long, or does nothing while others find no place."""
-        transport, cycle, wait = self.transport, self.cycle, self._wait
+    def enforce_timeouts(self, now: float, *, is_full: bool) -> None:
+        """Disconnect a client that is too slow, or idle while the server `is_full`."""
+        transport, cycle, timer = self.transport, self.cycle, self._timer
         if transport.is_closing() or self.flow.write_paused:
             size = transport.get_write_buffer_size()
-            if wait.is_over(("answer", self._times_drained), -size, now, ANSWER_S):
+            if timer.is_over(("answer", self._times_drained), -size, now, ANSWER_S):
                 transport.abort()
         elif cycle is None or cycle.response_complete:
             bound_s = HEAD_S if self.timeout_keep_alive_task is None else math.inf
-            if wait.is_over(("head", cycle), 0, now, 0.0 if is_full else bound_s):
+            if timer.is_over(("head", cycle), 0, now, 0.0 if is_full else bound_s):
                 if self._unread_bytes and not is_full:
-                    late = RequestError(f"the head of the request was not there within {HEAD_S:g} s")
+                    late = RequestError(f"the request head did not arrive within {HEAD_S:g} s")
                     self.refuse(late, HTTPStatus.REQUEST_TIMEOUT)
                 else:
                     transport.close()
         elif cycle.more_body and not cycle.response_started and not self.flow.read_paused:
-            rate = least_rate(announced_bytes(cast("Scope", cycle.scope)))
-            if wait.is_too_slow(("body", cycle), self._body_bytes, now, rate):
-                late = RequestError(f"the body came with less than {rate:.0f} bytes a second")
+            rate = min_rate(announced_bytes(cast("Scope", cycle.scope)))
+            if timer.is_too_slow(("body", cycle), self._body_bytes, now, rate):
+                late = RequestError(f"the body arrived more slowly than {rate:.0f} bytes/s")
                 self.refuse(late, HTTPStatus.REQUEST_TIMEOUT)
         else:
-            wait.end()
+            timer.end()
 
     def refuse(self, error: EnvkitError, status: int) -> None:
-        """Answer what cannot be passed on, and close."""
+        """Answer a request that the application does not get, and close the connection."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if self.pipeline or cycle.response_started:
@@ -124,25 +124,26 @@ class HttpConnection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         body = write(_problem(error, status))
-        again = b"retry-after: %d\r\n" % RETRY_AFTER_S if error.retry else b""
+        retry_after = b"retry-after: %d\r\n" % RETRY_AFTER_S if error.retry else b""
         head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n"
         phrase = HTTPStatus(status).phrase.encode()
-        self.transport.write(head % (status, phrase, PROBLEM, len(body), again) + body)
+        self.transport.write(head % (status, phrase, PROBLEM, len(body), retry_after) + body)
         self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._once = CoalescingTransport(transport)
-        super().connection_made(cast("asyncio.Transport", self._once))
-        if len(self.connections) > self._most * STANDING:
+        self._coalescing = CoalescingTransport(transport)
+        super().connection_made(cast("asyncio.Transport", self._coalescing))
+        if len(self.connections) > self._max_connections * OPEN_FACTOR:
             transport.abort()
 
     def on_response_complete(self) -> None:
-        self._once.flush()  # there are answers without a body
+        self._coalescing.flush()  # the answer may have no body
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._running is not None and not self._running.response_complete:  # uvicorn tells only the last of a row
+        # uvicorn notifies only the last pipelined request.
+        if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
 
@@ -159,9 +160,10 @@ class HttpConnection(HttpToolsProtocol):
         if is_large:
             self.app = cast("ASGI3Application", _head_too_large)
         else:
-            self.app = self._served if len(self.connections) <= self._most else cast("ASGI3Application", _full)
+            is_full = len(self.connections) > self._max_connections
+            self.app = cast("ASGI3Application", _full) if is_full else self._served
         super().on_headers_complete()
-        self.scope["headers"] = self.headers.copy()  # what comes after the body is added to the other
+        self.scope["headers"] = self.headers.copy()  # uvicorn appends trailers to its own list
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
@@ -171,8 +173,8 @@ class HttpConnection(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         if self._is_head_too_large:
             self.refuse(_head_error(), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        elif len(self.connections) > self._most:
-            self.refuse(_no_room(), HTTPStatus.SERVICE_UNAVAILABLE)
+        elif len(self.connections) > self._max_connections:
+            self.refuse(_too_many_connections(), HTTPStatus.SERVICE_UNAVAILABLE)
         else:
             super().handle_websocket_upgrade()
 
@@ -191,38 +193,39 @@ class HttpConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
 
-class Beginning(Protocol):
-    """Connections that are not there yet; `envkit.http.server.tls.Handshakes` are."""
+class PendingConnections(Protocol):
+    """Connections that are not yet established, such as those of `envkit.http.server.tls.TlsAcceptor`."""
 
     def __len__(self) -> int: ...
 
-    def look(self, now: float, *, bound_s: float) -> None:
-        """Let go of those that began more than `bound_s` ago."""
+    def enforce_timeouts(self, now: float, *, bound_s: float) -> None:
+        """Close those that are pending for more than `bound_s` seconds."""
         ...
 
 
-async def keep_looking(connections: Collection[Any], most: int, beginning: Beginning | None = None) -> None:
-    """Let go of clients that take too long, for ever.
+async def monitor(
+    connections: Collection[Any], max_connections: int, pending: PendingConnections | None = None
+) -> None:
+    """Disconnect slow clients, forever.
 
     Args:
-        connections: The connections of a server; each is a `HttpConnection` or a
-            `envkit.http.server.websocket_connection.SocketConnection`.
-        most: How many of them are served at once.
-        beginning: Those that count as well; they have a deadline of their own, and a look's time when there are too
-            many.
+        connections: The connections of a server; each is an `HttpConnection` or an
+            `envkit.http.server.websocket_connection.WebSocketConnection`.
+        max_connections: Connections served at once.
+        pending: Connections that count as well; `CHECK_INTERVAL_S` is their timeout while the server is full.
     """
     while True:
-        await anyio.sleep(LOOK_S)
-        count = len(connections) + (0 if beginning is None else len(beginning))
-        is_full, now = count >= most, clock.now()
-        if is_full and beginning is not None:
-            beginning.look(now, bound_s=LOOK_S)
+        await anyio.sleep(CHECK_INTERVAL_S)
+        count = len(connections) + (0 if pending is None else len(pending))
+        is_full, now = count >= max_connections, clock.now()
+        if is_full and pending is not None:
+            pending.enforce_timeouts(now, bound_s=CHECK_INTERVAL_S)
         for connection in list(connections):
-            connection.look(now, is_full=is_full)
+            connection.enforce_timeouts(now, is_full=is_full)
 
 
 async def _full(scope: Scope, receive: Receive, send: Send) -> None:
-    problem = _problem(_no_room(), HTTPStatus.SERVICE_UNAVAILABLE)
+    problem = _problem(_too_many_connections(), HTTPStatus.SERVICE_UNAVAILABLE)
     await respond_problem(send, problem, [(b"connection", b"close")])
 
 
@@ -232,11 +235,11 @@ async def _head_too_large(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _head_error() -> TooLargeError:
-    return TooLargeError(f"the head of a request may have {MAX_HEAD_BYTES} bytes")
+    return TooLargeError(f"the request head is too large (limit {MAX_HEAD_BYTES} bytes)")
 
 
-def _no_room() -> CapacityError:
-    return CapacityError("the server has as many connections as it takes; come again")
+def _too_many_connections() -> CapacityError:
+    return CapacityError("too many connections; retry later")
 
 
 def _problem(error: EnvkitError, status: int) -> Problem:

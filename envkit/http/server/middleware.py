@@ -1,12 +1,12 @@
-"""The guard: stands before the application and decides who may ask for what, and how often.
+"""Authorization middleware: checks tokens, scopes and rate limits before the application.
 
-A request shows its token as ``Authorization: Bearer ek_...``; the application finds who that is by
-`envkit.http.auth.caller.caller_of`. Until there is a token, as on a laptop, everybody on the machine may do everything,
-but for web pages of others in its browser. Every answer names its request (``X-Request-Id``), by the caller's own name
-if that is a sane one.
+A request sends its token as ``Authorization: Bearer ek_...``; the application finds the caller by
+`envkit.http.auth.caller.caller_of`. Until the first token exists, as on a laptop, all programs on the machine may do
+everything, but foreign web pages in its browser may not. Every answer has an ``X-Request-Id``: the one of the request
+if it is valid.
 
-A token that is revoked, or is not there since there were none, ends what is open under it: a socket within a second, a
-stream at its next piece, which then breaks off.
+A revoked token, or the first token for callers without one, ends open connections: a socket within a second, a stream
+at its next chunk.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from envkit.http.server.access_log import AccessLog
 from envkit.http.server.request_context import RequestContext, WebSocketContext
 
 MAX_SOCKETS = 256
-"""Sockets that a tenant may have open, unless the caller of `AuthMiddleware` says otherwise."""
+"""Default of the open sockets of a tenant."""
 
 MAX_REQUESTS = 2000
-"""Requests of a tenant that are under way at once, likewise: a fifth of what a server takes of all."""
+"""Default of the concurrent requests of a tenant: a fifth of what a server accepts in all."""
 
 _V1 = f"/v{messages.PROTOCOL}/"
 _SCOPES = (
     (f"{_V1}sessions", PLAY),
-    (messages.SOCKET_PATH, ""),  # each frame says what it needs
+    (messages.SOCKET_PATH, ""),  # each frame needs its own scope
     (f"{_V1}sandboxes", SANDBOX),
     (f"{_V1}snapshots", SANDBOX),
     (f"{_V1}envs", PLAY),
     ("/metrics", METRICS),
-    (_V1, ADMIN),  # events, and whatever has no line here
+    (_V1, ADMIN),  # events, and all other paths
 )
 _OPEN = frozenset({f"{_V1}health", f"{_V1}ready", "/openapi.json"})
-_SHORTER_WITHOUT = frozenset({"/", _V1.rstrip("/")})
-"""What is answered without a token as well, with less in it."""
+_OPTIONAL_TOKEN = frozenset({"/", _V1.rstrip("/")})
+"""Paths that are answered without a token too, with less content."""
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 
 
 class Served(Protocol):
-    """An application that a server can drain before it stops."""
+    """An application that a server drains before it stops."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
 
@@ -66,7 +66,7 @@ class Served(Protocol):
 
 
 def scope_for(path: str) -> str | None:
-    """Return the scope that a request needs; empty if any token will do, None if it needs no token."""
+    """Return the scope that a path needs; empty if any token is enough, None if none is needed."""
     if path in _OPEN:
         return None
     for prefix, scope in _SCOPES:
@@ -76,18 +76,18 @@ def scope_for(path: str) -> str | None:
 
 
 class AuthMiddleware:
-    """Wraps an application.
+    """ASGI middleware that authorizes requests.
 
     Args:
-        app: What to guard.
-        tokens: Whom to let in; None is everybody, as is a store that never held one.
-        rate: How many calls a tenant may make: requests, steps of a batch and frames of a socket count alike. A request
-            beyond it is refused with 429; of a socket beyond it nothing is read for as long.
-        max_sockets: Sockets that a tenant may have open.
-        max_requests: Requests of a tenant that may be under way at once, where there are tokens.
-        bodies: How much is held at once of the bodies of requests and answers, and for sockets; None for any.
-        log: Where each request is written down, if anywhere.
-        errors: Where refusals are counted by code, beside what the application counts; see `App.errors`.
+        app: The application.
+        tokens: Valid tokens; None, or a store that never held a token, admits everybody.
+        rate: Rate limit of a tenant; a request, a step of a batch and a frame of a socket are one call each. A request
+            above it is refused with 429; a socket above it is not read until calls are available again.
+        max_sockets: Open sockets of a tenant.
+        max_requests: Concurrent requests of a tenant, if there are tokens.
+        bodies: Memory budget of request bodies, answers and sockets; None for no limit.
+        log: Access log, if any.
+        errors: Counts refusals by code, beside those of the application; see `App.errors`.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class AuthMiddleware:
         self._rate = rate
         self._max_sockets = max_sockets
         self._max_requests = max_requests
-        self.bodies = bodies or MemoryBudget()
+        self.memory_budget = bodies or MemoryBudget()
         self._log = log
         self._tenants: dict[str, _Tenant] = {}
-        self._counted: dict[str, tuple[Caller, Caller]] = {}
+        self._callers_with_bucket: dict[str, tuple[Caller, Caller]] = {}
         self._id_start = secrets.token_hex(4).encode()
         self._numbers = count(1)
 
@@ -120,80 +120,80 @@ class AuthMiddleware:
         if kind == "http":
             return self._request(scope, receive, send)
         if kind == "websocket":
-            return self._socket(scope, receive, send)
+            return self._websocket(scope, receive, send)
         return self._app(scope, receive, send)
 
     async def drain(self, timeout_s: float) -> None:
-        """See `envkit.http.api.app.App.drain`."""
+        """Drain the application; see `envkit.http.api.app.App.drain`."""
         await self._app.drain(timeout_s)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = RequestContext(self, scope, receive, send)
+        context = RequestContext(self, scope, receive, send)
         tenant: _Tenant | None = None
         try:
             try:
-                self._admit(exchange, scope)
-                if exchange.caller.token_id:
-                    tenant = self._begin(exchange.caller.tenant)
+                self._authorize(context, scope)
+                if context.caller.token_id:
+                    tenant = self._begin_request(context.caller.tenant)
             except EnvkitError as error:
-                await self.refuse(exchange.send, error)
+                await self.refuse(context.send, error)
             else:
-                await self._app(scope, exchange.receive, exchange.send)
+                await self._app(scope, context.receive, context.send)
         except Exception:
-            if not exchange.is_cut:  # else the server breaks the connection, as the answer has no end
-                exchange.status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR  # what the server then says
+            if not context.is_aborted:  # else the server closes the connection, as the answer is incomplete
+                context.status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR  # which the server then sends
                 raise
         finally:
-            exchange.free()
+            context.free()
             if tenant is not None:
                 tenant.requests -= 1
             if self._log is not None:
-                exchange.write(self._log, scope["method"])
+                context.write(self._log, scope["method"])
 
-    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = WebSocketContext(self, scope, receive, send)
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = WebSocketContext(self, scope, receive, send)
         tenant: _Tenant | None = None
         try:
             try:
-                self._admit(exchange, scope)
-                tenant = self._enter(exchange.caller.tenant)
+                self._authorize(context, scope)
+                tenant = self._open_socket(context.caller.tenant)
             except EnvkitError as error:
                 await receive()
-                await self.refuse(exchange.deny, error)
+                await self.refuse(context.deny, error)
             else:
-                await self._talk(exchange, scope)
+                await self._serve_websocket(context, scope)
         finally:
             if tenant is not None:
                 tenant.sockets -= 1
             if self._log is not None:
-                exchange.write(self._log, "WS", (exchange.messages_in, exchange.messages_out))
+                context.write(self._log, "WS", (context.messages_in, context.messages_out))
 
-    async def _talk(self, exchange: WebSocketContext, scope: Scope) -> None:
-        """Serve a socket for as long as its token is good."""
+    async def _serve_websocket(self, context: WebSocketContext, scope: Scope) -> None:
+        """Serve a socket while its token is valid."""
         if self._tokens is None:
-            await self._app(scope, exchange.receive, exchange.send)
+            await self._app(scope, context.receive, context.send)
             return
         with anyio.CancelScope() as until_revoked:
             tasks = await anyio.create_task_group().__aenter__()
-            tasks.start_soon(exchange.watch, until_revoked)
+            tasks.start_soon(context.monitor_token, until_revoked)
             try:
-                await self._app(scope, exchange.receive, exchange.send)
+                await self._app(scope, context.receive, context.send)
             finally:
                 tasks.cancel_scope.cancel()
-                # Not told of the block's own error, which it would wrap in a group.
+                # Without the error of the block, which the group would wrap.
                 await tasks.__aexit__(None, None, None)
 
-    def is_good(self, token: str | None) -> bool:
-        """Say whether `token` is valid, and still was a moment ago; None is where no tokens are needed."""
-        tokens = self._needed()
+    def is_valid(self, token: str | None) -> bool:
+        """Return whether `token` is valid, `envkit.http.auth.tokens.FRESH_S` ago at most; None: no token was sent."""
+        tokens = self._required_tokens()
         return tokens is None or (token is not None and tokens.check(token) is not None)
 
-    def _needed(self) -> TokenStore | None:
-        """Return whom to let in; None is everybody."""
+    def _required_tokens(self) -> TokenStore | None:
+        """Return the valid tokens; None admits everybody."""
         return self._tokens if self._tokens is not None and self._tokens.is_needed() else None
 
     async def refuse(self, send: Send, error: EnvkitError) -> None:
-        """Answer a request with a problem."""
+        """Answer with a problem and count it."""
         self._errors[error.code] += 1
         problem = msgspec.convert(to_problem(error), messages.Problem)
         challenge = [_CHALLENGE] if isinstance(error, UnauthorizedError) else []
@@ -202,81 +202,83 @@ class AuthMiddleware:
     def new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))
 
-    def _admit(self, exchange: RequestContext, scope: Scope) -> None:
-        """Find out who asks, and tell the application.
+    def _authorize(self, context: RequestContext, scope: Scope) -> None:
+        """Authenticate and authorize a request; put its caller into the scope's state.
 
         Raises:
             UnauthorizedError: There is no token, or it is not valid.
-            ForbiddenError: It does not have the scope that is needed; or, without tokens, a web page of others asks.
-            RateLimitError: The tenant asks too often.
-            RequestError: There are several ``Authorization`` headers; a proxy and we might read different ones.
+            ForbiddenError: The token lacks the scope; or a foreign web page calls a server without tokens.
+            RateLimitError: The tenant is above its rate limit.
+            RequestError: There are several ``Authorization`` headers; a proxy might read another one than we do.
         """
-        if exchange.authorizations > 1:
-            raise RequestError(f"{exchange.authorizations} Authorization headers; send one")
-        caller, tokens = EVERYBODY, self._needed()
+        if context.authorizations > 1:
+            raise RequestError(f"{context.authorizations} Authorization headers; send one")
+        caller, tokens = EVERYBODY, self._required_tokens()
         if tokens is None:
-            require_local(scope.get("server"), exchange.host, exchange.origin)
+            require_local(scope.get("server"), context.host, context.origin)
         else:
-            needed = scope_for(exchange.path)
-            if needed is None or (exchange.token is None and exchange.path in _SHORTER_WITHOUT):
+            needed = scope_for(context.path)
+            if needed is None or (context.token is None and context.path in _OPTIONAL_TOKEN):
                 caller = NOBODY
             else:
-                caller = exchange.caller = self._known(exchange.token, tokens)
+                caller = context.caller = self._authenticate(context.token, tokens)
                 if needed:
                     caller.require(needed)
         if self._rate is not None and caller is not NOBODY:
             caller = self._with_bucket(caller, self._rate)
             caller.take()
-        exchange.caller = caller
+        context.caller = caller
         state = scope.setdefault("state", {})
         state["caller"] = caller
-        state["played"] = exchange.played
-        state["room"] = exchange.room
-        state["bodies"] = self.bodies
+        state["played"] = context.played
+        state["reservation"] = context.reservation
+        state["memory_budget"] = self.memory_budget
 
-    def _known(self, token: str | None, tokens: TokenStore) -> Caller:
+    def _authenticate(self, token: str | None, tokens: TokenStore) -> Caller:
         if token is None:
             raise UnauthorizedError(
-                "this needs a token: send 'Authorization: Bearer ek_...'; envkit's client takes it from ENVKIT_TOKEN"
+                "this needs a token; send 'Authorization: Bearer ek_...', or set ENVKIT_TOKEN for envkit's client"
             )
         caller = tokens.check(token)
         if caller is None:
-            raise UnauthorizedError("the token is not valid: it was never made, was revoked or has expired")
+            raise UnauthorizedError("the token is not valid: unknown, revoked or expired; make a new one")
         return caller
 
     def _with_bucket(self, caller: Caller, rate: Rate) -> Caller:
-        known = self._counted.get(caller.token_id)
+        known = self._callers_with_bucket.get(caller.token_id)
         if known is None or known[0] is not caller:
             tenant = self._tenant(caller.tenant)
             if tenant.bucket is None:
                 tenant.bucket = Bucket(rate, clock.stopwatch())
-            known = self._counted[caller.token_id] = caller, dataclasses.replace(caller, bucket=tenant.bucket)
+            known = caller, dataclasses.replace(caller, bucket=tenant.bucket)
+            self._callers_with_bucket[caller.token_id] = known
         return known[1]
 
     def _tenant(self, name: str) -> _Tenant:
         return self._tenants.setdefault(name, _Tenant())
 
-    def _begin(self, name: str) -> _Tenant:
+    def _begin_request(self, name: str) -> _Tenant:
         """Count one more request of a tenant.
 
         Raises:
-            RateLimitError: As many as it may have are under way.
+            RateLimitError: It has `max_requests`.
         """
         tenant = self._tenant(name)
         if tenant.requests >= self._max_requests:
-            raise RateLimitError(f"{tenant.requests} requests are under way, which is all that a tenant may have", 1.0)
+            limit = self._max_requests
+            raise RateLimitError(f"too many concurrent requests (limit {limit} per tenant); retry later", 1.0)
         tenant.requests += 1
         return tenant
 
-    def _enter(self, name: str) -> _Tenant:
+    def _open_socket(self, name: str) -> _Tenant:
         """Count one more socket of a tenant.
 
         Raises:
-            RateLimitError: It has as many as it may.
+            RateLimitError: It has `max_sockets`.
         """
         tenant = self._tenant(name)
         if tenant.sockets >= self._max_sockets:
-            raise RateLimitError(f"{tenant.sockets} sockets are open, which is all that a tenant may have; close some")
+            raise RateLimitError(f"too many open sockets (limit {self._max_sockets} per tenant); close some")
         tenant.sockets += 1
         return tenant
 

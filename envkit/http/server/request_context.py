@@ -1,4 +1,4 @@
-"""A request as the guard sees it: who makes it, what it is called, and what goes in and out."""
+"""The context of one request in the middleware: caller, request id, bytes in and out."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from envkit.http.protocol.asgi import Header, Message, Receive, Scope, Send
 from envkit.http.server.access_log import AccessLog
 from envkit.http.sessions.counters import StepMetrics
 
-_REVOKED = 1008  # of RFC 6455: the message violates a policy
-_LOOK_S = 0.3
-"""Seconds between looks at the token of an open socket. With `envkit.http.auth.tokens.FRESH_S` it is less than the
-second within which a revoked token ends its sockets.
+_REVOKED = 1008  # RFC 6455: policy violation
+_CHECK_INTERVAL_S = 0.3
+"""Seconds between checks of an open socket's token; with `envkit.http.auth.tokens.FRESH_S` less than the second within
+which a revoked token closes its sockets.
 """
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class Authorizer(Protocol):
-    """What a request asks of the guard."""
+    """What a request needs of the middleware."""
 
     @property
-    def bodies(self) -> MemoryBudget: ...
+    def memory_budget(self) -> MemoryBudget: ...
 
     def new_id(self) -> bytes:
-        """Return a name for a request that has none of its own."""
+        """Return an id for a request without one."""
         ...
 
-    def is_good(self, token: str | None) -> bool:
-        """Say whether a request with this token may still be made."""
+    def is_valid(self, token: str | None) -> bool:
+        """Return whether the token still allows requests."""
         ...
 
     async def refuse(self, send: Send, error: EnvkitError) -> None:
@@ -45,25 +45,25 @@ class Authorizer(Protocol):
 
 
 class RequestContext:
-    """One request: who makes it, what it is called, and what goes in and out."""
+    """One HTTP request."""
 
-    def __init__(self, judge: Authorizer, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, authorizer: Authorizer, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.token: str | None = None
         self.authorizations = 0
         self.caller = NOBODY
-        self.is_cut = False
-        """Whether it was ended because its token was revoked."""
+        self.is_aborted = False
+        """Whether it ended because its token was revoked."""
         self.played = StepMetrics()
-        self._judge = judge
+        self._authorizer = authorizer
         self._began = clock.stopwatch()
         self._receive = receive
         self._send = send
         self.status = self._bytes_in = self._bytes_out = 0
-        self._reach = UNCOUNTED_BYTES
+        self._reserved_bytes = UNCOUNTED_BYTES
         self._body: Body | None = None
-        """What is larger than that."""
-        self._room: Reservation | None = None
+        """Body above `UNCOUNTED_BYTES`."""
+        self._reservation: Reservation | None = None
         self._is_large = self._is_refused = False
         self._headers: Sequence[Header] = scope["headers"]
         self._id = self.host = b""
@@ -80,22 +80,22 @@ class RequestContext:
             elif name == b"x-request-id" and _SANE_ID.fullmatch(value):
                 self._id = value
         if not self._id:
-            self._id = judge.new_id()
+            self._id = authorizer.new_id()
 
     async def receive(self) -> Message:
         message = await self._receive()
         self._bytes_in += len(message.get("body", b""))
-        if self._bytes_in > self._reach:
+        if self._bytes_in > self._reserved_bytes:
             if self._body is None:
-                self._body = self._judge.bodies.begin(self.room(), self.path, self._headers)
-            self._reach = await self._body.reach(self._bytes_in)
+                self._body = self._authorizer.memory_budget.begin(self.reservation(), self.path, self._headers)
+            self._reserved_bytes = await self._body.reserve(self._bytes_in)
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.body":
-            if self.is_cut or (message.get("more_body") and self.is_revoked()):
-                self.is_cut = True
-                raise OSError("the token was revoked")  # as if the client had gone
+            if self.is_aborted or (message.get("more_body") and self.is_revoked()):
+                self.is_aborted = True
+                raise OSError("the token was revoked")  # as if the client had disconnected
             if self._is_large:
                 return self._send_large(message)
             self._bytes_out += len(message.get("body", b""))
@@ -105,46 +105,46 @@ class RequestContext:
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
             if size > UNCOUNTED_BYTES:
                 return self._begin_large(message, size)
-            if self._room is not None:
-                self._room.settle(0)
+            if self._reservation is not None:
+                self._reservation.settle(0)
         return self._send(message)
 
-    def room(self) -> Reservation:
-        """Return what it has room for, beside what is small."""
-        if self._room is None:
-            self._room = self._judge.bodies.room(self.caller)
-        return self._room
+    def reservation(self) -> Reservation:
+        """Return the memory reserved for body and answer."""
+        if self._reservation is None:
+            self._reservation = self._authorizer.memory_budget.reservation(self.caller)
+        return self._reservation
 
     def free(self) -> None:
-        """Give its room back."""
-        if self._room is not None:
-            self._room.free()
+        """Release the reserved memory."""
+        if self._reservation is not None:
+            self._reservation.free()
 
     async def _begin_large(self, message: Message, size: int) -> None:
-        """Begin an answer that is counted; one for which there is no room is refused, if nobody asked for that before.
+        """Begin an answer whose memory is counted; refuse it if there is no memory, and none was reserved before.
 
-        Those can be asked for again: they only tell how things are, or what a turn was answered.
+        Refusing is safe then: such calls only read, or repeat the answer of a turn.
         """
-        room = self.room()
-        if not room.is_expected:
+        reservation = self.reservation()
+        if not reservation.is_expected:
             try:
-                await room.expect(size, within_s=0)
+                await reservation.expect(size, within_s=0)
             except EnvkitError as error:
-                await self._judge.refuse(self.send, error)
+                await self._authorizer.refuse(self.send, error)
                 self._is_large = self._is_refused = True
                 return
-        room.settle(size)
+        reservation.settle(size)
         self._is_large = True
         await self._send(message)
 
     async def _send_large(self, message: Message) -> None:
-        """Send a piece of such an answer, and return when the client has read nearly all of it."""
+        """Send a chunk of a large answer; return when the client has read nearly all of it."""
         if self._is_refused:
             return
         self._bytes_out += len(message.get("body", b""))
         await self._send({**message, "more_body": True})
         if not message.get("more_body"):
-            await self._send({"type": "http.response.body", "body": b""})  # waits for what is before it
+            await self._send({"type": "http.response.body", "body": b""})  # waits for the chunk before it
 
     def write(self, log: AccessLog, method: str, messages: tuple[int, int] | None = None) -> None:
         log.write(
@@ -161,11 +161,11 @@ class RequestContext:
         )
 
     def is_revoked(self) -> bool:
-        return self.caller is not NOBODY and not self._judge.is_good(self.token)
+        return self.caller is not NOBODY and not self._authorizer.is_valid(self.token)
 
 
 class WebSocketContext(RequestContext):
-    """One socket."""
+    """One WebSocket."""
 
     messages_in = messages_out = 0
 
@@ -175,7 +175,7 @@ class WebSocketContext(RequestContext):
             self.messages_in += 1
             self._bytes_in += _size(message)
             if self.is_revoked():
-                await self._cut()
+                await self._close_revoked()
                 return {"type": "websocket.disconnect", "code": _REVOKED}
         return message
 
@@ -185,8 +185,8 @@ class WebSocketContext(RequestContext):
             self.messages_out += 1
             self._bytes_out += _size(message)
             if self.is_revoked():
-                await self._cut()
-                raise OSError("the token was revoked")  # as if the client had gone
+                await self._close_revoked()
+                raise OSError("the token was revoked")  # as if the client had disconnected
         elif kind == "websocket.accept":
             self.status = 101
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
@@ -200,26 +200,26 @@ class WebSocketContext(RequestContext):
         self._bytes_out += len(message.get("body", b""))
         return self._send({**message, "type": f"websocket.{message['type']}"})
 
-    async def watch(self, scope: anyio.CancelScope) -> None:
-        """Close the socket and cancel `scope` when the token is revoked."""
+    async def monitor_token(self, scope: anyio.CancelScope) -> None:
+        """Close the socket and cancel `scope` once the token is revoked."""
         while True:
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(_CHECK_INTERVAL_S)
             try:
                 is_over = self.is_revoked()
-            except EnvkitError:  # nobody can say
+            except EnvkitError:  # the token store cannot be read
                 is_over = True
             if is_over:
-                await self._cut()
+                await self._close_revoked()
                 scope.cancel()
 
-    async def _cut(self) -> None:
-        if not self.is_cut:
-            self.is_cut = True
+    async def _close_revoked(self) -> None:
+        if not self.is_aborted:
+            self.is_aborted = True
             await self._send({"type": "websocket.close", "code": _REVOKED, "reason": "the token was revoked"})
 
 
 def _length(headers: Sequence[Header]) -> int:
-    """Return how long an answer says that it is; 0 where it does not."""
+    """Return the content length of an answer; 0 without one."""
     for name, value in headers:
         if name == b"content-length":
             return int(value)

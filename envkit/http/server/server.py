@@ -1,4 +1,4 @@
-"""Serving an `App` with uvicorn, on TCP or on a Unix socket, inside the caller's event loop."""
+"""Serve an `App` with uvicorn, on TCP or a Unix socket, inside the caller's event loop."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ import uvicorn
 
 from envkit.errors import UsageError
 from envkit.http.protocol.messages import MAX_MESSAGE_BYTES
-from envkit.http.server.http_connection import HttpConnection, keep_looking
+from envkit.http.server.http_connection import HttpConnection, monitor
 from envkit.http.server.middleware import Served
 from envkit.http.server.tls import TlsAcceptor
 from envkit.http.server.websocket_connection import WebSocketConnection
 
 DRAIN_S = 10.0
-"""Seconds that calls which run at shutdown are given, unless the caller says otherwise."""
+"""Default of the seconds that running calls get at shutdown."""
 
 MAX_CONNECTIONS = 10_000
-"""Connections that are served at once, unless the caller says otherwise."""
+"""Default of the connections served at once."""
 
 _FILES = 1 << 16
-"""What is enough; programs that look at each file which they might have open take their time where it is more."""
+"""Highest requested limit on open files; programs that close every possible file are slow above it."""
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _PING_S = 20.0
 _PONG_S = 120.0
-"""A client that trains in the loop's own thread is deaf for a while."""
+"""A client that trains in its event loop's thread does not answer meanwhile."""
 _LEAVE_S = 3
 _UVICORN = logging.getLogger("uvicorn.error")
 _EXPECTED = frozenset(
@@ -64,28 +64,28 @@ async def serve(
     key: Path | None = None,
     max_connections: int | None = None,
 ) -> None:
-    """Serve `app` until SIGTERM, SIGINT or cancellation; then finish what runs and give back every lease.
+    """Serve `app` until SIGTERM, SIGINT or cancellation; then finish running calls and release every lease.
 
     Args:
-        app: What `envkit.http.api.app.create_app` returned, or a `Guard` around it.
+        app: Result of `envkit.http.api.app.create_app`, or an `AuthMiddleware` around it.
         host: Name or address to listen on.
         port: TCP port; 0 takes a free one.
-        uds: Path of a Unix socket to listen on instead. One that nobody listens on any more is replaced.
-        on_ready: Called once with the address, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``, as soon
-            as requests are answered.
+        uds: Path of a Unix socket to listen on instead. A stale socket file is replaced.
+        on_ready: Called once with the address, such as ``"http://127.0.0.1:8000"`` or ``"unix:/tmp/env.sock"``, when
+            the server accepts requests.
         handle_signals: Whether SIGTERM and SIGINT end the server; only possible in the main thread.
-        drain_s: Seconds that running calls are given at shutdown.
-        certificate: PEM file of a certificate, and those that vouch for it; the server then speaks TLS.
-        key: PEM file of its private key, without a password; None if `certificate` holds that too.
-        max_connections: Connections that are served at once; None for `MAX_CONNECTIONS`, or half of the files that this
-            process may have open if that is less. Who comes beyond it is answered with 503.
+        drain_s: Seconds that running calls get at shutdown.
+        certificate: PEM file of a certificate and its chain; turns TLS on.
+        key: PEM file of its private key, without a password; None if `certificate` contains it.
+        max_connections: Connections served at once; further ones get 503. None: `MAX_CONNECTIONS`, or half of this
+            process's limit on open files if that is less.
 
     Raises:
         UsageError: The port, the path or the certificate cannot be used; the message says what to do.
     """
     context = _context(certificate, key)
-    max_connections = max_connections or min(MAX_CONNECTIONS, _max_files() // 2)
-    with _quiet(), _signals() if handle_signals else nullcontext() as signals:  # before anybody can see us
+    max_connections = max_connections or min(MAX_CONNECTIONS, _raise_file_limit() // 2)
+    with _quiet(), _signals() if handle_signals else nullcontext() as signals:  # before the socket exists
         listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
         address = _address(listener, is_tls=context is not None)
         try:
@@ -97,8 +97,8 @@ async def serve(
             async with anyio.create_task_group() as tasks:
                 if signals is not None:
                     tasks.start_soon(server.stop_on, signals)
-                tasks.start_soon(server.run_to_the_end, listener)
-                tasks.start_soon(keep_looking, connections, max_connections, server.handshakes)
+                tasks.start_soon(server.run_shielded, listener)
+                tasks.start_soon(monitor, connections, max_connections, server.handshakes)
                 try:
                     await server.stopping.wait()
                 finally:
@@ -112,10 +112,10 @@ async def serve(
 def require_address(
     host: str, port: int, uds: str | None, certificate: Path | None = None, key: Path | None = None
 ) -> None:
-    """Return if a server could listen there now, so that nothing is started in vain; see `serve`.
+    """Check that a server can listen there now, before anything is started; see `serve`.
 
     Raises:
-        UsageError: It could not; the message says what to do.
+        UsageError: The port, the path or the certificate cannot be used; the message says what to do.
     """
     _context(certificate, key)
     listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
@@ -123,7 +123,7 @@ def require_address(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signals, and told when to stop instead of asking ten times a second."""
+    """uvicorn without its signal handlers, stopped by an event instead of polling."""
 
     def __init__(
         self, config: uvicorn.Config, on_ready: Callable[[], None], drain: Callable[[], Awaitable[None]]
@@ -132,13 +132,13 @@ class _Server(uvicorn.Server):
         self.stopping = anyio.Event()
         self.ended = anyio.Event()
         self.handshakes: TlsAcceptor | None = None
-        """By which clients come in; None where they speak no TLS."""
+        """Accepts clients; None without TLS."""
         self._listeners: list[socket.socket] = []
         self._on_ready = on_ready
         self._drain = drain
 
-    async def run_to_the_end(self, listener: socket.socket) -> None:
-        """Serve; a cancelled caller has to wait for the shutdown, which is short."""
+    async def run_shielded(self, listener: socket.socket) -> None:
+        """Serve, shielded from cancellation; the shutdown is short."""
         with anyio.CancelScope(shield=True):
             try:
                 await self.serve(sockets=[listener])
@@ -157,18 +157,18 @@ class _Server(uvicorn.Server):
         tasks = await anyio.create_task_group().__aenter__()
         if self.handshakes is not None:
             for listener in self._listeners:
-                tasks.start_soon(self.handshakes.accept, listener, self._opened)
+                tasks.start_soon(self.handshakes.accept, listener, self._make_connection)
         try:
             self._on_ready()
             await self.stopping.wait()
             await self._drain()
         finally:
             tasks.cancel_scope.cancel()
-            # Not told of the block's own error, which it would wrap in a group.
+            # Without the error of the block, which the group would wrap.
             await tasks.__aexit__(None, None, None)
 
-    def _opened(self) -> HttpConnection:
-        """Return what uvicorn itself makes for a new connection."""
+    def _make_connection(self) -> HttpConnection:
+        """Return a protocol as uvicorn creates it for a new connection."""
         make = cast("Callable[..., HttpConnection]", self.config.http_protocol_class)
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
@@ -179,26 +179,26 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Have uvicorn say nothing of answers that we break off or give instead of a socket, and of callers' mistakes."""
+    """Hide uvicorn's warnings about answers that we abort or send instead of a socket, and about invalid requests."""
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_unexpected(record: logging.LogRecord) -> bool:
         return record.msg not in _EXPECTED
 
-    _UVICORN.addFilter(is_news)
+    _UVICORN.addFilter(is_unexpected)
     try:
         yield
     finally:
-        _UVICORN.removeFilter(is_news)
+        _UVICORN.removeFilter(is_unexpected)
 
 
 def _signals() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
     return anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
 
 
-def _config(app: Served, most: int) -> uvicorn.Config:
+def _config(app: Served, max_connections: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(HttpConnection, most=most),  # type: ignore[arg-type]
+        http=partial(HttpConnection, max_connections=max_connections),  # type: ignore[arg-type]
         ws=WebSocketConnection,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=_PING_S,
@@ -218,67 +218,67 @@ def _config(app: Served, most: int) -> uvicorn.Config:
     )
 
 
-def _max_files() -> int:
-    """Return how many files this process may have open, having raised that as far as it may be and is of use."""
+def _raise_file_limit() -> int:
+    """Raise this process's limit on open files as far as allowed, `_FILES` at most; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return _FILES if soft == resource.RLIM_INFINITY else soft
-    with suppress(OSError, ValueError):  # some systems have a bound that they do not tell
+    with suppress(OSError, ValueError):  # some systems have an unpublished limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return soft
 
 
 def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """Return what is shown to clients; None for nothing.
+    """Return the TLS context; None without a certificate.
 
     Raises:
         UsageError: The certificate cannot be used.
     """
     if certificate is None:
         if key is not None:
-            raise UsageError(f"the key {key} goes with a certificate; name that too")
+            raise UsageError(f"key {key} given without a certificate; pass the certificate too")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # An empty password, or OpenSSL would ask for one at the terminal.
+        # With an empty password OpenSSL does not prompt for one.
         context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:
         files = certificate if key is None else f"{certificate} with the key {key}"
         cause = (
             error.reason if isinstance(error, ssl.SSLError) else error.strerror if isinstance(error, OSError) else error
         )
-        raise UsageError(f"no TLS with the certificate {files}: {cause or error}") from None
+        raise UsageError(f"cannot use the certificate {files} for TLS: {cause or error}") from None
     return context
 
 
 def _listen_tcp(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:  # the resolver would take its last 16 bits
-        raise UsageError(f"port {port} cannot be used: a port lies in 0 to 65535")
+    if not 0 <= port <= 65535:  # the resolver would truncate it to 16 bits
+        raise UsageError(f"invalid port {port}; use 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # The protocol is named because asyncio switches Nagle's algorithm off only then; replies would wait for 40 ms.
+        # asyncio turns Nagle's algorithm off only if the protocol is set; replies would wait for 40 ms.
         return _listen(socket.socket(family, kind, protocol), address)
     except OSError as error:
         if error.errno == EADDRINUSE:
-            remedy = "is in use; choose another one, or 0 for any that is free"
+            remedy = "is in use; choose another one, or 0 for any free port"
         else:
             remedy = f"cannot be used: {error.strerror or error}"
         raise UsageError(f"port {port} on {host} {remedy}") from None
     except UnicodeError:
-        raise UsageError(f"{host[:80]!r} is no name of a host") from None
+        raise UsageError(f"{host[:80]!r} is not a host name") from None
 
 
 def _listen_unix(path: Path) -> socket.socket:
     if path.is_socket():
         _remove_stale(path)
     elif path.exists():
-        raise UsageError(f"{path} is there and is not a socket; choose another path")
+        raise UsageError(f"{path} exists and is not a socket; choose another path")
     try:
         return _listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path))
     except OSError as error:
-        raise UsageError(f"no socket can be made at {path}: {error.strerror or error}") from None
+        raise UsageError(f"cannot create a socket at {path}: {error.strerror or error}") from None
 
 
 def _listen(listener: socket.socket, address: tuple[Any, ...] | str) -> socket.socket:
@@ -308,7 +308,7 @@ def _remove_stale(path: Path) -> None:
             return
         except OSError as error:
             raise UsageError(f"{path} cannot be used: {error.strerror or error}") from None
-    raise UsageError(f"a server listens at {path} already; stop it or choose another path")
+    raise UsageError(f"a server already listens at {path}; stop it or choose another path")
 
 
 def _address(listener: socket.socket, *, is_tls: bool) -> str:

@@ -1,7 +1,7 @@
-"""Standard error, on which a server writes and for which it never waits: nobody may be there to read it.
+"""Non-blocking log on standard error.
 
-A full pipe makes whoever writes to it wait until somebody reads. What a server says is therefore written by threads,
-which leave room in a pipe for others; what is more than may wait is dropped.
+Writing to a full pipe blocks until somebody reads it. Threads therefore write the log, and leave space in a pipe for
+other writers. Records that exceed the queue are dropped.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from contextlib import suppress
 from logging.handlers import QueueHandler
 from queue import Full, Queue
 from select import PIPE_BUF, select
-from threading import Thread  # noqa: TID251 (one that is stuck must not hold the process at its end)
+from threading import Thread  # noqa: TID251 (a blocked one must not block process exit)
 from typing import Self
 
 CLOSE_S = 2.0
-"""Seconds that the last lines may take at the end."""
+"""Seconds to write the last lines on close."""
 
 MAX_WAITING = 1_000
-"""Records of `logging` that wait to be written."""
+"""Log records that may wait in the queue."""
 
 _FULL_S = 0.1
 _STANDARD_ERROR = 2
 
 
 class StandardErrorLog(QueueHandler):
-    """What this process logs, on standard error, for the length of a block, instead of where `logging` has it."""
+    """Context manager that logs to standard error without blocking, instead of `logging`'s default handler."""
 
     def __init__(self) -> None:
         self._waiting: Queue[logging.LogRecord | None] = Queue(MAX_WAITING)
@@ -55,38 +55,39 @@ class StandardErrorLog(QueueHandler):
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        told = 0
+        reported = 0
         while (record := self._waiting.get()) is not None:
             text = f"{record.getMessage()}\n"
             dropped = self._dropped
-            if dropped > told:
-                text, told = f"{text}{dropped - told} records were dropped, since nobody read them\n", dropped
+            if dropped > reported:
+                text += f"{dropped - reported} log records dropped: standard error was not read\n"
+                reported = dropped
             with suppress(OSError):
                 write(text.encode(errors="backslashreplace"))
 
 
 def write(text: bytes) -> None:
-    """Write `text`, in a thread of one's own, waiting for as long as nobody reads.
+    """Write `text`; call it in a thread, as it blocks until somebody reads.
 
-    In a pipe it leaves room for those who would wait for ever to write there.
+    It leaves half of a pipe free for other writers, which would block forever on a full one.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: Standard error cannot be written.
     """
     while text:
         while not _has_room():
             select([], [], [], _FULL_S)
-        end = text.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF  # so much is written at once or not at all
+        end = text.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF  # writes up to PIPE_BUF are atomic
         text = text[os.write(_STANDARD_ERROR, text[:end]) :]
 
 
 def _has_room() -> bool:
-    """Say whether `PIPE_BUF` bytes can be written, and of a pipe less than a half is taken."""
+    """Return whether `PIPE_BUF` bytes can be written; a pipe must then still be half empty."""
     if not select([], [_STANDARD_ERROR], [], _FULL_S)[1]:
         return False
     try:
         size = fcntl.fcntl(_STANDARD_ERROR, fcntl.F_GETPIPE_SZ)
-    except (OSError, AttributeError):  # it is none; or not on this system
+    except (OSError, AttributeError):  # not a pipe, or not supported by this system
         return True
-    taken = struct.unpack("i", fcntl.ioctl(_STANDARD_ERROR, termios.FIONREAD, bytes(4)))[0]
-    return bool(taken + PIPE_BUF <= max(size // 2, PIPE_BUF))
+    used = struct.unpack("i", fcntl.ioctl(_STANDARD_ERROR, termios.FIONREAD, bytes(4)))[0]
+    return bool(used + PIPE_BUF <= max(size // 2, PIPE_BUF))

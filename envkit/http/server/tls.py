@@ -1,6 +1,6 @@
-"""TLS handshakes: each has a deadline and is counted beside the connections, since a client can leave it unfinished.
+"""TLS handshakes: each has a timeout and counts as a connection, since a client can leave it unfinished.
 
-The server's own listening would tell of a connection only when its handshake is over, and of one that fails never.
+asyncio's own server reports a connection only after its handshake, and never reports a failed one.
 """
 
 from __future__ import annotations
@@ -14,71 +14,71 @@ from contextlib import suppress
 import anyio
 
 from envkit import clock
-from envkit.http.server.http_connection import HEAD_S, STANDING
+from envkit.http.server.http_connection import HEAD_S, OPEN_FACTOR
 
 HANDSHAKE_S = HEAD_S
-"""Seconds that a handshake may take."""
+"""Timeout of a handshake, seconds."""
 
-_REST_S = 0.5
-"""Seconds without taking anybody, after there was no file or memory for it."""
+_BACKOFF_S = 0.5
+"""Seconds before the next accept, after the process had no file descriptor or memory left."""
 
 
 class TlsAcceptor:
-    """Those under way.
+    """Accepts TLS connections; its length is the number of handshakes in progress.
 
     Args:
-        context: What is shown to clients.
-        connections: Those whose handshake is over.
-        most: How many are served at once.
+        context: Certificate and settings.
+        connections: Established connections.
+        max_connections: Connections served at once.
     """
 
-    def __init__(self, context: ssl.SSLContext, connections: Sized, most: int) -> None:
+    def __init__(self, context: ssl.SSLContext, connections: Sized, max_connections: int) -> None:
         self._context = context
         self._connections = connections
-        self._most = most
-        self._under_way: dict[anyio.CancelScope, float] = {}
+        self._max_connections = max_connections
+        self._handshakes: dict[anyio.CancelScope, float] = {}
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._handshakes)
 
-    async def accept(self, listener: socket.socket, opened: Callable[[], asyncio.Protocol]) -> None:
-        """Take whoever comes, until cancelled; who comes when there are too many is dropped.
+    async def accept(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Accept connections until cancelled; drop those above `max_connections` times `OPEN_FACTOR`.
 
         Args:
-            listener: Where they come.
-            opened: Returns what is told of one whose handshake is over.
+            listener: Listening socket.
+            make_protocol: Returns the protocol of a connection whose handshake is complete.
         """
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as tasks:
             while True:
                 try:
-                    link, _ = await loop.sock_accept(listener)
-                except ConnectionError:  # it is gone already
+                    connection, _ = await loop.sock_accept(listener)
+                except ConnectionError:  # already closed
                     continue
                 except OSError:
-                    await anyio.sleep(_REST_S)
+                    await anyio.sleep(_BACKOFF_S)
                     continue
-                if len(self._connections) + len(self._under_way) >= self._most * STANDING:
-                    link.close()
+                if len(self._connections) + len(self._handshakes) >= self._max_connections * OPEN_FACTOR:
+                    connection.close()
                     continue
                 scope = anyio.CancelScope()
-                self._under_way[scope] = clock.now()
-                tasks.start_soon(self._shake, scope, link, opened)
+                self._handshakes[scope] = clock.now()
+                tasks.start_soon(self._shake_hands, scope, connection, make_protocol)
 
-    def look(self, now: float, *, bound_s: float) -> None:
-        """End those that began more than `bound_s` ago."""
-        for scope, began in self._under_way.items():
+    def enforce_timeouts(self, now: float, *, bound_s: float) -> None:
+        """Cancel handshakes that began more than `bound_s` seconds ago."""
+        for scope, began in self._handshakes.items():
             if now - began > bound_s:
                 scope.cancel()
 
-    async def _shake(
-        self, scope: anyio.CancelScope, link: socket.socket, opened: Callable[[], asyncio.Protocol]
+    async def _shake_hands(
+        self, scope: anyio.CancelScope, connection: socket.socket, make_protocol: Callable[[], asyncio.Protocol]
     ) -> None:
         try:
             with scope, suppress(OSError):
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    opened, link, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
+                    make_protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
                 )
         finally:
-            del self._under_way[scope]
+            del self._handshakes[scope]

@@ -1,6 +1,7 @@
-"""A connection that has become a WebSocket, with bounds, as `envkit.http.server.http_connection` has them for HTTP.
+"""uvicorn's WebSocket connections with the limits that `envkit.http.server.http_connection` has for HTTP.
 
-What it has of messages that the application has not taken is counted; see `envkit.http.limits.memory_budget.Backlog`.
+Bytes of messages that the application has not received are counted; see
+`envkit.http.limits.memory_budget.Backpressure`.
 """
 
 from __future__ import annotations
@@ -17,109 +18,107 @@ from websockets.http11 import Request
 
 from envkit import clock
 from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, Backpressure, MemoryBudget
-from envkit.http.limits.timeouts import ANSWER_S, SlowClientTimer, least_rate
+from envkit.http.limits.timeouts import ANSWER_S, SlowClientTimer, min_rate
 from envkit.http.server.http_connection import CoalescingTransport
 
-HOLD_S = 10.0
-"""Seconds for which a socket is not read because sockets hold too much, before it is closed in the middle of a
-message.
-"""
+MAX_PAUSE_S = 10.0
+"""Seconds that a socket may be paused in the middle of a message by the memory limit, before it is closed."""
 
 _MAX_UNREAD_BYTES = 1 << 20
-"""What a socket may be owed for its pings."""
+"""Unread bytes above which a ping closes the connection."""
 
 _MAX_FRAGMENTS = 10_000
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol):
-    """A connection that has become a WebSocket."""
+    """A WebSocket connection."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._wait = SlowClientTimer()
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._timer = SlowClientTimer()
         self._messages = 0
         self._queued_bytes = 0
-        self._backlog: Backpressure | None = None
-        self._held_since: float | None = None
-        """Since when it is not read because sockets hold too much."""
+        self._backpressure: Backpressure | None = None
+        self._paused_since: float | None = None
+        """When the memory limit paused reading."""
         self._times_drained = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport.transport if isinstance(transport, CoalescingTransport) else transport)
 
-    def look(self, now: float, *, is_full: bool) -> None:
-        """Let go of a client that takes too long to read, or to end a message; one that says nothing may stay."""
-        transport, wait = self.transport, self._wait
-        if self._backlog is not None and not transport.is_closing():
+    def enforce_timeouts(self, now: float, *, is_full: bool) -> None:
+        """Disconnect a client that reads or sends a message too slowly; an idle one may stay."""
+        transport, timer = self.transport, self._timer
+        if self._backpressure is not None and not transport.is_closing():
             self._count()
-            self._read_or_not(now)
+            self._pause_or_resume(now)
         if transport.is_closing() or not self.writable.is_set():
-            if wait.is_over(("answer", self._times_drained), -transport.get_write_buffer_size(), now, ANSWER_S):
+            if timer.is_over(("answer", self._times_drained), -transport.get_write_buffer_size(), now, ANSWER_S):
                 transport.abort()
-        elif (size := self._unread()) and self._held_since is None:
-            if wait.is_too_slow(("message", self._messages), size, now, least_rate(size)):
-                self.conn.fail(CloseCode.POLICY_VIOLATION, "the message came too slowly")
+        elif (size := self._partial_bytes()) and self._paused_since is None:
+            if timer.is_too_slow(("message", self._messages), size, now, min_rate(size)):
+                self.conn.fail(CloseCode.POLICY_VIOLATION, "the message arrived too slowly")
                 self.handle_parser_exception()
         else:
-            wait.end()
+            timer.end()
 
-    def _unread(self) -> int:
-        """Return the bytes that there are of a message that is not complete."""
+    def _partial_bytes(self) -> int:
+        """Return the bytes received of an incomplete message."""
         return len(self.conn.reader.buffer) + (sum(map(len, self.frames)) if self.frames else 0)
 
     def _count(self) -> None:
-        """Count what has come and was not taken by the application."""
-        if self._backlog is None:
+        """Count the bytes received that the application has not taken."""
+        if self._backpressure is None:
             state: dict[str, Any] = getattr(self, "scope", {}).get("state", {})
-            if "bodies" not in state:  # nobody has looked yet who it is
+            if "memory_budget" not in state:  # not authorized yet
                 return
-            self._backlog = cast("MemoryBudget", state["bodies"]).backlog(state["caller"])
-        self._backlog.hold(self._unread() + self._queued_bytes)
+            self._backpressure = cast("MemoryBudget", state["memory_budget"]).backpressure(state["caller"])
+        self._backpressure.hold(self._partial_bytes() + self._queued_bytes)
 
-    def _read_or_not(self, now: float) -> None:
-        """Read no more of a message while sockets hold too much; close where that does not end."""
-        backlog = self._backlog
-        assert backlog is not None
-        # One that is alone may be larger than all may be together, or it could never come.
-        if not backlog.is_too_much or backlog.is_alone or self._unread() <= UNCOUNTED_BYTES:
-            if self._held_since is not None:
-                self._held_since = None
+    def _pause_or_resume(self, now: float) -> None:
+        """Pause reading while sockets are above their memory limit; close the socket after `MAX_PAUSE_S`."""
+        backpressure = self._backpressure
+        assert backpressure is not None
+        # A single message may exceed the limit of all sockets, or it could never arrive.
+        if not backpressure.is_too_much or backpressure.is_alone or self._partial_bytes() <= UNCOUNTED_BYTES:
+            if self._paused_since is not None:
+                self._paused_since = None
                 if not self.read_paused:
                     self.transport.resume_reading()
-        elif self._held_since is None:
-            self._held_since = now
+        elif self._paused_since is None:
+            self._paused_since = now
             if not self.read_paused:
                 self.transport.pause_reading()
-        elif now - self._held_since > HOLD_S:
-            self.conn.fail(CloseCode.TRY_AGAIN_LATER, "the server holds as much for sockets as it does; come again")
+        elif now - self._paused_since > MAX_PAUSE_S:
+            self.conn.fail(CloseCode.TRY_AGAIN_LATER, "WebSocket memory limit reached; retry later")
             self.handle_parser_exception()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._backlog is not None or len(self.conn.reader.buffer) > UNCOUNTED_BYTES or self.frames:
+        if self._backpressure is not None or len(self.conn.reader.buffer) > UNCOUNTED_BYTES or self.frames:
             self._count()
-            if self._backlog is not None and not self.transport.is_closing():
-                self._read_or_not(clock.now())
+            if self._backpressure is not None and not self.transport.is_closing():
+                self._pause_or_resume(clock.now())
 
     async def receive(self) -> ASGIReceiveEvent:
         message = await super().receive()
-        if self._queued_bytes and self.queue.empty():  # before that nothing more is read
+        if self._queued_bytes and self.queue.empty():  # reading is paused until then
             self._queued_bytes = 0
             self._count()
         return message
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._backlog is not None:
-            self._backlog.hold(0)
-            self._backlog = None
+        if self._backpressure is not None:
+            self._backpressure.hold(0)
+            self._backpressure = None
 
     def taken(self) -> None:
-        """Hear that the application has taken a large message."""
+        """Recount after the application has taken a large message."""
         self._count()
 
     async def drained(self) -> None:
-        """Wait until the client has read nearly all of what was sent."""
+        """Wait until the client has read nearly all that was sent."""
         await self.writable.wait()
 
     def resume_writing(self) -> None:
@@ -128,14 +127,14 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         self._messages += 1
-        if self._backlog is not None:
+        if self._backpressure is not None:
             self._queued_bytes += sum(map(len, self.frames))
         super().send_receive_event_to_app()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
-            self.scope.setdefault("state", {})["link"] = self
+            self.scope.setdefault("state", {})["connection"] = self
 
     def handle_ping(self) -> None:
         super().handle_ping()
@@ -145,11 +144,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         super().handle_cont(event)
         if len(self.frames) > _MAX_FRAGMENTS:
-            self.conn.fail(CloseCode.POLICY_VIOLATION, "the message has too many pieces")
+            self.conn.fail(CloseCode.POLICY_VIOLATION, f"the message has too many fragments (limit {_MAX_FRAGMENTS})")
             self.handle_parser_exception()
 
     def shutdown(self) -> None:
         try:
             super().shutdown()
-        except InvalidState:  # its client is just leaving too, which must not take the server with it
+        except InvalidState:  # the client closes at the same moment; that must not stop the server
             self.transport.close()

@@ -104,7 +104,7 @@ def test_a_plain_process_takes_none(levels: Path) -> None:
 def test_a_server_takes_none_from_a_remote_caller(levels: Path) -> None:
     async def main() -> None:
         async with KINDS["remote"].backend() as backend:
-            with pytest.raises(ForbiddenError, match="views: a server shows sandboxes nothing of its machine"):
+            with pytest.raises(ForbiddenError, match="views: a server mounts none of its files"):
                 await backend.start(KINDS["remote"].spec(views=((str(levels), "/data"),)))
 
     run(main)

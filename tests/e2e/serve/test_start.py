@@ -26,7 +26,7 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = said_by(tmp_path, "--backend", "none", "--port", str(port))
-    assert said == f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any that is free"
+    assert said == f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any free port"
 
 
 def test_a_second_server_on_the_same_state_is_refused_until_the_first_is_gone_however_that_ends(tmp_path: Path) -> None:

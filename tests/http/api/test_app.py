@@ -1,4 +1,4 @@
-"""The HTTP API, over a real server: what each route answers, and that nothing a client sends makes it fail."""
+"""The HTTP API on a real server: the answers of each route, also to invalid input."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ COUNT = {"env_id": "Count-v0", "seed": 7}
 ENVS = [EnvSpec("Count-v0", "tests.http.envs:Count", {"end": 3}, summary="Counts its steps.")]
 
 
-def test_an_episode_is_made_played_looked_at_and_ended() -> None:
+def test_a_session_is_created_played_inspected_and_deleted() -> None:
     async def main(client: httpx.AsyncClient) -> None:
-        made = await client.put("/v1/sessions/a", json={**COUNT, "options": {"end": 2}})
-        assert (made.status_code, made.headers["content-type"]) == (200, "application/json")
-        assert made.json() == {
+        created = await client.put("/v1/sessions/a", json={**COUNT, "options": {"end": 2}})
+        assert (created.status_code, created.headers["content-type"]) == (200, "application/json")
+        assert created.json() == {
             "turn": 0,
             "observation": "seed 7",
             "legal_moves": ["on", "back"],
             "images": [],
             "info": {"legal_moves": ["on", "back"], "metrics": {}},
         }
-        assert (await client.put("/v1/sessions/a", json={**COUNT, "options": {"end": 2}})).json() == made.json()
+        assert (await client.put("/v1/sessions/a", json={**COUNT, "options": {"end": 2}})).json() == created.json()
         first = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "x"})
         assert first.json() == {
             "turn": 1,
@@ -62,7 +62,7 @@ def test_an_episode_is_made_played_looked_at_and_ended() -> None:
     over_http(main)
 
 
-def test_a_retry_that_comes_out_of_turn_learns_the_turn_of_the_session() -> None:
+def test_a_step_out_of_order_is_answered_with_the_turn_of_the_session() -> None:
     async def main(client: httpx.AsyncClient) -> None:
         await client.put("/v1/sessions/a", json=COUNT)
         await client.post("/v1/sessions/a/step", json={"turn": 0, "action": "x"})
@@ -96,7 +96,7 @@ def test_a_slow_reset_is_answered_with_202_until_it_is_done() -> None:
     over_http(main, slow_reset_s=0.05)
 
 
-def test_a_batch_is_answered_one_by_one_in_its_order() -> None:
+def test_a_batch_gets_one_outcome_per_step_in_order() -> None:
     async def main(client: httpx.AsyncClient) -> None:
         await client.put("/v1/sessions/a", json=COUNT)
         await client.put("/v1/sessions/b", json=COUNT)
@@ -146,7 +146,7 @@ def test_a_full_server_is_alive_but_not_ready() -> None:
         ready = await client.get("/v1/ready")
         assert (ready.status_code, ready.json()) == (
             503,
-            {"ready": False, "capacity": 1, "leased": 1, "why": "all 1 places are taken"},
+            {"ready": False, "capacity": 1, "leased": 1, "why": "all 1 episode slots are in use"},
         )
         health = await client.get("/v1/health")
         assert (health.status_code, health.json()["status"], health.json()["protocol"]) == (200, "alive", 1)
@@ -154,7 +154,7 @@ def test_a_full_server_is_alive_but_not_ready() -> None:
     over_http(main, capacity=1)
 
 
-def test_the_environments_are_those_that_the_server_was_told_of() -> None:
+def test_the_list_of_environments_is_that_of_the_server() -> None:
     async def main(client: httpx.AsyncClient) -> None:
         assert (await client.get("/v1/envs")).json() == {
             "envs": [{"id": "Count-v0", "summary": "Counts its steps.", "options": {"end": 3}, "replayable": True}]
@@ -163,7 +163,7 @@ def test_the_environments_are_those_that_the_server_was_told_of() -> None:
     over_http(main, envs=ENVS)
 
 
-def test_errors_of_the_world_and_of_the_task_keep_their_fields() -> None:
+def test_errors_of_the_environment_and_of_the_task_keep_their_fields() -> None:
     async def main(client: httpx.AsyncClient) -> None:
         unknown = await client.put("/v1/sessions/a", json={"env_id": "Cuont-v0", "seed": 1})
         assert (unknown.status_code, unknown.json()["fields"]["env_id"]) == (404, "Cuont-v0")
@@ -184,18 +184,18 @@ def test_errors_of_the_world_and_of_the_task_keep_their_fields() -> None:
 
 
 @pytest.mark.parametrize("action", ["odd", "surrogate"])
-def test_an_observation_that_json_cannot_say_is_a_fault_of_the_world(action: str) -> None:
+def test_an_observation_that_json_cannot_encode_is_an_environment_error(action: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         await client.put("/v1/sessions/a", json=COUNT)
         answer = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": action})
         assert (answer.status_code, answer.json()["type"]) == (500, "env_error")
-        assert "cannot be said in JSON" in answer.json()["detail"]
+        assert "cannot be encoded as JSON" in answer.json()["detail"]
 
     over_http(main)
 
 
 @pytest.mark.parametrize(("action", "reward"), [("nan", "nan"), ("infinity", "-inf"), ("x", 0.5)])
-def test_a_reward_that_is_no_number_travels_as_text(action: str, reward: object) -> None:
+def test_a_reward_that_is_not_finite_is_sent_as_text(action: str, reward: object) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         await client.put("/v1/sessions/a", json=COUNT)
         answer = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": action})
@@ -204,14 +204,14 @@ def test_a_reward_that_is_no_number_travels_as_text(action: str, reward: object)
     over_http(main)
 
 
-def test_who_misspells_a_field_or_sends_nothing_is_told_what_to_send() -> None:
+def test_a_misspelt_field_and_an_empty_body_get_a_hint() -> None:
     async def main(client: httpx.AsyncClient) -> None:
-        for content, said in (
+        for content, detail in (
             (b'{"env": "Count-v0", "seed": 1}', "unknown field 'env'; did you mean 'env_id'?"),
             (b"", "the message is empty; send a JSON object with env_id, seed"),
         ):
             answer = await client.put("/v1/sessions/a", content=content)
-            assert (answer.status_code, answer.json()["type"], answer.json()["detail"]) == (400, "bad_request", said)
+            assert (answer.status_code, answer.json()["type"], answer.json()["detail"]) == (400, "bad_request", detail)
 
     over_http(main)
 
@@ -256,7 +256,7 @@ def test_metrics_count_sessions_steps_and_errors() -> None:
     over_http(main)
 
 
-def test_the_registry_is_asked_anew_for_each_list() -> None:
+def test_the_registry_is_read_for_each_list_of_environments() -> None:
     known: list[EnvSpec] = []
 
     async def run() -> list[int]:
@@ -274,7 +274,7 @@ def test_the_registry_is_asked_anew_for_each_list() -> None:
     assert clock.run(run) == [0, 1]
 
 
-def test_a_lazy_server_answers_the_same() -> None:
+def test_a_lazy_server_gives_the_same_answers() -> None:
     async def main(client: httpx.AsyncClient) -> None:
         assert (await client.put("/v1/sessions/a", json=COUNT)).json()["observation"] == "seed 7"
         assert (await client.get("/v1/health")).status_code == 200
@@ -282,7 +282,7 @@ def test_a_lazy_server_answers_the_same() -> None:
     over_http(main, lazy=True)
 
 
-def test_a_reply_is_not_held_back_by_the_kernel() -> None:
+def test_a_reply_is_not_delayed_by_nagles_algorithm() -> None:
     async def main(client: httpx.AsyncClient) -> None:
         await client.put("/v1/sessions/a", json=COUNT)
         seconds = []
@@ -295,8 +295,8 @@ def test_a_reply_is_not_held_back_by_the_kernel() -> None:
     over_http(main)
 
 
-async def _exchange(address: str, request: bytes) -> bytes:
-    """Send a request, and return what comes first of the answer."""
+async def _first_chunk(address: str, request: bytes) -> bytes:
+    """Send a request; return the first chunk of the answer."""
     host, _, port = address.removeprefix("http://").partition(":")
     async with await anyio.connect_tcp(host, int(port)) as stream:
         await stream.send(request)
@@ -304,13 +304,13 @@ async def _exchange(address: str, request: bytes) -> bytes:
             return await stream.receive()
 
 
-def test_an_answer_comes_in_one_piece_and_one_without_a_body_comes_too() -> None:
+def test_head_and_body_are_sent_together_and_an_answer_without_a_body_is_sent() -> None:
     async def main() -> None:
         async with slots(1) as host, serving(host) as address:
-            whole = await _exchange(address, b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+            whole = await _first_chunk(address, b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
             head, _, body = whole.partition(b"\r\n\r\n")
             assert (head[:15], json.loads(body)["status"]) == (b"HTTP/1.1 200 OK", "alive")
-            bare = await _exchange(address, b"HEAD /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+            bare = await _first_chunk(address, b"HEAD /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert bare.startswith(b"HTTP/1.1 200 ")
             assert bare.endswith(b"\r\n\r\n")
 

@@ -1,4 +1,4 @@
-"""The described API: its document, and what is told of paths, methods and queries that it does not have."""
+"""The OpenAPI document, and the answers to unknown paths, methods and query parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from envkit.errors import UnknownPathError, from_problem
 from tests.http.stage import over_http
 
 
-def test_the_document_describes_every_route_and_every_type_that_it_names() -> None:
+def test_the_document_has_every_route_and_every_referenced_type() -> None:
     async def main(client: httpx.AsyncClient) -> None:
         document = (await client.get("/openapi.json")).json()
         assert {path: sorted(verbs) for path, verbs in document["paths"].items()} == {
@@ -36,7 +36,7 @@ def test_the_document_describes_every_route_and_every_type_that_it_names() -> No
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/health", "/v1/ready", "/metrics", "/openapi.json"])
-def test_what_is_watched_can_be_asked_for_its_head(path: str) -> None:
+def test_monitored_paths_answer_head_requests(path: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         head, whole = await client.head(path), await client.get(path)
         assert (head.status_code, head.content) == (200, b"")
@@ -46,7 +46,7 @@ def test_what_is_watched_can_be_asked_for_its_head(path: str) -> None:
     over_http(main)
 
 
-def test_a_path_at_which_there_is_nothing_has_an_error_of_its_own() -> None:
+def test_an_unknown_path_has_its_own_error() -> None:
     async def main(client: httpx.AsyncClient) -> None:
         for verb, path in (("GET", "/v1/sesions"), ("POST", "/nothing"), ("PUT", "/v1/sessions/a/b/c")):
             answer = await client.request(verb, path)
@@ -59,7 +59,7 @@ def test_a_path_at_which_there_is_nothing_has_an_error_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/oauth2-redirect"])
-def test_there_is_no_page_that_runs_scripts_of_others_here(path: str) -> None:
+def test_no_page_runs_third_party_scripts(path: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         assert (await client.get(path)).status_code == 404
         assert (await client.get("/openapi.json")).json()["openapi"].startswith("3.")
@@ -78,7 +78,7 @@ def test_there_is_no_page_that_runs_scripts_of_others_here(path: str) -> None:
         ("GET", "/v1/sessions:step", "POST"),
     ],
 )
-def test_a_wrong_method_is_told_all_that_the_path_takes(verb: str, path: str, allowed: str) -> None:
+def test_a_wrong_method_is_answered_with_all_allowed_methods(verb: str, path: str, allowed: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         answer = await client.request(verb, path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
@@ -91,7 +91,7 @@ def test_a_wrong_method_is_told_all_that_the_path_takes(verb: str, path: str, al
 @pytest.mark.parametrize(
     "path", ["/v1/health/", "/v1/sessions/", "/v1/sessions/a/", "/v1/sessions/a/step/", "/openapi.json/"]
 )
-def test_a_slash_too_many_is_not_sent_elsewhere_with_its_token(path: str) -> None:
+def test_a_trailing_slash_is_not_redirected(path: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         for verb in ("GET", "PUT", "POST", "DELETE"):
             answer = await client.request(verb, path)
@@ -110,13 +110,13 @@ def test_a_slash_too_many_is_not_sent_elsewhere_with_its_token(path: str) -> Non
         ("GET", "/v1/health?"),
     ],
 )
-def test_what_no_query_is_for_is_refused_as_unknown_keys_are(verb: str, path: str) -> None:
+def test_an_unknown_query_parameter_is_refused(verb: str, path: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         answer = await client.request(verb, path, content=b'{"turn":0,"action":"x"}')
         if path.endswith("?"):
             assert answer.status_code == 200
         else:
             name = path.partition("?")[2].partition("=")[0]
-            assert (answer.status_code, answer.json()["detail"]) == (400, f"there is no query {name!r} here")
+            assert (answer.status_code, answer.json()["detail"]) == (400, f"unknown query parameter {name!r}")
 
     over_http(main)

@@ -1,4 +1,4 @@
-"""The page at ``/``, as a browser gets it, and the index at ``/v1``."""
+"""The status page at ``/``, and the index at ``/v1``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENVS = [EnvSpec("Count-v0", lambda: None, summary=f"Counts {EVIL}")]
 
 
 class Page(HTMLParser):
-    """What a page holds: its tags, its links, and its tables by heading."""
+    """The tags, links and tables of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ async def page_of(client: httpx.AsyncClient, token: str | None = None) -> Page:
     return Page(answer.text)
 
 
-def test_the_page_shows_version_environments_and_sandboxes_by_state_with_those_that_were_lost() -> None:
+def test_the_page_shows_version_environments_sandboxes_by_state_and_lost_ones() -> None:
     async def main() -> None:
         async with (
             slots() as host,
@@ -98,7 +98,7 @@ def test_the_page_shows_version_environments_and_sandboxes_by_state_with_those_t
                     await anyio.sleep(0.01)
             page = await page_of(client)
         assert f"envkit {envkit.__version__}" in page.text
-        assert "Ready. 1 of 4 episodes" in page.text
+        assert "Ready. 1 of 4 episode slots" in page.text
         states = {row[0]: row[1:3] for row in page.tables["Sandboxes"]}
         assert states["state"] == ["sandboxes", "for environments"]
         assert states["finished"] == ["1", "0"]
@@ -114,7 +114,7 @@ def test_the_page_shows_version_environments_and_sandboxes_by_state_with_those_t
     clock.run(main)
 
 
-def test_where_tokens_are_needed_the_page_shows_without_one_the_version_and_links_alone(tmp_path: Path) -> None:
+def test_without_a_needed_token_the_page_shows_only_version_and_links(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         acme, other = stage.token("acme", "play,sandbox"), stage.token("other", "play,sandbox")
         admin, metrics = stage.token("ops", "admin"), stage.token("acme", "metrics")
@@ -136,7 +136,7 @@ def test_where_tokens_are_needed_the_page_shows_without_one_the_version_and_link
     on_stage(main, tmp_path, has_sandboxes=True)
 
 
-def test_a_tenant_reads_the_names_that_it_gave_to_its_lost_sandboxes() -> None:
+def test_a_tenant_sees_its_own_names_of_lost_sandboxes() -> None:
     phases = (Phase(SandboxState.LOST, 0.0, "killed by signal 9"),)
     lost = SandboxView("acme:box", "", "here", "acme", SandboxSpec(), phases)
     overview = Overview(ReadyReply(True, 4, 0), None, None, [lost], Caller("acme", frozenset({"sandbox"})).name)
@@ -144,7 +144,7 @@ def test_a_tenant_reads_the_names_that_it_gave_to_its_lost_sandboxes() -> None:
 
 
 @pytest.mark.parametrize("verb", ["GET", "HEAD"])
-def test_the_index_of_the_protocol_names_the_paths_to_begin_with_and_each_of_them_answers(verb: str) -> None:
+def test_each_path_in_the_index_of_the_protocol_answers(verb: str) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         index = await client.request(verb, "/v1")
         assert index.status_code == 200

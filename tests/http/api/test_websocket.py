@@ -1,4 +1,4 @@
-"""The WebSocket as a client in any language sees it: raw frames in, raw frames out."""
+"""The WebSocket with raw frames, as a client in any language uses it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def frame(id: int | str, method: str, **params: Any) -> Json:
 
 
 async def ask(socket: ClientConnection, sent: object) -> list[Json]:
-    """Send, and return the answers by the order of their ids, as many as there were frames."""
+    """Send frames; return their answers sorted by id."""
     await socket.send(sent if isinstance(sent, (str, bytes)) else json.dumps(sent))
     count = len(sent) if isinstance(sent, list) else 1
     answers: list[Json] = []
@@ -68,7 +68,7 @@ def test_a_single_frame_is_answered_with_a_single_frame() -> None:
     play(main)
 
 
-def test_frames_of_one_list_are_answered_together_whatever_became_of_each() -> None:
+def test_frames_of_one_list_are_answered_together_even_if_some_fail() -> None:
     async def main(socket: ClientConnection) -> None:
         await ask(socket, [frame(1, "create", session_id="a", **COUNT), frame(2, "create", session_id="b", **COUNT)])
         await socket.send(
@@ -97,7 +97,7 @@ def test_frames_of_one_list_are_answered_together_whatever_became_of_each() -> N
     play(main)
 
 
-def test_a_step_of_a_session_with_an_impossible_name_is_told_that_there_is_none() -> None:
+def test_a_step_of_a_session_with_an_invalid_id_is_answered_with_not_found() -> None:
     async def main(socket: ClientConnection) -> None:
         wrong = frame(1, "step", session_id="no such: name", turn=0, action="x")
         alone = await ask(socket, wrong)
@@ -162,7 +162,7 @@ JUNK = [
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
-def test_junk_is_answered_with_a_bad_request_and_the_socket_lives_on(junk: str | bytes) -> None:
+def test_junk_is_answered_with_a_bad_request_and_the_socket_stays_open(junk: str | bytes) -> None:
     async def main(socket: ClientConnection) -> None:
         (answer,) = await ask(socket, junk)
         assert answer["error"]["type"] == "bad_request"
@@ -190,12 +190,12 @@ def test_a_message_of_too_many_frames_is_refused_as_a_whole() -> None:
         await socket.send(json.dumps([frame(1, "health")] * (MAX_FRAMES + 1)))
         refused = json.loads(await socket.recv())
         assert (refused["id"], refused["error"]["type"]) == (None, "bad_request")
-        assert refused["error"]["detail"] == "a message may have 1000 frames, got 1001"
+        assert refused["error"]["detail"] == "too many frames in a message: 1001 (limit 1000); send fewer"
 
     play(main)
 
 
-def test_a_socket_that_has_to_wait_hears_its_end() -> None:
+def test_a_paused_socket_notices_when_it_is_closed() -> None:
     async def main() -> float:
         bucket = Bucket(Rate(per_s=0.01, burst=1), clock.stopwatch())
         messages: list[Message] = [{"type": "websocket.connect"}]
@@ -217,11 +217,11 @@ def test_a_socket_that_has_to_wait_hears_its_end() -> None:
     assert clock.run(main, virtual=True) < 1
 
 
-def test_a_socket_that_has_to_wait_loses_nothing() -> None:
+def test_a_paused_socket_loses_no_message() -> None:
     async def main() -> tuple[float, int]:
         bucket = Bucket(Rate(per_s=1, burst=1), clock.stopwatch())
         text = json.dumps(frame("x" * 1000, "health"))
-        count = 2000  # more than is read ahead
+        count = 2000  # more than the server reads ahead
         answered = 0
         sender, receiver = anyio.create_memory_object_stream[Message](count + 2)
         sender.send_nowait({"type": "websocket.connect"})
@@ -246,7 +246,7 @@ def test_a_socket_that_has_to_wait_loses_nothing() -> None:
     assert seconds > 0
 
 
-def test_a_socket_anywhere_else_is_refused() -> None:
+def test_a_socket_on_another_path_is_refused() -> None:
     async def run() -> int:
         async with slots() as host, serving(host) as address:
             with pytest.raises(InvalidStatus) as caught:
@@ -256,7 +256,7 @@ def test_a_socket_anywhere_else_is_refused() -> None:
     assert clock.run(run) == 403
 
 
-def test_sessions_and_their_running_steps_outlive_the_socket() -> None:
+def test_sessions_and_running_steps_survive_their_socket() -> None:
     async def run() -> None:
         lender = Lender(slots())
         async with serving(lender) as address:
@@ -277,36 +277,36 @@ def test_an_open_socket_keeps_its_sessions_and_a_closed_one_does_not() -> None:
     async def run() -> None:
         async with slots() as host, serving(host, ttl_s=0.5) as address:
             url = address.replace("http", "ws") + "/v1/ws"
-            async with connect(url, proxy=None) as watcher:
+            async with connect(url, proxy=None) as monitor:
                 async with connect(url, proxy=None) as socket:
                     await ask(socket, frame(1, "create", session_id="a", **COUNT))
                     await anyio.sleep(1.5)
-                    (answer,) = await ask(watcher, frame(1, "session", session_id="a"))
+                    (answer,) = await ask(monitor, frame(1, "session", session_id="a"))
                     assert answer["result"]["state"] == "ready"
                 with anyio.fail_after(5):
-                    while "result" in (await ask(watcher, frame(1, "session", session_id="a")))[0]:
-                        pass  # looking does not keep it
+                    while "result" in (await ask(monitor, frame(1, "session", session_id="a")))[0]:
+                        pass  # inspecting a session does not renew it
 
     clock.run(run)
 
 
-def test_a_client_that_never_reads_is_not_read_from_and_can_leave() -> None:
+def test_a_client_that_never_reads_is_paused_and_can_disconnect() -> None:
     async def run() -> None:
         async with slots() as host, serving(host, ttl_s=0.5) as address:
             url = address.replace("http", "ws") + "/v1/ws"
-            async with connect(url, proxy=None) as watcher:
-                deaf = await connect(url, proxy=None, max_queue=1)
-                await deaf.send(json.dumps(frame(0, "create", session_id="a", **COUNT)))
+            async with connect(url, proxy=None) as monitor:
+                stalled = await connect(url, proxy=None, max_queue=1)
+                await stalled.send(json.dumps(frame(0, "create", session_id="a", **COUNT)))
                 many = json.dumps([frame("x" * 2000, "step")] * MAX_FRAMES)
                 with anyio.move_on_after(2) as scope:
                     for _ in range(30):
-                        await deaf.send(many)
+                        await stalled.send(many)
                 assert scope.cancelled_caught
-                (answer,) = await ask(watcher, frame(1, "session", session_id="a"))
+                (answer,) = await ask(monitor, frame(1, "session", session_id="a"))
                 assert answer["result"]["state"] == "ready"
-                deaf.transport.abort()
+                stalled.transport.abort()
                 with anyio.fail_after(20):
-                    while "result" in (await ask(watcher, frame(1, "session", session_id="a")))[0]:
+                    while "result" in (await ask(monitor, frame(1, "session", session_id="a")))[0]:
                         pass  # while its socket is served, the session is kept
 
     clock.run(run)
@@ -341,7 +341,7 @@ def test_running_calls_are_answered_before_a_server_stops() -> None:
     assert (answer["id"], answer["result"]["observation"]) == (2, "1 slept")
 
 
-def test_a_task_survives_the_wire() -> None:
+def test_a_task_survives_encoding_and_decoding() -> None:
     async def run() -> Task:
         lender = Lender(slots())
         seed = 2**64 - 1

@@ -1,4 +1,4 @@
-"""Web pages of others in a browser of this machine, where there are no tokens."""
+"""Foreign web pages in a local browser, on a server without tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("headers", PAGES, ids=str)
-def test_without_tokens_no_web_page_of_others_is_heard(tmp_path: Path, headers: dict[str, str]) -> None:
+def test_without_tokens_foreign_web_pages_are_refused(tmp_path: Path, headers: dict[str, str]) -> None:
     async def main(stage: Stage) -> None:
         refused = await stage.ask("PUT", "/v1/sessions/a", json=COUNT, headers=headers)
         assert (refused.status_code, refused.json()["type"]) == (403, "forbidden")
@@ -33,7 +33,7 @@ def test_without_tokens_no_web_page_of_others_is_heard(tmp_path: Path, headers: 
     on_stage(main, tmp_path, has_tokens=False)
 
 
-def test_without_tokens_our_own_pages_and_programs_of_the_machine_are_heard(tmp_path: Path) -> None:
+def test_without_tokens_own_pages_and_local_programs_are_allowed(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         port = stage.address.rpartition(":")[2]
         for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"LOCALHOST:{port}", "127.1.2.3", f"[::1]:{port}"):
@@ -45,7 +45,7 @@ def test_without_tokens_our_own_pages_and_programs_of_the_machine_are_heard(tmp_
     on_stage(main, tmp_path, has_tokens=False)
 
 
-def test_with_a_token_any_page_and_name_will_do(tmp_path: Path) -> None:
+def test_with_a_token_any_origin_and_host_are_allowed(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token()
         for headers in PAGES:

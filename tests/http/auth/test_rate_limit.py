@@ -1,4 +1,4 @@
-"""Token buckets, on times that the test makes up."""
+"""Token buckets with scripted times."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def test_a_burst_passes_and_the_next_call_waits_for_its_share_of_a_second() -> N
     assert bucket.take(0.1) == 0.0
 
 
-def test_a_long_rest_saves_no_more_than_a_burst() -> None:
+def test_an_idle_bucket_holds_no_more_than_a_burst() -> None:
     bucket = Bucket(Rate(per_s=10, burst=3), now=0.0)
     assert [bucket.take(1000.0) > 0 for _ in range(4)] == [False, False, False, True]
 
 
-def test_more_than_a_burst_at_once_passes_from_a_full_bucket_and_is_paid_for_afterwards() -> None:
+def test_a_full_bucket_lets_more_than_a_burst_pass_and_goes_into_debt() -> None:
     bucket = Bucket(Rate(per_s=10, burst=5), now=0.0)
     assert bucket.take(0.0, 25) == 0.0
     assert bucket.take(0.0) == pytest.approx(2.1)
     assert bucket.take(2.0, 100) == pytest.approx(0.5)
 
 
-def test_what_came_already_is_charged_and_tells_how_long_to_read_nothing() -> None:
+def test_charging_received_calls_returns_how_long_to_stop_reading() -> None:
     bucket = Bucket(Rate(per_s=10, burst=5), now=0.0)
     assert [bucket.charge(0.0, 5), bucket.charge(0.0, 2), bucket.charge(0.1, 0)] == [0.0, 0.2, pytest.approx(0.1)]
 
@@ -38,7 +38,7 @@ def test_what_came_already_is_charged_and_tells_how_long_to_read_nothing() -> No
     st.floats(0.5, 1e4),
     st.lists(st.tuples(st.floats(0, 10), st.integers(1, 100)), min_size=1, max_size=50),
 )
-def test_whoever_waits_as_long_as_it_is_told_passes_and_the_average_holds(
+def test_a_caller_that_waits_the_returned_time_passes_and_the_average_holds(
     per_s: float, burst: float, calls: list[tuple[float, int]]
 ) -> None:
     bucket = Bucket(Rate(per_s, burst), now=0.0)
@@ -54,6 +54,6 @@ def test_whoever_waits_as_long_as_it_is_told_passes_and_the_average_holds(
 
 
 @pytest.mark.parametrize("rate", [Rate(0, 1), Rate(1, 0), Rate(-1, 1)])
-def test_a_rate_of_nothing_is_refused(rate: Rate) -> None:
+def test_a_rate_of_zero_is_refused(rate: Rate) -> None:
     with pytest.raises(ValueError, match="above 0"):
         Bucket(rate, 0.0)

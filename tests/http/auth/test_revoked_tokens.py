@@ -1,4 +1,4 @@
-"""What is open under a token that is revoked: requests, sockets and streams."""
+"""Requests, sockets and streams whose token is revoked."""
 
 from __future__ import annotations
 
@@ -58,14 +58,12 @@ def test_a_stream_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
             True,
             True,
             True,
-        ]  # no end, so it breaks off
+        ]  # no end, so the connection is aborted
 
     clock.run(main)
 
 
-def test_who_follows_the_events_with_a_revoked_token_is_left_without_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_event_stream_with_a_revoked_token_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main(stage: Stage) -> None:
         follower, admin = stage.token("ops", "admin", name="follower"), stage.token("ops", "admin")
         headers = {"Authorization": f"Bearer {follower}"}
@@ -81,7 +79,7 @@ def test_who_follows_the_events_with_a_revoked_token_is_left_without_a_word(
     assert caplog.messages == []
 
 
-def test_a_stream_that_is_cut_does_not_look_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_aborted_stream_does_not_look_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Served(Stream):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
@@ -109,11 +107,11 @@ def test_a_stream_that_is_cut_does_not_look_complete(tmp_path: Path, caplog: pyt
                     httpx.AsyncClient(base_url=addresses[0], trust_env=False) as client,
                     client.stream("GET", "/v1/events", headers=headers) as stream,
                 ):
-                    pieces = stream.aiter_raw()
-                    await anext(pieces)
+                    chunks = stream.aiter_raw()
+                    await anext(chunks)
                     tokens.revoke("ops")
                     with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
-                        async for _ in pieces:
+                        async for _ in chunks:
                             pass
                 tasks.cancel_scope.cancel()
 
@@ -121,7 +119,7 @@ def test_a_stream_that_is_cut_does_not_look_complete(tmp_path: Path, caplog: pyt
     assert caplog.messages == []
 
 
-def test_a_revoked_token_ends_a_socket_over_which_nothing_goes(tmp_path: Path) -> None:
+def test_a_revoked_token_closes_an_idle_socket(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token()
         async with await open_socket(stage, {"Authorization": f"Bearer {token}"}) as socket:
@@ -132,7 +130,7 @@ def test_a_revoked_token_ends_a_socket_over_which_nothing_goes(tmp_path: Path) -
     on_stage(main, tmp_path)
 
 
-def test_a_revoked_token_ends_a_silent_socket_within_a_second_though_it_was_just_used(tmp_path: Path) -> None:
+def test_a_revoked_token_closes_an_idle_socket_within_a_second_of_its_last_use(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         seconds = []
         for _ in range(3):  # on a busy machine the first may be late
@@ -141,7 +139,7 @@ def test_a_revoked_token_ends_a_silent_socket_within_a_second_though_it_was_just
             await stage.ask("GET", "/v1/envs", token)
             await anyio.sleep(0.5)
             async with await open_socket(stage, headers) as socket:
-                await anyio.sleep(0.6)  # what was known of the token is old now, and is looked up again
+                await anyio.sleep(0.6)  # the cached token has expired and is checked again
                 await stage.ask("GET", "/v1/envs", token)
                 stage.tokens.revoke(token.split("_")[1])
                 began = clock.now()

@@ -1,4 +1,4 @@
-"""Tenants behind the guard: each has names of its own, and an administrator those of all."""
+"""Tenants: each has its own names, and administrators see those of all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from envkit.http.client.env_client import EnvClient
 from tests.http.guarded import COUNT, LONG, Stage, on_stage
 
 
-def test_tenants_play_sessions_of_the_same_name_and_never_meet(tmp_path: Path) -> None:
+def test_sessions_with_equal_ids_of_two_tenants_are_separate(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         acme, umbrella = stage.token("acme"), stage.token("umbrella")
         for token, seed in ((acme, 1), (umbrella, 2)):
-            made = await stage.ask("PUT", "/v1/sessions/a", token, json={**COUNT, "seed": seed})
-            assert made.json()["observation"] == f"seed {seed}"
+            created = await stage.ask("PUT", "/v1/sessions/a", token, json={**COUNT, "seed": seed})
+            assert created.json()["observation"] == f"seed {seed}"
         step = await stage.ask("POST", "/v1/sessions/a/step", acme, json={"turn": 0, "action": "x"})
         assert step.json()["turn"] == 1
         batch = [{"session_id": "a", "turn": 0, "action": "x"}]
@@ -29,14 +29,14 @@ def test_tenants_play_sessions_of_the_same_name_and_never_meet(tmp_path: Path) -
                 answer = await stage.ask(verb, f"/v1/sessions/{id}{rest}", umbrella, json={"turn": 0, "action": "x"})
                 assert (answer.status_code, answer.json()["type"]) == (404, "session_not_found")
             await stage.ask("DELETE", f"/v1/sessions/{id}", umbrella)
-        seen = [(await stage.ask("GET", "/v1/sessions", token)).json()["sessions"] for token in (acme, umbrella)]
-        assert [[one["session_id"] for one in sessions] for sessions in seen] == [["a", "only-acmes"], ["a"]]
-        assert [one["turn"] for one in seen[0]] == [1, 0]
+        listed = [(await stage.ask("GET", "/v1/sessions", token)).json()["sessions"] for token in (acme, umbrella)]
+        assert [[one["session_id"] for one in sessions] for sessions in listed] == [["a", "only-acmes"], ["a"]]
+        assert [one["turn"] for one in listed[0]] == [1, 0]
 
     on_stage(main, tmp_path)
 
 
-def test_an_administrator_sees_ends_and_plays_the_sessions_of_all(tmp_path: Path) -> None:
+def test_an_administrator_lists_plays_and_deletes_the_sessions_of_all_tenants(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         acme, admin = stage.token("acme"), stage.token("ops", "admin")
         await stage.ask("PUT", "/v1/sessions/a", acme, json=COUNT)
@@ -53,7 +53,7 @@ def test_an_administrator_sees_ends_and_plays_the_sessions_of_all(tmp_path: Path
     on_stage(main, tmp_path)
 
 
-def test_errors_call_things_as_their_caller_does(tmp_path: Path) -> None:
+def test_errors_use_the_callers_names(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token("acme", "play,sandbox")
         wrong = [
@@ -82,19 +82,19 @@ def test_errors_call_things_as_their_caller_does(tmp_path: Path) -> None:
     on_stage(main, tmp_path, has_sandboxes=True)
 
 
-def test_sandboxes_that_were_made_without_tokens_are_an_administrators(tmp_path: Path) -> None:
+def test_sandboxes_created_without_tokens_belong_to_administrators(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         await stage.ask("PUT", "/v1/sandboxes/x", json={})
         admin = stage.token("ops", "admin")
         await anyio.sleep(0.1)
         await stage.ask("PUT", "/v1/sandboxes/x", admin, json={})
-        seen = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
-        assert [one["sandbox_id"] for one in seen] == [":x", "x"]
+        listed = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
+        assert [one["sandbox_id"] for one in listed] == [":x", "x"]
         run = {"argv": ["echo"], "timeout_s": 1}
         assert (await stage.ask("POST", "/v1/sandboxes/:x/exec", admin, json=run)).json()["exit_code"] == 0
         assert (await stage.ask("DELETE", "/v1/sandboxes/:x", admin)).json() == {"done": True}
-        seen = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
-        assert [(one["sandbox_id"], one["state"]) for one in seen] == [(":x", "stopped"), ("x", "leased")]
+        listed = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
+        assert [(one["sandbox_id"], one["state"]) for one in listed] == [(":x", "stopped"), ("x", "leased")]
         async with stage.http.stream("GET", "/v1/events", headers={"Authorization": f"Bearer {admin}"}) as events:
             async for line in events.aiter_lines():
                 if line.startswith("data:"):
@@ -104,7 +104,7 @@ def test_sandboxes_that_were_made_without_tokens_are_an_administrators(tmp_path:
     on_stage(main, tmp_path, has_tokens=False, has_sandboxes=True)
 
 
-def test_errors_of_a_tenants_session_know_its_turn_and_world(tmp_path: Path) -> None:
+def test_errors_of_a_tenants_session_have_its_turn_and_environment(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token()
         await stage.ask("PUT", "/v1/sessions/a", token, json=COUNT)
@@ -117,7 +117,7 @@ def test_errors_of_a_tenants_session_know_its_turn_and_world(tmp_path: Path) -> 
     on_stage(main, tmp_path)
 
 
-def test_clients_play_over_sockets_as_their_tenants_and_keep_their_sessions_alive(tmp_path: Path) -> None:
+def test_sockets_of_two_tenants_keep_their_own_sessions_alive(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         async with (
             EnvClient(stage.address, token=stage.token("acme")) as acme,
@@ -127,7 +127,7 @@ def test_clients_play_over_sockets_as_their_tenants_and_keep_their_sessions_aliv
         ):
             await first.reset()
             await second.reset()
-            await anyio.sleep(1.5)  # three times what a session lives that nobody uses
+            await anyio.sleep(1.5)  # three times the ttl of an unused session
             assert (await first.step("x")).observation.text == "1 x"
             assert (await second.step("y")).observation.text == "1 y"
             admin = stage.token("ops", "admin")
@@ -137,11 +137,11 @@ def test_clients_play_over_sockets_as_their_tenants_and_keep_their_sessions_aliv
     on_stage(main, tmp_path, ttl_s=0.5)
 
 
-def test_an_administrator_looks_at_and_ends_the_sessions_of_others_over_a_socket(tmp_path: Path) -> None:
+def test_an_administrator_inspects_and_deletes_the_sessions_of_others_over_a_socket(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         acme, admin = stage.token("acme"), stage.token("ops", "admin")
 
-        async def said(token: str, method: str, session_id: str) -> dict[str, Any]:
+        async def ask_socket(token: str, method: str, session_id: str) -> dict[str, Any]:
             headers = {"Authorization": f"Bearer {token}"}
             async with connect(f"{stage.address.replace('http', 'ws')}/v1/ws", additional_headers=headers) as socket:
                 params = {"session_id": session_id}
@@ -150,12 +150,12 @@ def test_an_administrator_looks_at_and_ends_the_sessions_of_others_over_a_socket
                 return answer
 
         await stage.ask("PUT", "/v1/sessions/a", acme, json=COUNT)
-        assert (await said(admin, "session", "acme:a"))["result"]["session_id"] == "acme:a"
-        assert (await said(admin, "session", "acme:a b"))["error"]["type"] == "bad_request"
-        assert (await said(acme, "session", "acme:a"))["error"]["type"] == "session_not_found"
-        assert "result" in await said(stage.token("umbrella"), "delete", "acme:a")
+        assert (await ask_socket(admin, "session", "acme:a"))["result"]["session_id"] == "acme:a"
+        assert (await ask_socket(admin, "session", "acme:a b"))["error"]["type"] == "bad_request"
+        assert (await ask_socket(acme, "session", "acme:a"))["error"]["type"] == "session_not_found"
+        assert "result" in await ask_socket(stage.token("umbrella"), "delete", "acme:a")
         assert (await stage.ask("GET", "/v1/sessions/a", acme)).status_code == 200
-        assert "result" in await said(admin, "delete", "acme:a")
+        assert "result" in await ask_socket(admin, "delete", "acme:a")
         assert (await stage.ask("GET", "/v1/sessions/a", acme)).status_code == 404
 
     on_stage(main, tmp_path)

@@ -1,4 +1,4 @@
-"""Tokens in their file: made, checked, revoked, by several processes."""
+"""Tokens in their file: created, checked and revoked by several processes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def tokens(path: Path) -> Iterator[TokenStore]:
         yield store
 
 
-def test_a_token_tells_whose_it_is_and_what_it_allows(tokens: TokenStore) -> None:
+def test_a_token_has_a_tenant_and_scopes(tokens: TokenStore) -> None:
     text = tokens.create("acme", ["sandbox", "play"], "bob")
     prefix, id, secret = text.split("_", 2)
     assert (prefix, len(secret)) == ("ek", 43)
     assert tokens.check(text) == Caller("acme", frozenset({"play", "sandbox"}), id)
 
 
-def test_only_the_owner_reads_the_file_and_it_does_not_hold_the_secret(tokens: TokenStore, path: Path) -> None:
+def test_only_the_owner_can_read_the_file_and_it_has_no_secret(tokens: TokenStore, path: Path) -> None:
     text = tokens.create("acme", ["play"])
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     files = list(path.parent.iterdir())
@@ -49,17 +49,17 @@ def test_only_the_owner_reads_the_file_and_it_does_not_hold_the_secret(tokens: T
 
 
 @pytest.mark.parametrize("spoil", [str.upper, lambda text: text[:-1], lambda text: text + "A", lambda text: f" {text}"])
-def test_a_text_that_is_not_quite_a_token_is_nobodys(tokens: TokenStore, spoil: Callable[[str], str]) -> None:
+def test_a_malformed_token_is_not_valid(tokens: TokenStore, spoil: Callable[[str], str]) -> None:
     assert tokens.check(spoil(tokens.create("acme", ["play"]))) is None
 
 
-def test_a_right_id_with_a_wrong_secret_is_nobodys(tokens: TokenStore) -> None:
+def test_a_valid_id_with_a_wrong_secret_is_not_valid(tokens: TokenStore) -> None:
     one, other = (tokens.create("acme", ["play"]).split("_", 2) for _ in range(2))
     assert tokens.check(f"ek_{one[1]}_{other[2]}") is None
 
 
 @pytest.mark.parametrize("text", ["", "ek__", "\x00", "\ud800", "x" * 100_000, "ek_000000000000_" + "A" * 43])
-def test_junk_is_nobodys(tokens: TokenStore, text: str) -> None:
+def test_junk_is_not_a_valid_token(tokens: TokenStore, text: str) -> None:
     assert tokens.check(text) is None
 
 
@@ -82,7 +82,7 @@ def test_a_token_is_revoked_by_its_id_or_name_and_its_name_is_free_again(tokens:
     assert [(one.name, one.revoked is None) for one in tokens.list()] == [("bob", False), ("bob", True)]
 
 
-def test_a_name_that_is_another_tokens_id_does_not_stand_for_it(tokens: TokenStore) -> None:
+def test_an_id_takes_precedence_over_an_equal_name(tokens: TokenStore) -> None:
     first = tokens.create("acme", ["play"]).split("_")[1]
     second = tokens.create("acme", ["play"], "copy").split("_")[1]
     tokens.revoke("copy")
@@ -92,34 +92,34 @@ def test_a_name_that_is_another_tokens_id_does_not_stand_for_it(tokens: TokenSto
 
 
 @pytest.mark.parametrize(
-    ("tenant", "scopes", "name", "ttl_s", "said"),
+    ("tenant", "scopes", "name", "ttl_s", "message"),
     [
         ("", ["play"], None, None, "tenant: must be 1 to 32"),
         ("a:b", ["play"], None, None, "tenant: must be 1 to 32"),
         ("a\n", ["play"], None, None, "tenant: must be 1 to 32"),
         ("a", ["play"], "b b", None, "name: must be 1 to 32"),
-        ("a", ["plai"], None, None, "there is no 'plai'; did you mean 'play'"),
-        ("a", [], None, None, "needs one at least"),
+        ("a", ["plai"], None, None, "unknown scope 'plai'; did you mean 'play'"),
+        ("a", [], None, None, "needs at least one"),
         ("a", ["play"], None, 0.0, "ttl: must be above 0"),
         ("a", ["play"], None, float("nan"), "ttl: must be above 0"),
-        ("a", ["play"], None, 1e12, "at most a hundred years"),
+        ("a", ["play"], None, 1e12, "at most 100 years"),
     ],
 )
-def test_a_token_that_cannot_be_is_refused_with_the_reason(
-    tokens: TokenStore, tenant: str, scopes: list[str], name: str | None, ttl_s: float | None, said: str
+def test_an_invalid_argument_is_refused_with_the_reason(
+    tokens: TokenStore, tenant: str, scopes: list[str], name: str | None, ttl_s: float | None, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         tokens.create(tenant, scopes, name, ttl_s)
     assert tokens.list() == []
 
 
-def test_two_tokens_do_not_share_a_name(tokens: TokenStore) -> None:
+def test_two_tokens_cannot_share_a_name(tokens: TokenStore) -> None:
     tokens.create("acme", ["play"], "bob")
-    with pytest.raises(UsageError, match="called 'bob' already"):
+    with pytest.raises(UsageError, match="a token 'bob' exists already"):
         tokens.create("acme", ["play"], "bob")
 
 
-def test_a_good_token_is_remembered_for_as_long_as_was_agreed(path: Path) -> None:
+def test_a_valid_token_is_cached_for_fresh_s(path: Path) -> None:
     with TokenStore(path, fresh_s=3600) as server, TokenStore(path) as command, TokenStore(path, fresh_s=0) as strict:
         text = command.create("acme", ["play"])
         assert server.check(text) is not None
@@ -128,7 +128,7 @@ def test_a_good_token_is_remembered_for_as_long_as_was_agreed(path: Path) -> Non
         assert strict.check(text) is None
 
 
-def test_its_last_use_is_noted_unless_somebody_else_writes(tokens: TokenStore, path: Path) -> None:
+def test_the_last_use_is_recorded_unless_another_process_writes(tokens: TokenStore, path: Path) -> None:
     began = clock.wall()
     text = tokens.create("acme", ["play"])
     with sqlite3.connect(path, isolation_level=None) as other:
@@ -145,7 +145,7 @@ def test_its_last_use_is_noted_unless_somebody_else_writes(tokens: TokenStore, p
     assert used >= began
 
 
-def test_removing_the_file_revokes_all_that_was_in_it(tokens: TokenStore, path: Path) -> None:
+def test_removing_the_file_revokes_its_tokens(tokens: TokenStore, path: Path) -> None:
     text = tokens.create("acme", ["play"])
     for file in path.parent.iterdir():
         file.unlink()
@@ -153,7 +153,7 @@ def test_removing_the_file_revokes_all_that_was_in_it(tokens: TokenStore, path: 
     assert tokens.check(tokens.create("acme", ["play"])) is not None
 
 
-def test_tokens_are_needed_from_the_first_on_whatever_becomes_of_it(tokens: TokenStore, path: Path) -> None:
+def test_tokens_are_needed_from_the_first_on_even_after_its_removal(tokens: TokenStore, path: Path) -> None:
     assert not tokens.is_needed()
     with TokenStore(path) as other:
         other.create("acme", ["play"], "bob")
@@ -166,39 +166,39 @@ def test_tokens_are_needed_from_the_first_on_whatever_becomes_of_it(tokens: Toke
     assert tokens.is_needed()
 
 
-def test_a_file_that_is_spoilt_meanwhile_lets_nobody_in(tokens: TokenStore, path: Path) -> None:
+def test_a_damaged_file_admits_nobody(tokens: TokenStore, path: Path) -> None:
     text = tokens.create("acme", ["play"])
     path.unlink()
     path.write_bytes(b"no database at all" * 100)
-    with pytest.raises(EnvkitError, match="cannot be used"):
+    with pytest.raises(EnvkitError, match="cannot use"):
         tokens.check(text)
 
 
-def test_a_file_of_something_else_is_refused(path: Path) -> None:
+def test_another_kind_of_file_is_refused(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no database at all" * 100)
-    with pytest.raises(UsageError, match="does not hold tokens"):
+    with pytest.raises(UsageError, match="is not a token file"):
         TokenStore(path)
 
 
-def test_tokens_that_cannot_be_read_now_are_not_told_to_be_moved_away(tmp_path: Path) -> None:
+def test_the_error_for_a_locked_file_does_not_suggest_moving_it(tmp_path: Path) -> None:
     path = tmp_path / "tokens.sqlite"
     TokenStore(path).close()
     with closing(sqlite3.connect(path, isolation_level=None)) as another:
         another.execute("PRAGMA locking_mode = EXCLUSIVE")
         another.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(UsageError, match=r"^the tokens in .* cannot be used: database is locked$"):
+        with pytest.raises(UsageError, match=r"^cannot use the tokens in .*: database is locked$"):
             TokenStore(path)
 
 
-def test_a_folder_that_others_may_write_to_is_refused(path: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_refused(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.parent.chmod(0o777)
-    with pytest.raises(UsageError, match="where others may write"):
+    with pytest.raises(UsageError, match="others may write there"):
         TokenStore(path)
 
 
-def test_a_file_that_others_can_read_is_closed_to_them_and_that_is_said(
+def test_a_file_that_others_can_read_is_made_private_with_a_warning(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with TokenStore(path) as tokens:
@@ -208,13 +208,13 @@ def test_a_file_that_others_can_read_is_closed_to_them_and_that_is_said(
         assert tokens.check(text) is not None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [record.getMessage() for record in caplog.records] == [
-        f"others could use {path}, and can no longer; it has hashes of tokens, not the tokens"
+        f"{path} was accessible to other users; changed its mode to 600. It holds hashes, not tokens"
     ]
 
 
-def test_a_folder_that_cannot_be_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_an_unusable_folder_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"cannot be kept in .*; choose a folder that can be written \(--state\)"):
+    with pytest.raises(UsageError, match=r"cannot store tokens in .*; choose a writable folder \(--state\)"):
         TokenStore(tmp_path / "file" / "tokens.sqlite")
 
 

@@ -122,7 +122,7 @@ def test_errors_arrive_as_what_they_were() -> None:
         with pytest.raises(UnknownEnvError, match="did you mean 'Count-v0'"):
             async with client.lease(Task("Cuont-v0", 0)):
                 pass
-        with pytest.raises(RequestError, match="cannot be said in JSON"):
+        with pytest.raises(RequestError, match="cannot be encoded as JSON"):
             async with client.lease(Task("Count-v0", 0, {"end": object()})):  # type: ignore[dict-item]
                 pass
 

@@ -1,4 +1,4 @@
-"""A server in virtual time, in which nothing is slow but who wants to be, and ways to be that."""
+"""A server in virtual time for slow clients, and helpers of such clients."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.http.envs import slots
 from tests.http.pools import SmallPool
 from tests.sandbox.fake.backend import FakeBackend
 
-Opened: TypeAlias = Callable[[], Awaitable[SocketStream]]
+Connect: TypeAlias = Callable[[], Awaitable[SocketStream]]
 HELLO = b"GET /v1/health HTTP/1.1\r\n\r\n"
 
 
-class Plain:
-    """Answers each request with as many bytes as its path says, and notes what becomes of it."""
+class SizedAnswers:
+    """Answers each request with the number of bytes in its path, and records the outcomes."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.outcomes: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -41,19 +41,21 @@ class Plain:
             if scope["path"] == "/wait":
                 while (await receive())["type"] != "http.disconnect":
                     pass
-                self.said.append("left")
+                self.outcomes.append("left")
             else:
                 await respond(send, b"x" * int(scope["path"][1:]))
-                self.said.append(f"{len(body)}")
+                self.outcomes.append(f"{len(body)}")
         except Exception as error:
-            self.said.append(str(error))
+            self.outcomes.append(str(error))
 
     async def drain(self, timeout_s: float) -> None:
         pass
 
 
-def beside(main: Callable[[Opened], Awaitable[None]], app: Plain | None = None, most: int | None = None) -> None:
-    """Run `main` beside a server, in virtual time, in which nothing is slow but who wants to be."""
+def with_server(
+    main: Callable[[Connect], Awaitable[None]], app: SizedAnswers | None = None, max_connections: int | None = None
+) -> None:
+    """Run `main` with a server, in virtual time; only the test itself takes time."""
 
     async def run() -> None:
         addresses: list[str] = []
@@ -63,43 +65,43 @@ def beside(main: Callable[[Opened], Awaitable[None]], app: Plain | None = None, 
             addresses.append(address)
             is_ready.set()
 
-        async def opened() -> SocketStream:
+        async def connect() -> SocketStream:
             host, port = addresses[0].removeprefix("http://").split(":")
             return await anyio.connect_tcp(host, int(port))
 
         async with slots() as host, FakeBackend() as backend, anyio.create_task_group() as tasks:
             served_app = app or create_app(host, pool=SmallPool(backend), trees=tar_stream)
             served = partial(serve, served_app, port=0, on_ready=on_ready, handle_signals=False)
-            tasks.start_soon(partial(served, drain_s=1, max_connections=most))
+            tasks.start_soon(partial(served, drain_s=1, max_connections=max_connections))
             await is_ready.wait()
-            await main(opened)
+            await main(connect)
             tasks.cancel_scope.cancel()
 
     clock.run(run, virtual=True)
 
 
-async def flood(link: SocketStream, data: bytes) -> int:
-    """Send for as long as it is taken, and return how many bytes were."""
+async def flood(stream: SocketStream, data: bytes) -> int:
+    """Send until the server closes the connection; return the number of bytes sent."""
     count = 0
     with suppress(anyio.BrokenResourceError):
         while True:
-            await link.send(data)
+            await stream.send(data)
             count += len(data)
     return count
 
 
-async def rest_of(link: SocketStream) -> bytes:
-    """Return what comes until the server closes."""
-    said = b""
+async def read_to_end(stream: SocketStream) -> bytes:
+    """Return all bytes until the server closes the connection."""
+    received = b""
     try:
         while True:
-            said += await link.receive()
+            received += await stream.receive()
     except (anyio.EndOfStream, anyio.BrokenResourceError):
-        return said
+        return received
 
 
-def problem(said: bytes) -> dict[str, Any]:
-    head, _, body = said.partition(b"\r\n\r\n")
+def problem(received: bytes) -> dict[str, Any]:
+    head, _, body = received.partition(b"\r\n\r\n")
     assert b"content-type: application/problem+json\r\n" in head
     assert b"connection: close" in head
     found: dict[str, Any] = json.loads(body)

@@ -1,4 +1,4 @@
-"""How much sockets hold at once: who does not read is not read on, and keeps nobody out who does."""
+"""Memory limit of sockets: a client that does not read is paused, and does not block others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.server import http_connection
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import serve
-from envkit.http.server.websocket_connection import HOLD_S
+from envkit.http.server.websocket_connection import MAX_PAUSE_S
 from tests.http.boxes import scripted
 from tests.http.envs import slots
 from tests.http.pools import SmallPool
@@ -30,23 +30,23 @@ STEP = b'{"id":%d,"method":"step","params":{"session_id":"%b","turn":%d,"action"
 
 
 class Stage:
-    """A server of which sockets may hold half of `most` bytes."""
+    """A server whose sockets share half of the budget."""
 
-    def __init__(self, port: int, bodies: MemoryBudget) -> None:
-        self.bodies = bodies
+    def __init__(self, port: int, budget: MemoryBudget) -> None:
+        self.budget = budget
         self._port = port
 
-    async def opened(self, session: bytes | None = None) -> SocketStream:
-        link = await anyio.connect_tcp("127.0.0.1", self._port)
-        await link.send(UPGRADE)
-        assert (await link.receive()).startswith(b"HTTP/1.1 101")
+    async def connect(self, session: bytes | None = None) -> SocketStream:
+        stream = await anyio.connect_tcp("127.0.0.1", self._port)
+        await stream.send(UPGRADE)
+        assert (await stream.receive()).startswith(b"HTTP/1.1 101")
         if session is not None:
-            await link.send(frame(CREATE % session))
-            assert b'"result"' in await link.receive()
-        return link
+            await stream.send(frame(CREATE % session))
+            assert b'"result"' in await stream.receive()
+        return stream
 
 
-def on_stage(main: Callable[[Stage], Awaitable[None]], most: int) -> None:
+def on_stage(main: Callable[[Stage], Awaitable[None]], max_bytes: int) -> None:
     async def run() -> None:
         ports: list[int] = []
         is_ready = anyio.Event()
@@ -55,169 +55,169 @@ def on_stage(main: Callable[[Stage], Awaitable[None]], most: int) -> None:
             ports.append(int(address.rpartition(":")[2]))
             is_ready.set()
 
-        bodies = MemoryBudget(most)
+        budget = MemoryBudget(max_bytes)
         async with slots() as host, scripted() as backend, anyio.create_task_group() as tasks:
-            guard = AuthMiddleware(create_app(host, pool=SmallPool(backend)), bodies=bodies)
-            tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
+            middleware = AuthMiddleware(create_app(host, pool=SmallPool(backend)), bodies=budget)
+            tasks.start_soon(partial(serve, middleware, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
             await is_ready.wait()
-            await main(Stage(ports[0], bodies))
+            await main(Stage(ports[0], budget))
             await anyio.sleep(1)
-            assert bodies.sockets.all == 0
+            assert budget.sockets.total == 0
             tasks.cancel_scope.cancel()
 
     clock.run(run, virtual=True)
 
 
-async def flood(link: SocketStream, session: bytes, size: int, turns: int = 1000) -> int:
-    """Step without reading answers, until nothing is taken any more; return how many steps were."""
+async def flood(stream: SocketStream, session: bytes, size: int, turns: int = 1000) -> int:
+    """Send steps without reading answers until the server stops reading; return their number."""
     turn = 0
     with suppress(anyio.BrokenResourceError), anyio.move_on_after(5):
         for turn in range(turns):
-            await link.send(frame(STEP % (turn, session, turn, b"x" * size)))
+            await stream.send(frame(STEP % (turn, session, turn, b"x" * size)))
     return turn
 
 
-def test_answers_that_nobody_reads_stop_a_socket_when_sockets_hold_enough_and_no_other() -> None:
+def test_unread_answers_pause_their_socket_at_the_memory_limit_and_no_other() -> None:
     async def main(stage: Stage) -> None:
-        async with await stage.opened(b"a") as silent, await stage.opened(b"b") as reader:
-            await flood(silent, b"a", 900_000)
-            assert 8 * MIB < stage.bodies.sockets.all < 12 * MIB
+        async with await stage.connect(b"a") as stalled, await stage.connect(b"b") as reader:
+            await flood(stalled, b"a", 900_000)
+            assert 8 * MIB < stage.budget.sockets.total < 12 * MIB
             for turn in range(50):
                 await reader.send(frame(STEP % (turn, b"b", turn, b"on")))
                 assert b'"result"' in await reader.receive()
             assert clock.now() < 6
             with suppress(anyio.EndOfStream):
-                while stage.bodies.sockets.all:
-                    await silent.receive()
-            await flood(silent, b"a", 10, turns=3)
+                while stage.budget.sockets.total:
+                    await stalled.receive()
+            await flood(stalled, b"a", 10, turns=3)
 
     on_stage(main, 16 * MIB)
 
 
-ASKED = {
-    "steps": STEP % (1, b"a", 0, b"long"),  # the same turn again, whose answer is half a MiB
+SMALL_FRAMES = {
+    "steps": STEP % (1, b"a", 0, b"long"),  # a repeated turn, whose answer is half a MiB
     "others": b'{"id":1,"method":"session","params":{"session_id":"a"}}',
 }
 
 
-@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-def test_what_little_asks_for_much_of_is_not_all_held(asked: bytes) -> None:
+@pytest.mark.parametrize("small", SMALL_FRAMES.values(), ids=SMALL_FRAMES)
+def test_large_answers_to_small_frames_stay_within_the_memory_limit(small: bytes) -> None:
     async def main(stage: Stage) -> None:
-        async with await stage.opened() as link:
+        async with await stage.connect() as stream:
             create = CREATE.replace(b"}}}", b',"padding":"%b"}}}' % (b"x" * 500_000))
-            await link.send(frame(create.replace(b"%b", b"a")))
-            assert b'"result"' in await link.receive()
-            await link.send(frame(b"[%b]" % b",".join([asked] * 900)))
+            await stream.send(frame(create.replace(b"%b", b"a")))
+            assert b'"result"' in await stream.receive()
+            await stream.send(frame(b"[%b]" % b",".join([small] * 900)))
             await anyio.sleep(1)
-            assert 8 * MIB < stage.bodies.sockets.all < 60 * MIB
+            assert 8 * MIB < stage.budget.sockets.total < 60 * MIB
             count = 0
             while count < 900 * 500_000:
-                count += len(await link.receive())
+                count += len(await stream.receive())
             await anyio.sleep(0.1)
-            assert stage.bodies.sockets.all == 0
+            assert stage.budget.sockets.total == 0
 
     on_stage(main, 16 * MIB)
 
 
-def test_what_frames_ask_for_counts_until_it_is_answered() -> None:
+def test_pending_frames_count_until_they_are_answered() -> None:
     async def main(stage: Stage) -> None:
-        async with await stage.opened() as link:
-            await link.send(frame(b'{"id":0,"method":"sandbox.create","params":{"sandbox_id":"a"}}'))
-            assert b'"result"' in await link.receive()
+        async with await stage.connect() as stream:
+            await stream.send(frame(b'{"id":0,"method":"sandbox.create","params":{"sandbox_id":"a"}}'))
+            assert b'"result"' in await stream.receive()
             sent = 0
             with anyio.move_on_after(5):
                 while True:
-                    await link.send(frame(b'{"id":1,"method":"sandbox.exec","params":{%b}}' % (EXEC % 20)))
+                    await stream.send(frame(b'{"id":1,"method":"sandbox.exec","params":{%b}}' % (EXEC % 20)))
                     sent += 1
-            assert 8 * MIB < stage.bodies.sockets.all < 11 * MIB
+            assert 8 * MIB < stage.budget.sockets.total < 11 * MIB
             assert sent < 40
             await anyio.sleep(20)
-            assert stage.bodies.sockets.all < 8 * MIB
+            assert stage.budget.sockets.total < 8 * MIB
 
     on_stage(main, 16 * MIB)
 
 
-def test_a_message_that_is_not_complete_counts_and_is_ended_where_there_is_no_room() -> None:
+def test_an_incomplete_message_counts_and_is_refused_above_the_memory_limit() -> None:
     async def main(stage: Stage) -> None:
-        async with await stage.opened() as first, await stage.opened() as second:
+        async with await stage.connect() as first, await stage.connect() as second:
             large = frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 6 * MIB))
             await first.send(large[:-10])
             await anyio.sleep(0.1)
-            assert 6 * MIB < stage.bodies.sockets.all < 6.1 * MIB
+            assert 6 * MIB < stage.budget.sockets.total < 6.1 * MIB
             with anyio.move_on_after(3):
                 await second.send(large[:-10])
                 await anyio.sleep_forever()
-            assert 8 * MIB < stage.bodies.sockets.all < 9 * MIB
-            said = b""
+            assert 8 * MIB < stage.budget.sockets.total < 9 * MIB
+            received = b""
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
                 while True:
-                    said += await second.receive()
-            assert b"come again" in said
-            assert clock.now() < HOLD_S + 3 * http_connection.LOOK_S
+                    received += await second.receive()
+            assert b"retry later" in received
+            assert clock.now() < MAX_PAUSE_S + 3 * http_connection.CHECK_INTERVAL_S
             await first.send(large[-10:])
-            said = b""
-            while b"too_large" not in said:
-                said += await first.receive()
-            await anyio.sleep(2 * http_connection.LOOK_S)
-            assert stage.bodies.sockets.all == 0
+            received = b""
+            while b"too_large" not in received:
+                received += await first.receive()
+            await anyio.sleep(2 * http_connection.CHECK_INTERVAL_S)
+            assert stage.budget.sockets.total == 0
 
     on_stage(main, 16 * MIB)
 
 
-def test_a_message_that_is_alone_may_be_larger_than_all_may_be_together() -> None:
+def test_a_single_message_may_exceed_the_memory_limit() -> None:
     async def main(stage: Stage) -> None:
-        async with await stage.opened() as link:
+        async with await stage.connect() as stream:
             large = frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 6 * MIB))
-            await link.send(large[:-10])
-            await anyio.sleep(HOLD_S + 3 * http_connection.LOOK_S)
-            await link.send(large[-10:])
-            said = b""
-            while b"too_large" not in said:
-                said += await link.receive()
+            await stream.send(large[:-10])
+            await anyio.sleep(MAX_PAUSE_S + 3 * http_connection.CHECK_INTERVAL_S)
+            await stream.send(large[-10:])
+            received = b""
+            while b"too_large" not in received:
+                received += await stream.receive()
 
     on_stage(main, 4 * MIB)
 
 
-def test_what_came_in_one_message_after_another_is_not_counted_once_it_was_taken() -> None:
+def test_processed_messages_are_no_longer_counted() -> None:
     async def main(stage: Stage) -> None:
-        async with await stage.opened() as link:
+        async with await stage.connect() as stream:
             large = frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 200_000))
             for part in (large[:150_000], large[150_000:]):  # it is counted from now on
-                await link.send(part)
+                await stream.send(part)
                 await anyio.sleep(0.1)
-            await link.receive()
+            await stream.receive()
             for _ in range(100):
-                await link.send(frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 50_000)))
-                await link.receive()
-                assert stage.bodies.sockets.all < MIB
+                await stream.send(frame(b'{"id":1,"method":"health","params":{"x":"%b"}}' % (b"y" * 50_000)))
+                await stream.receive()
+                assert stage.budget.sockets.total < MIB
 
     on_stage(main, 16 * MIB)
 
 
-def test_who_leaves_while_sockets_hold_too_much_is_heard_and_what_it_began_is_ended() -> None:
+def test_a_disconnect_of_a_paused_socket_is_noticed_and_ends_its_calls() -> None:
     async def main(stage: Stage) -> None:
-        link = await stage.opened()
-        await link.send(frame(b'{"id":0,"method":"sandbox.create","params":{"sandbox_id":"a"}}'))
-        assert b'"result"' in await link.receive()
+        stream = await stage.connect()
+        await stream.send(frame(b'{"id":0,"method":"sandbox.create","params":{"sandbox_id":"a"}}'))
+        assert b'"result"' in await stream.receive()
         with anyio.move_on_after(5):
             while True:
-                await link.send(frame(b'{"id":1,"method":"sandbox.exec","params":{%b}}' % (EXEC % 3000)))
-        assert stage.bodies.sockets.all > 8 * MIB
-        await link.aclose()
+                await stream.send(frame(b'{"id":1,"method":"sandbox.exec","params":{%b}}' % (EXEC % 3000)))
+        assert stage.budget.sockets.total > 8 * MIB
+        await stream.aclose()
         await anyio.sleep(60)
-        assert stage.bodies.sockets.all == 0
+        assert stage.budget.sockets.total == 0
 
     on_stage(main, 16 * MIB)
 
 
 @pytest.mark.parametrize("message", [b"[]", b"[1]", b"{}"])
-def test_messages_that_ask_for_nothing_do_no_harm(message: bytes) -> None:
+def test_empty_messages_do_no_harm(message: bytes) -> None:
     async def main(stage: Stage) -> None:
-        async with await stage.opened() as link:
-            await link.send(frame(message))
-            await link.send(frame(b'{"id":1,"method":"health"}'))
-            said = b""
-            while b"alive" not in said:
-                said += await link.receive()
+        async with await stage.connect() as stream:
+            await stream.send(frame(message))
+            await stream.send(frame(b'{"id":1,"method":"health"}'))
+            received = b""
+            while b"alive" not in received:
+                received += await stream.receive()
 
     on_stage(main, 16 * MIB)

@@ -1,4 +1,4 @@
-"""The guard, before a real server: how much of everything a tenant may have."""
+"""Limits per tenant: rate, sockets and concurrent requests, on a real server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envkit.http.client.env_client import EnvClient
 from tests.http.guarded import COUNT, LONG, Stage, on_stage
 
 
-def test_requests_beyond_the_rate_of_a_tenant_are_told_when_to_come_again(tmp_path: Path) -> None:
+def test_requests_above_the_rate_limit_get_retry_after(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         acme, same, umbrella = stage.token("acme"), stage.token("acme"), stage.token("umbrella")
         statuses = [(await stage.ask("GET", "/v1/envs", token)).status_code for token in (acme, same, acme, umbrella)]
@@ -40,7 +40,7 @@ def test_a_batch_counts_as_many_calls_as_it_has_steps(tmp_path: Path) -> None:
     on_stage(main, tmp_path, rate=Rate(per_s=0.1, burst=10))
 
 
-def test_who_runs_too_many_programs_at_once_is_told_how_long_to_wait(tmp_path: Path) -> None:
+def test_a_list_of_programs_above_the_rate_limit_gets_retry_after(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token(scopes="sandbox")
         await stage.ask("PUT", "/v1/sandboxes/a", token, json={})
@@ -52,7 +52,7 @@ def test_who_runs_too_many_programs_at_once_is_told_how_long_to_wait(tmp_path: P
     on_stage(main, tmp_path, has_sandboxes=True, rate=Rate(per_s=0.1, burst=10))
 
 
-def test_a_socket_that_sends_too_fast_is_slowed_and_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_socket_above_the_rate_limit_is_slowed_and_not_refused(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         async with EnvClient(stage.address, token=stage.token()) as client, client.lease(LONG) as episode:
             await episode.reset()
@@ -64,16 +64,16 @@ def test_a_socket_that_sends_too_fast_is_slowed_and_nothing_is_refused(tmp_path:
     on_stage(main, tmp_path, rate=Rate(per_s=100, burst=10))
 
 
-def test_a_tenant_may_have_so_many_sockets_and_others_theirs(tmp_path: Path) -> None:
+def test_the_number_of_sockets_is_limited_per_tenant(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         acme = stage.token("acme")
         async with EnvClient(stage.address, token=acme), EnvClient(stage.address, token=acme):
-            with pytest.raises(RateLimitError, match="2 sockets are open"):
+            with pytest.raises(RateLimitError, match="too many open sockets"):
                 async with EnvClient(stage.address, token=acme):
                     pass
             async with EnvClient(stage.address, token=stage.token("umbrella")):
                 pass
-        while True:  # that they are closed is seen a moment later
+        while True:  # the server notices the close a moment later
             with suppress(RateLimitError):
                 async with EnvClient(stage.address, token=acme):
                     return
@@ -81,7 +81,7 @@ def test_a_tenant_may_have_so_many_sockets_and_others_theirs(tmp_path: Path) -> 
     on_stage(main, tmp_path, max_sockets=2)
 
 
-def test_a_tenant_has_no_more_requests_under_way_than_it_may(tmp_path: Path) -> None:
+def test_the_number_of_concurrent_requests_is_limited_per_tenant(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         acme, slow = stage.token(), {"env_id": "Sleeper-v0", "seed": 1}
         for name in ("a", "b"):
@@ -107,7 +107,7 @@ def test_a_tenant_has_no_more_requests_under_way_than_it_may(tmp_path: Path) -> 
     on_stage(main, tmp_path, max_requests=2)
 
 
-def test_a_list_of_nothing_is_a_call_like_any_other(tmp_path: Path) -> None:
+def test_an_empty_list_counts_as_one_call(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token()
         statuses = [(await stage.ask("POST", "/v1/sessions:step", token, json=[])).status_code for _ in range(4)]

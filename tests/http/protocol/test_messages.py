@@ -1,4 +1,4 @@
-"""Messages: what JSON can say, what it cannot, and how many travel together."""
+"""Messages: encoding, decoding errors, and batches."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
     part: Part | None = None
 
 
-def test_values_of_numpy_travel_as_numbers_and_lists() -> None:
+def test_numpy_values_are_encoded_as_numbers_and_lists() -> None:
     message = {"a": np.float32(0.5), "b": np.arange(3), "c": np.bool_(True), "d": np.int64(7), "e": (1, 2)}
     assert write(message) == b'{"a":0.5,"b":[0,1,2],"c":true,"d":7,"e":[1,2]}'
 
 
-def test_what_json_cannot_say_is_refused_with_its_kind() -> None:
-    with pytest.raises(RequestError, match="a object is not JSON"):
+def test_a_value_that_json_cannot_encode_is_refused_with_its_type() -> None:
+    with pytest.raises(RequestError, match="object is not a JSON type"):
         write({"a": object()})
-    with pytest.raises(RequestError, match=r"cannot be said in JSON: .*surrogates"):
+    with pytest.raises(RequestError, match=r"cannot be encoded as JSON: .*surrogates"):
         write("\ud800")
 
 
 @pytest.mark.parametrize("reward", [0.25, -3.0, math.inf, -math.inf, math.nan])
-def test_a_step_is_the_same_after_the_wire(reward: float) -> None:
+def test_a_step_survives_encoding_and_decoding(reward: float) -> None:
     step = Step(Observation("text", ("up",), ("aW1hZ2U=",)), reward, True, False, {"success": True})
     back = StepReply.of(3, step).step()
     assert back.reward == pytest.approx(reward, nan_ok=True)
     assert replace(back, reward=0.0) == replace(step, reward=0.0)
 
 
-def test_a_start_is_the_same_after_the_wire() -> None:
+def test_a_reset_survives_encoding_and_decoding() -> None:
     start = Reset(Observation("text", ("up",), ("aW1hZ2U=",)), {"level": 3})
     assert ResetReply.of(0, start).reset() == start
 
 
 @pytest.mark.parametrize("text", ["a", "0" * 128, "A.b_c~d-9"])
-def test_an_id_may_hold_what_needs_no_quoting(text: str) -> None:
+def test_an_id_may_have_characters_that_need_no_quoting(text: str) -> None:
     assert read_id(text) == text
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a/b", "ä", "a\n", "0" * 129])
 def test_any_other_id_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="not the id of a session"):
+    with pytest.raises(RequestError, match="invalid session id"):
         read_id(text)
 
 
-def test_messages_are_joined_up_to_a_size_and_a_single_one_stays_single() -> None:
+def test_messages_are_joined_up_to_a_size_and_a_single_one_is_not_wrapped() -> None:
     assert list(batches([b"1", b"22", b"333", b"4444", b"5"], 5)) == [b"[1,22]", b"333", b"[4444,5]"]
     assert list(batches([b"x" * 9], 5)) == [b"x" * 9]
     assert list(batches([], 5)) == []
@@ -67,7 +67,7 @@ def test_messages_are_joined_up_to_a_size_and_a_single_one_stays_single() -> Non
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "expected"),
     [
         (b"", "the message is empty; send a JSON object with env_id, seed"),
         (b" \n", "the message is empty; send a JSON object with env_id, seed"),
@@ -84,12 +84,12 @@ def test_messages_are_joined_up_to_a_size_and_a_single_one_stays_single() -> Non
         (b"[]", "expected an object, got a list"),
     ],
 )
-def test_a_message_that_is_no_task_is_refused_with_the_field_and_what_to_send(message: bytes, said: str) -> None:
+def test_an_invalid_task_is_refused_with_the_field_and_the_expected_form(message: bytes, expected: str) -> None:
     with pytest.raises(RequestError) as refused:
         messages.read(message, msgspec.json.Decoder(messages.TaskBody))
-    assert str(refused.value) == said
+    assert str(refused.value) == expected
 
 
-def test_a_near_name_is_found_in_lists_of_messages_and_in_what_they_hold() -> None:
+def test_a_similar_name_is_suggested_in_lists_and_nested_messages() -> None:
     with pytest.raises(RequestError, match=r"^\[0\]\.part: unknown field 'color'; did you mean 'colour'\?$"):
         messages.read(b'[{"part": {"color": "red"}}]', msgspec.json.Decoder(list[Whole]))

@@ -248,7 +248,7 @@ def test_a_server_without_a_pool_has_no_sandboxes() -> None:
         for verb, path in (("PUT", A), ("GET", "/v1/sandboxes"), ("POST", f"{A}/exec"), ("GET", "/v1/events")):
             asked = await client.request(verb, path)
             assert asked.status_code == 404
-            assert asked.json()["detail"] == "there are no sandboxes to lend here"
+            assert asked.json()["detail"] == "this server lends no sandboxes"
         assert "/v1/sandboxes" not in (await client.get("/openapi.json")).json()["paths"]
 
     without_pool(main)
@@ -302,13 +302,13 @@ def test_a_query_that_is_misspelt_is_refused_not_ignored() -> None:
     async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
         await client.put("/v1/sandboxes/a", json={})
         for verb, path, hint in (
-            ("PUT", "files?path=/x&modus=755", "'modus' here; did you mean 'mode'?"),
-            ("GET", "files?path=/x&max_byte=1", "'max_byte' here; did you mean 'max_bytes'?"),
-            ("POST", "exec?timeout_s=5", "'timeout_s' here"),
-            ("POST", "shells/main?user=grader", "'user' here"),
+            ("PUT", "files?path=/x&modus=755", "'modus'; did you mean 'mode'?"),
+            ("GET", "files?path=/x&max_byte=1", "'max_byte'; did you mean 'max_bytes'?"),
+            ("POST", "exec?timeout_s=5", "'timeout_s'"),
+            ("POST", "shells/main?user=grader", "'user'"),
         ):
             answer = await client.request(verb, f"/v1/sandboxes/a/{path}", content=b'{"argv":["count"],"timeout_s":5}')
-            assert (answer.status_code, answer.json()["detail"]) == (400, f"there is no query {hint}")
+            assert (answer.status_code, answer.json()["detail"]) == (400, f"unknown query parameter {hint}")
         assert (await client.get("/v1/sandboxes/a/files?path=/runs")).status_code == 404
 
     over_http(main)

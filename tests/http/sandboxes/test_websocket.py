@@ -122,7 +122,7 @@ def test_a_server_without_a_pool_says_so_over_a_socket_too() -> None:
     async def run() -> None:
         async with slots() as host, serving(host) as address, connected(address) as socket:
             await say(socket, (1, "sandbox.list", {}))
-            assert (await hear(socket, 1))[0]["error"]["detail"] == "there are no sandboxes to lend here"
+            assert (await hear(socket, 1))[0]["error"]["detail"] == "this server lends no sandboxes"
 
     clock.run(run)
 

@@ -1,4 +1,4 @@
-"""The access log: its lines, and their bound."""
+"""The access log: its lines and their limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINE: dict[str, Any] = {
 }
 
 
-class Kept(logging.Handler):
+class RecordingHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
@@ -43,9 +43,9 @@ class Kept(logging.Handler):
         self.texts.append(self.format(record))
 
 
-def written(*lines: dict[str, Any]) -> list[str]:
-    """Return the records that `lines` make, all of them in one turn of the loop."""
-    handler = Kept()
+def lines_of(*lines: dict[str, Any]) -> list[str]:
+    """Return the log records of `lines`, written in one turn of the loop."""
+    handler = RecordingHandler()
 
     async def main() -> None:
         with AccessLog(handler) as log:
@@ -56,8 +56,8 @@ def written(*lines: dict[str, Any]) -> list[str]:
     return handler.texts
 
 
-def test_a_line_says_who_asked_for_what_and_what_came_of_it() -> None:
-    line = json.loads(*written(LINE))
+def test_a_line_has_caller_request_and_outcome() -> None:
+    line = json.loads(*lines_of(LINE))
     at = line.pop("at")
     assert at > 1.7e9
     assert datetime.fromisoformat(line.pop("time")).timestamp() == at
@@ -74,15 +74,15 @@ def test_a_line_says_who_asked_for_what_and_what_came_of_it() -> None:
     }
 
 
-def test_a_line_of_a_sandbox_and_of_a_socket_say_so() -> None:
-    text = "\n".join(written({**LINE, "path": "/v1/sandboxes/b"}, {**LINE, "path": "/v1/ws", "messages": (3, 2)}))
+def test_lines_of_sandboxes_and_sockets_have_their_own_fields() -> None:
+    text = "\n".join(lines_of({**LINE, "path": "/v1/sandboxes/b"}, {**LINE, "path": "/v1/ws", "messages": (3, 2)}))
     first, second = map(json.loads, text.splitlines())
     assert (first["sandbox"], "session" in first) == ("b", False)
     assert (second["messages_in"], second["messages_out"], "session" in second) == (3, 2, False)
 
 
-def test_lines_that_come_together_are_written_together_and_soon() -> None:
-    handler = Kept()
+def test_lines_are_written_in_batches_after_a_short_delay() -> None:
+    handler = RecordingHandler()
 
     async def main() -> None:
         log = AccessLog(handler)
@@ -107,26 +107,26 @@ def test_lines_that_come_together_are_written_together_and_soon() -> None:
     method=st.text(string.ascii_letters + '"\x1b', max_size=20),
     numbers=st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)),
 )
-def test_a_line_is_short_json_whatever_was_asked(
+def test_a_line_is_short_json_for_any_request(
     id: str, tenant: str, path: str, before: str, method: str, numbers: tuple[int, int]
 ) -> None:
     line = {**LINE, "id": id, "tenant": tenant, "path": before + path, "method": method, "messages": numbers}
-    text = written({**line, "bytes_in": numbers[0], "seconds": 1e6})[0]
+    text = lines_of({**line, "bytes_in": numbers[0], "seconds": 1e6})[0]
     assert len(f"{text}\n".encode()) < MAX_LINE_BYTES
     assert len(text.splitlines()) == 1
     assert text.isascii()
     assert json.loads(text)["status"] == 200
 
 
-def test_a_long_path_is_cut_and_what_is_short_stays_whole() -> None:
-    line = json.loads(*written({**LINE, "path": "/v1/sessions/" + "x" * 500 + "/step"}))
+def test_a_long_path_is_cut_and_short_fields_are_not() -> None:
+    line = json.loads(*lines_of({**LINE, "path": "/v1/sessions/" + "x" * 500 + "/step"}))
     assert line["path"].startswith("/v1/sessions/xxx")
     assert line["path"].endswith("*")
     assert line["session"].endswith("x*")
     assert (line["id"], line["tenant"], line["method"]) == ("r-1", "acme", "POST")
 
 
-def test_a_file_may_be_moved_away(tmp_path: Path) -> None:
+def test_the_log_file_can_be_rotated(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
 
     async def main() -> None:
@@ -142,15 +142,15 @@ def test_a_file_may_be_moved_away(tmp_path: Path) -> None:
     assert [len((tmp_path / name).read_text().splitlines()) for name in ("old.log", "access.log")] == [1, 1]
 
 
-def test_nobody_waits_for_who_does_not_write_and_what_does_not_fit_is_counted() -> None:
-    free = threading.Event()
+def test_a_blocked_handler_delays_nobody_and_dropped_lines_are_counted() -> None:
+    is_free = threading.Event()
 
-    class Stuck(Kept):
+    class BlockedHandler(RecordingHandler):
         def emit(self, record: logging.LogRecord) -> None:
-            free.wait(20)
+            is_free.wait(20)
             super().emit(record)
 
-    handler = Stuck()
+    handler = BlockedHandler()
 
     async def main() -> None:
         with AccessLog(handler) as log:
@@ -159,13 +159,13 @@ def test_nobody_waits_for_who_does_not_write_and_what_does_not_fit_is_counted() 
                     log.write(**LINE)
                 await anyio.sleep(2 * DELAY_S)
             assert log.dropped == 10 * (MAX_WAITING // 8) - MAX_WAITING
-            free.set()
+            is_free.set()
 
     clock.run(main, virtual=True)
     assert sum(len(text.splitlines()) for text in handler.texts) == MAX_WAITING
 
 
-def test_a_folder_that_is_gone_costs_lines_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_folder_loses_lines_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
 
@@ -187,7 +187,7 @@ def test_a_folder_that_is_gone_costs_lines_and_nothing_else(tmp_path: Path, capl
 
     assert clock.run(main) == 3
     assert len((folder / "access.log").read_text().splitlines()) == 1
-    assert [text.partition(":")[0] for text in caplog.messages] == ["the access log cannot be written"]
+    assert [text.partition(":")[0] for text in caplog.messages] == ["cannot write the access log"]
 
 
 WRITER = """
@@ -211,7 +211,7 @@ clock.run(main)
 """
 
 
-def test_a_process_whose_errors_nobody_reads_goes_on_and_ends() -> None:
+def test_a_process_whose_standard_error_is_not_read_continues_and_exits() -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         try:
             assert running.wait(60) == 0

@@ -1,4 +1,4 @@
-"""Whatever a client sends over HTTP, the server refuses it politely and goes on."""
+"""Invalid input over HTTP: the server refuses it with a problem and continues."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ ROUTES = [
 ]
 
 
-def test_what_is_no_request_is_refused_and_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_request_is_refused_without_a_log_entry(caplog: pytest.LogCaptureFixture) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         for text in (b"FOO / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", UPGRADE % b"h2c"):
             async with await anyio.connect_tcp(client.base_url.host, client.base_url.port or 0) as stream:
@@ -92,7 +92,7 @@ def test_what_is_no_request_is_refused_and_fills_no_log(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=[f"{verb} {path[:30]}" for verb, path in ROUTES])
-def test_junk_is_refused_politely(route: tuple[str, str]) -> None:
+def test_junk_gets_a_problem_as_answer(route: tuple[str, str]) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         verb, path = route
         for body in BODIES:
@@ -114,7 +114,7 @@ def test_junk_is_refused_politely(route: tuple[str, str]) -> None:
         b"PUT /v1/sessions/a HTTP/1.1\r\ncontent-length: -4\r\n\r\n{}",
     ],
 )
-def test_what_is_not_even_http_does_not_stop_the_server(request_line: bytes) -> None:
+def test_input_that_is_not_http_does_not_stop_the_server(request_line: bytes) -> None:
     async def main(client: httpx.AsyncClient) -> None:
         url = client.base_url
         with anyio.fail_after(5):

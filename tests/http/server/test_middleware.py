@@ -1,4 +1,4 @@
-"""The guard, before a real server: who is let in, to what, how often, and until when."""
+"""Authorization on a real server: tokens, scopes, request ids and the access log."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from tests.http.guarded import COUNT, LONG, Stage, Stream, on_stage
         ("/", ""),
     ],
 )
-def test_each_path_has_its_scope_and_what_nobody_thought_of_is_for_administrators(path: str, scope: str | None) -> None:
+def test_each_path_has_its_scope_and_unknown_paths_need_admin(path: str, scope: str | None) -> None:
     assert scope_for(path) == scope
 
 
 @pytest.mark.parametrize("path", ["/v1/envs", "/v1/health"])
-def test_two_authorization_headers_are_refused_whichever_of_them_is_good(path: str, tmp_path: Path) -> None:
+def test_two_authorization_headers_are_refused_even_if_one_is_valid(path: str, tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         good, bad = f"Bearer {stage.token()}", "Bearer ek_000000000000_" + "x" * 43
         for pair in ((good, bad), (bad, good), (good, good)):
@@ -58,7 +58,7 @@ def test_two_authorization_headers_are_refused_whichever_of_them_is_good(path: s
     on_stage(main, tmp_path)
 
 
-def test_without_a_token_only_signs_of_life_and_the_document_are_given(tmp_path: Path) -> None:
+def test_without_a_token_only_health_ready_and_the_document_are_answered(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         for path in ("/v1/health", "/v1/ready", "/openapi.json"):
             assert (await stage.ask("GET", path)).status_code == 200
@@ -72,7 +72,7 @@ def test_without_a_token_only_signs_of_life_and_the_document_are_given(tmp_path:
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Basic {}", "{}", "Bearer {}A", "Bearer  x y", "Bearer \xe9"])
-def test_a_header_that_is_not_quite_right_opens_nothing(tmp_path: Path, value: str) -> None:
+def test_a_malformed_authorization_header_is_refused(tmp_path: Path, value: str) -> None:
     async def main(stage: Stage) -> None:
         header = value.format(stage.token()).encode("latin-1")
         answer = await stage.http.get("/v1/envs", headers=[(b"authorization", header)])
@@ -81,7 +81,7 @@ def test_a_header_that_is_not_quite_right_opens_nothing(tmp_path: Path, value: s
     on_stage(main, tmp_path)
 
 
-def test_a_token_opens_what_it_is_for_and_nothing_else(tmp_path: Path) -> None:
+def test_a_token_allows_its_scopes_and_nothing_else(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         paths = ("/v1/envs", "/v1/sandboxes", "/metrics", "/v1/events", "/openapi.json")
         for scopes, statuses in {
@@ -101,7 +101,7 @@ def test_a_token_opens_what_it_is_for_and_nothing_else(tmp_path: Path) -> None:
     on_stage(main, tmp_path)
 
 
-def test_a_client_with_a_wrong_token_is_told_at_once(tmp_path: Path) -> None:
+def test_a_client_with_a_wrong_token_fails_at_once(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         began = clock.now()
         for token, error in ((None, "this needs a token"), ("ek_x", "the token is not valid")):
@@ -113,7 +113,7 @@ def test_a_client_with_a_wrong_token_is_told_at_once(tmp_path: Path) -> None:
     on_stage(main, tmp_path)
 
 
-def test_over_a_socket_each_frame_needs_its_scope(tmp_path: Path) -> None:
+def test_each_frame_of_a_socket_needs_its_scope(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         async with EnvClient(stage.address, token=stage.token("acme", "sandbox")) as client:
             assert (await client.health()).status == "alive"
@@ -140,7 +140,7 @@ def test_without_tokens_everybody_may_do_everything(tmp_path: Path) -> None:
     on_stage(main, tmp_path, has_tokens=False)
 
 
-def test_the_access_log_says_which_environments_were_played_and_how_many_steps(tmp_path: Path) -> None:
+def test_the_access_log_counts_sessions_by_environment_and_steps(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
 
     async def main(stage: Stage) -> None:
@@ -169,7 +169,7 @@ def test_the_access_log_says_which_environments_were_played_and_how_many_steps(t
     }
 
 
-def test_every_answer_names_its_request(tmp_path: Path) -> None:
+def test_every_answer_has_a_request_id(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token()
         for path, tokens in (("/v1/health", None), ("/v1/envs", token), ("/v1/envs", None), ("/v1/sessions/x", token)):
@@ -185,7 +185,7 @@ def test_every_answer_names_its_request(tmp_path: Path) -> None:
     on_stage(main, tmp_path)
 
 
-def test_each_request_and_each_socket_is_a_line_without_secrets(
+def test_each_request_and_each_socket_is_logged_without_secrets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "access.log"
@@ -208,7 +208,7 @@ def test_each_request_and_each_socket_is_a_line_without_secrets(
     assert "ek_" not in text
     assert "secret" not in text
     lines = [json.loads(line) for line in text.splitlines()]
-    lines.sort(key=lambda line: line["method"] == "WS")  # a socket's line comes when the server has seen it close
+    lines.sort(key=lambda line: line["method"] == "WS")  # a socket is logged when the server notices its close
     assert [(line["method"], line["path"], line["status"], line["tenant"]) for line in lines] == [
         ("PUT", "/v1/sessions/a", 400, "acme"),
         ("GET", "/v1/envs", 401, ""),
@@ -247,7 +247,7 @@ def test_from_the_first_token_on_everybody_needs_one(tmp_path: Path) -> None:
     on_stage(main, tmp_path, has_tokens=False)
 
 
-def test_what_the_guard_refuses_is_counted(tmp_path: Path) -> None:
+def test_refusals_of_the_middleware_are_counted(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token("acme", "metrics")
         await stage.ask("GET", "/v1/envs")
@@ -263,14 +263,14 @@ def test_what_the_guard_refuses_is_counted(tmp_path: Path) -> None:
     on_stage(main, tmp_path)
 
 
-def test_an_application_that_breaks_is_written_down_and_its_error_is_not_hidden(tmp_path: Path) -> None:
+def test_an_application_error_is_logged_with_status_500_and_raised(tmp_path: Path) -> None:
     class Broken(Stream):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             raise RuntimeError("broken")
 
     lines: list[str] = []
 
-    class Kept(logging.Handler):
+    class RecordingHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(self.format(record))
 
@@ -282,7 +282,7 @@ def test_an_application_that_breaks_is_written_down_and_its_error_is_not_hidden(
             raise AssertionError("it sends nothing")
 
         scope: Scope = {"type": "http", "path": "/v1/envs", "method": "GET", "headers": []}
-        with AccessLog(Kept()) as log, pytest.raises(RuntimeError, match="broken"):
+        with AccessLog(RecordingHandler()) as log, pytest.raises(RuntimeError, match="broken"):
             await AuthMiddleware(Broken(), log=log)(scope, receive, send)
 
     clock.run(main)

@@ -1,4 +1,4 @@
-"""Servers as processes: how they start, refuse to start, end, and die."""
+"""Servers as processes: start, refusal to start, shutdown, and crash."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from envkit.errors import EnvkitError
 where = {"uds": sys.argv[1]} if "/" in sys.argv[1] else {"port": int(sys.argv[1])}
 clock.run(partial(serve_envs, **where, on_ready=lambda address: print("ready", address, flush=True)), fast=True)
 """
-INSIDE = [sys.executable, "-W", "error", "-m", "envkit.wiring.env_server"]
-PATIENCE_S = 120
+ENV_SERVER = [sys.executable, "-W", "error", "-m", "envkit.wiring.env_server"]
+TIMEOUT_S = 120
 LAKE = Task("FrozenLake-v0", 3, {"size": 4})
 
 
@@ -63,14 +63,14 @@ def server(where: str = "0") -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @contextmanager
-def inside(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with process([*INSIDE, "--socket", str(path), *arguments]) as running:
-        clock.run(until_connectable, path, running)
+def env_server(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with process([*ENV_SERVER, "--socket", str(path), *arguments]) as running:
+        clock.run(wait_until_connectable, path, running)
         yield running
 
 
-async def until_connectable(path: Path, running: subprocess.Popen[str]) -> None:
-    with anyio.fail_after(PATIENCE_S):
+async def wait_until_connectable(path: Path, running: subprocess.Popen[str]) -> None:
+    with anyio.fail_after(TIMEOUT_S):
         while running.poll() is None:
             try:
                 async with await anyio.connect_unix(str(path)):
@@ -85,18 +85,18 @@ async def play(address: str) -> tuple[int, str]:
         return client.capacity, (await episode.reset()).observation.text
 
 
-def test_a_server_of_environments_alone_hears_no_web_page_of_others_either() -> None:
+def test_an_environment_server_refuses_foreign_web_pages_too() -> None:
     with server() as (_, address):
         refused = httpx.get(f"{address}/v1/sessions", headers={"Origin": "http://evil.example"}, trust_env=False)
         assert (refused.status_code, refused.json()["type"]) == (403, "forbidden")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_server_cleanly_and_in_silence(number: signal.Signals) -> None:
+def test_a_signal_ends_a_server_cleanly_and_without_output(number: signal.Signals) -> None:
     with server() as (running, address):
         clock.run(play, address)
         running.send_signal(number)
-        out, err = running.communicate(timeout=PATIENCE_S)
+        out, err = running.communicate(timeout=TIMEOUT_S)
     assert (running.returncode, out, err) == (0, "", "")
 
 
@@ -130,8 +130,8 @@ def test_a_signal_lets_the_running_step_finish_and_refuses_new_ones() -> None:
     clock.run(run)
 
 
-async def asked_while_it_stops(seconds: float, drain_s: float) -> tuple[httpx.Response, float]:
-    """Return what a call that takes `seconds` is answered over HTTP by a server that is told to stop meanwhile."""
+async def call_during_shutdown(seconds: float, drain_s: float) -> tuple[httpx.Response, float]:
+    """Return the answer to a call of `seconds` during which the server shuts down, and the duration of that."""
     answers: list[httpx.Response] = []
     async with scripted() as backend, slots() as host, anyio.create_task_group() as tasks:
         stop = serving(host, pool=SmallPool(backend), drain_s=drain_s)
@@ -150,14 +150,14 @@ async def asked_while_it_stops(seconds: float, drain_s: float) -> tuple[httpx.Re
     return answers[0], clock.now() - began
 
 
-def test_a_call_over_http_is_finished_before_a_server_stops(caplog: pytest.LogCaptureFixture) -> None:
-    answer, _ = clock.run(asked_while_it_stops, 4.5, 20)
+def test_a_running_http_call_is_finished_before_the_server_stops(caplog: pytest.LogCaptureFixture) -> None:
+    answer, _ = clock.run(call_during_shutdown, 4.5, 20)
     assert (answer.status_code, answer.json()["exit_code"]) == (200, 0)
     assert caplog.messages == []
 
 
-def test_a_call_that_takes_too_long_at_the_end_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
-    answer, took_s = clock.run(asked_while_it_stops, 40, 0.2)
+def test_a_call_that_outlasts_the_drain_timeout_is_answered_with_503(caplog: pytest.LogCaptureFixture) -> None:
+    answer, took_s = clock.run(call_during_shutdown, 40, 0.2)
     assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
     assert (answer.json()["type"], answer.json()["retry"], took_s < 15) == ("unreachable", True, True)
     assert caplog.messages == []
@@ -193,11 +193,11 @@ def test_a_server_that_is_killed_is_reported_at_once_and_nothing_hangs() -> None
         assert clock.run(main, running, address) < 10
 
 
-def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
+def test_the_error_for_a_used_port_names_the_port_and_the_remedy() -> None:
     async def run() -> None:
         async with slots() as host, serving(host) as address:
             port = int(address.rpartition(":")[2])
-            message = f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any that is free"
+            message = f"port {port} on 127.0.0.1 is in use; choose another one, or 0 for any free port"
             with pytest.raises(UsageError, match=f"^{message}$"):
                 await serve(create_app(host), port=port)
 
@@ -207,24 +207,24 @@ def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("host", "port", "message"),
     [
-        ("127.0.0.1", 70_000, "port 70000 cannot be used: a port lies in 0 to 65535"),
-        ("127.0.0.1", -1, "port -1 cannot be used: a port lies in 0 to 65535"),
+        ("127.0.0.1", 70_000, "invalid port 70000; use 0 to 65535"),
+        ("127.0.0.1", -1, "invalid port -1; use 0 to 65535"),
         ("nowhere.invalid", 0, r"port 0 on nowhere\.invalid cannot be used: [^\n]+"),
         ("203.0.113.7", 0, r"port 0 on 203\.0\.113\.7 cannot be used: [^\n]+"),
-        ("a" * 300, 0, f"'{'a' * 80}' is no name of a host"),
+        ("a" * 300, 0, f"'{'a' * 80}' is not a host name"),
     ],
 )
-def test_an_address_that_cannot_be_listened_on_is_refused_in_one_line(host: str, port: int, message: str) -> None:
+def test_an_unusable_address_is_refused_in_one_line(host: str, port: int, message: str) -> None:
     async def run() -> None:
         async with slots() as envs:
-            with anyio.fail_after(PATIENCE_S):
+            with anyio.fail_after(TIMEOUT_S):
                 await serve(create_app(envs), host=host, port=port)
 
     with pytest.raises(UsageError, match=f"^{message}$"):
         clock.run(run)
 
 
-def test_a_server_listens_on_version_six_of_the_protocol_too() -> None:
+def test_a_server_listens_on_ipv6() -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
 
@@ -242,7 +242,7 @@ def test_a_server_listens_on_version_six_of_the_protocol_too() -> None:
     assert clock.run(run).startswith("http://[::1]:")
 
 
-def test_a_socket_that_was_left_behind_is_replaced_and_removed_at_the_end(tmp_path: Path) -> None:
+def test_a_stale_unix_socket_is_replaced_and_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
@@ -256,7 +256,7 @@ def test_a_socket_that_was_left_behind_is_replaced_and_removed_at_the_end(tmp_pa
     assert not path.exists()
 
 
-def test_a_socket_of_a_living_server_and_other_files_are_left_alone(tmp_path: Path) -> None:
+def test_the_socket_of_a_running_server_and_other_files_are_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     file = tmp_path / "file"
     file.write_text("precious")
@@ -264,10 +264,10 @@ def test_a_socket_of_a_living_server_and_other_files_are_left_alone(tmp_path: Pa
     async def run() -> None:
         async with slots() as host, serving(host, uds=str(path)) as address, EnvClient(address) as client:
             for taken, message in (
-                (path, f"a server listens at {path} already; stop it or choose another path"),
-                (file, f"{file} is there and is not a socket; choose another path"),
-                (tmp_path / "no" / "folder", "no socket can be made at .*: No such file or directory"),
-                (tmp_path / ("x" * 120), "no socket can be made at .*: .*too long"),
+                (path, f"a server already listens at {path}; stop it or choose another path"),
+                (file, f"{file} exists and is not a socket; choose another path"),
+                (tmp_path / "no" / "folder", "cannot create a socket at .*: No such file or directory"),
+                (tmp_path / ("x" * 120), "cannot create a socket at .*: .*too long"),
             ):
                 with pytest.raises(UsageError, match=message):
                     await serve(create_app(host), uds=str(taken))
@@ -277,65 +277,65 @@ def test_a_socket_of_a_living_server_and_other_files_are_left_alone(tmp_path: Pa
     assert file.read_text() == "precious"
 
 
-def test_the_server_in_a_box_plays_and_ends_when_its_parent_lets_go(tmp_path: Path) -> None:
+def test_the_env_server_plays_and_ends_when_its_standard_input_closes(tmp_path: Path) -> None:
     path = tmp_path / "socket"
-    with inside(path, "--capacity", "3") as running:
+    with env_server(path, "--capacity", "3") as running:
         capacity, text = clock.run(play, f"unix:{path}")
         assert (capacity, text) == (3, envkit.make("FrozenLake-v0", size=4).reset(seed=3)[0])
-        out, err = running.communicate(timeout=PATIENCE_S)  # closes its standard input
+        out, err = running.communicate(timeout=TIMEOUT_S)  # closes its standard input
     assert (running.returncode, out, err) == (0, "", "")
     assert not path.exists()
 
 
-def test_the_server_in_a_box_ends_on_sigterm(tmp_path: Path) -> None:
-    with inside(tmp_path / "socket") as running:
+def test_the_env_server_ends_on_sigterm(tmp_path: Path) -> None:
+    with env_server(tmp_path / "socket") as running:
         running.terminate()
-        assert running.wait(PATIENCE_S) == 0
+        assert running.wait(TIMEOUT_S) == 0
 
 
-def test_the_server_in_a_box_stays_when_nobody_holds_its_standard_input(tmp_path: Path) -> None:
+def test_the_env_server_keeps_running_without_a_standard_input(tmp_path: Path) -> None:
     path = tmp_path / "socket"
-    arguments = [*INSIDE, "--socket", str(path)]
+    arguments = [*ENV_SERVER, "--socket", str(path)]
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
-        clock.run(until_connectable, path, running)
+        clock.run(wait_until_connectable, path, running)
         assert clock.run(play, f"unix:{path}")[0] == 1
         running.terminate()
-        assert running.wait(PATIENCE_S) == 0
+        assert running.wait(TIMEOUT_S) == 0
 
 
-def test_the_process_of_a_server_in_a_box_is_felt_until_it_is_stopped(tmp_path: Path) -> None:
-    def felt() -> bytes:
+def test_the_heartbeat_of_the_env_server_stops_with_its_process(tmp_path: Path) -> None:
+    def heartbeat() -> bytes:
         with socket.socket(socket.AF_UNIX) as stream:
             stream.settimeout(1)
             stream.connect(str(tmp_path / "env.heartbeat"))
             return stream.recv(1)
 
     path = tmp_path / "env.sock"
-    with inside(path) as running:
+    with env_server(path) as running:
         clock.run(play, f"unix:{path}")
-        assert [felt(), felt()] == [b"1", b"1"]
+        assert [heartbeat(), heartbeat()] == [b"1", b"1"]
         running.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, running.pid, os.WSTOPPED)
         with pytest.raises(TimeoutError):
-            felt()
+            heartbeat()
         running.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--socket", "/nowhere/socket"], "no socket can be made at /nowhere/socket: No such file or directory\n"),
+        (["--socket", "/nowhere/socket"], "cannot create a socket at /nowhere/socket: No such file or directory\n"),
         (["--socket", "/tmp/x", "--capacity", "0"], "--capacity must be at least 1\n"),
     ],
 )
-def test_the_server_in_a_box_refuses_in_one_line(arguments: list[str], message: str) -> None:
-    done = subprocess.run([*INSIDE, *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+def test_the_env_server_refuses_arguments_in_one_line(arguments: list[str], message: str) -> None:
+    done = subprocess.run([*ENV_SERVER, *arguments], capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(message)
     assert "Traceback" not in done.stderr
 
 
-def test_the_server_in_a_box_starts_without_what_it_does_not_need() -> None:
+def test_the_env_server_imports_no_heavy_packages() -> None:
     heavy = "fastapi pydantic prometheus_client httpx torch uvloop"
     program = (
         f"import sys, envkit.wiring.env_server; print([name for name in '{heavy}'.split() if name in sys.modules])"
@@ -347,7 +347,7 @@ def test_the_server_in_a_box_starts_without_what_it_does_not_need() -> None:
 def test_make_with_an_address_plays_the_same_as_without(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     moves = [f"<answer>{move}</answer>" for move in ("up", "left", "nonsense", "down", "right", "up")]
-    with inside(path):
+    with env_server(path):
         played = []
         for options in ({}, {"url": f"unix:{path}"}):
             with envkit.make("FrozenLake-v0", slip=0.4, **options) as env:
@@ -362,11 +362,11 @@ def test_make_with_an_address_plays_the_same_as_without(tmp_path: Path) -> None:
         assert len(played[0][2]) >= 1
 
 
-def test_make_with_an_address_raises_what_the_server_says(tmp_path: Path) -> None:
+def test_make_with_an_address_raises_the_errors_of_the_server(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with pytest.raises(UnreachableError, match=f"unix:{path} does not answer"):
         envkit.make("FrozenLake-v0", url=f"unix:{path}")
-    with inside(path):
+    with env_server(path):
         with envkit.make("FrozenLake-v0", url=f"unix:{path}") as env:
             with pytest.raises(OptionError, match="size"):
                 env.reset(seed=0, options={"size": 1})

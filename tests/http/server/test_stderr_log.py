@@ -1,4 +1,4 @@
-"""What a server says on standard error, also to nobody."""
+"""The log on standard error, also if nobody reads it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with StandardErrorLog():
 """
 
 
-def test_a_process_that_logs_to_nobody_goes_on_and_ends() -> None:
+def test_a_process_whose_log_is_not_read_continues_and_exits() -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER], stderr=subprocess.PIPE) as running:
         try:
             assert running.wait(60) == 0
@@ -41,15 +41,15 @@ def test_a_process_that_logs_to_nobody_goes_on_and_ends() -> None:
         finally:
             running.kill()
     assert last == b"a last word"
-    # How many were dropped may be said anywhere between them.
+    # How many were dropped X.
     kept = [line for line in lines if line.startswith(b"warning ")]
     assert kept[:3] == [b"warning 0", b"warning 1", b"warning 2"]
     assert len(lines) < 10_000
 
 
-def test_what_is_logged_is_written_whole_with_its_traceback() -> None:
+def test_records_are_written_in_full_with_their_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", ONE], capture_output=True, text=True, timeout=60, check=True)
-    long, said, *trace = done.stderr.splitlines()
+    long, message, *trace = done.stderr.splitlines()
     assert long == "long " * 2000
-    assert said == "it failed"
+    assert message == "it failed"
     assert (trace[0], trace[-1]) == ("Traceback (most recent call last):", "ValueError: a mistake")

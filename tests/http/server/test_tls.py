@@ -1,4 +1,4 @@
-"""TLS: a server with a certificate, and clients that trust it, or do not."""
+"""TLS: a server with a certificate, and clients with and without trust in it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_client_that_trusts_the_certificate_plays_over_tls(pair: Pair, tmp_pat
     assert clock.run(main) == "seed 7"
 
 
-def test_a_client_that_does_not_trust_it_or_speaks_no_tls_says_so(pair: Pair, tmp_path: Path) -> None:
+def test_a_client_without_trust_or_tls_fails_with_the_reason(pair: Pair, tmp_path: Path) -> None:
     other = make_pair(tmp_path)
 
     async def main() -> None:
@@ -107,23 +107,23 @@ def test_a_client_that_does_not_trust_it_or_speaks_no_tls_says_so(pair: Pair, tm
 def test_a_certificate_that_cannot_be_used_is_refused_before_anything_listens(pair: Pair, tmp_path: Path) -> None:
     locked = make_pair(tmp_path, "-passout", "pass:secret")
     missing = tmp_path / "missing.pem"
-    for certificate, key, said in (
+    for certificate, key, message in (
         (missing, pair.key, "No such file"),
-        (pair.key, pair.key, "no TLS with the certificate"),
-        (pair.certificate, None, "no TLS with the certificate"),
-        (pair.certificate, locked.key, "no TLS with the certificate"),
-        (locked.certificate, locked.key, "no TLS with the certificate"),
-        (None, pair.key, "goes with a certificate"),
+        (pair.key, pair.key, "cannot use the certificate"),
+        (pair.certificate, None, "cannot use the certificate"),
+        (pair.certificate, locked.key, "cannot use the certificate"),
+        (locked.certificate, locked.key, "cannot use the certificate"),
+        (None, pair.key, "given without a certificate"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             clock.run(partial(serve, create_app(slots()), port=0, certificate=certificate, key=key))
 
 
-def test_a_client_refuses_a_file_of_certificates_that_is_none(pair: Pair, tmp_path: Path) -> None:
-    for url, ca, said in (
+def test_a_client_refuses_an_invalid_certificate_file(pair: Pair, tmp_path: Path) -> None:
+    for url, ca, message in (
         ("https://127.0.0.1:1", tmp_path / "missing.pem", "No such file"),
         ("https://127.0.0.1:1", pair.key, "it holds no certificate"),
         ("http://127.0.0.1:1", pair.certificate, "go with an https:// address"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             EnvClient(url, ca=ca)
