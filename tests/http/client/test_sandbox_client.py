@@ -171,7 +171,7 @@ def test_what_a_remote_sandbox_cannot_do_is_said() -> None:
         async with client.lease(SPEC) as box:
             with pytest.raises(UnsupportedError, match="nothing inside it can be connected to"):
                 await box.connect(80)
-            with pytest.raises(UnsupportedError, match="keeps no log"):
+            with pytest.raises(UnsupportedError, match="has no log"):
                 await box.log()
         with pytest.raises(UsageError, match="leave tenant out"):
             async with client.lease(SPEC, tenant="acme"):
