@@ -367,7 +367,7 @@ def test_what_is_no_address_is_refused_at_once(url: str) -> None:
 
 def test_a_client_needs_one_way_to_its_server() -> None:
     for arguments in ({}, {"url": "http://host", "connect": Line("unix:x").connect}):
-        with pytest.raises(UsageError, match="a url or a way to connect"):
+        with pytest.raises(UsageError, match="pass either url or connect"):
             EnvClient(**arguments)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="timeout_s"):
         EnvClient("http://host", timeout_s=0)
@@ -387,7 +387,7 @@ def test_a_place_that_is_gone_is_told_as_such_by_the_way_to_it() -> None:
 
 def test_a_server_of_another_kind_is_recognised() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
-        with pytest.raises(UnreachableError, match="/else answers with status 403; is it an `envkit serve`"):
+        with pytest.raises(UnreachableError, match="/else answered with status 403; is it an `envkit serve`"):
             async with EnvClient(client.address + "/else"):
                 pass
 
