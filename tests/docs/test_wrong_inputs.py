@@ -93,7 +93,7 @@ WRONG = [
     ("serve --config webhook.yaml", 2, "alerts.webhook: must be the address of a page, such as https://"),
     ("serve --set listen.prot=1", 2, "listen.prot: no such key; did you mean 'port'?"),
     ("serve --set limits.calls_per_s=0", 2, "limits.calls_per_s: must be above 0, got 0"),
-    ("serve --host 0.0.0.0 --port 0 --state state", 2, "there are no tokens: make one with"),
+    ("serve --host 0.0.0.0 --port 0 --state state", 2, "there are no tokens; create one with"),
     ("serve --host no.such.host.invalid --port 0 --state state", 2, "no.such.host.invalid"),
     ("serve --socket /nosuch/x.sock --state state", 2, "no socket can be made at /nosuch/x.sock"),
     ("serve --state file --port 0", 2, "choose a folder that can be written (--state)"),

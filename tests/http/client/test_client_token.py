@@ -79,7 +79,7 @@ def test_a_server_that_is_reached_some_other_way_sees_no_token(monkeypatch: pyte
 
         async with EnvClient(connect=connect):
             pass
-        with pytest.raises(UsageError, match="go with a url"):
+        with pytest.raises(UsageError, match="need url"):
             EnvClient(connect=connect, token="ek_x")
 
     monkeypatch.setenv("ENVKIT_TOKEN", "ek_variable")

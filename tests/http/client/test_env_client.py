@@ -361,7 +361,7 @@ def test_an_address_where_nobody_listens_is_named(url: str, message: str) -> Non
     "url", ["127.0.0.1:8000", "", "ftp://host", "http://", "http://[::1", "http://host:x", "unix:"]
 )
 def test_what_is_no_address_is_refused_at_once(url: str) -> None:
-    with pytest.raises(UsageError, match="no address of a server"):
+    with pytest.raises(UsageError, match="is not a server address"):
         EnvClient(url)
 
 
