@@ -165,7 +165,7 @@ def test_a_world_is_made_with_a_token_and_a_wrong_one_is_refused(tmp_path: Path)
 
 
 def test_a_token_for_a_world_of_this_process_is_refused() -> None:
-    with pytest.raises(ConfigError, match="url: is missing"):
+    with pytest.raises(ConfigError, match="url: not set"):
         envkit.make("FrozenLake-v0", token="ek_x")
-    with pytest.raises(ConfigError, match="url: is missing"):
+    with pytest.raises(ConfigError, match="url: not set"):
         envkit.make_vec("FrozenLake-v0", 2, token="ek_x")
