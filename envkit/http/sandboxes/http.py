@@ -84,16 +84,16 @@ class SandboxPaths:
 
         await self._answer(answer, scope, send)
 
-    async def take_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def upload_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(caller: Caller) -> CallOutcome:
             folders, sandbox = self._require_folders(), self.calls.access.find(id, caller)
             with self.calls.access.with_caller_ids(id, caller):
-                await folders.take(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
+                await folders.upload(sandbox, path_of(scope), file_user_of(scope), receive, tenant=caller.tenant)
             return CallOutcome(write(DoneReply()))
 
         await self._answer(answer, scope, send)
 
-    async def give_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def download_tree(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
 
         async def send_and_note(message: dict[str, object]) -> None:
@@ -107,7 +107,7 @@ class SandboxPaths:
             path, max_bytes = path_of(scope), number_of(scope, "max_bytes", MAX_TREE_BYTES)
             user = file_user_of(scope)
             with self.calls.access.with_caller_ids(id, caller):
-                await folders.give(sandbox, path, user, max_bytes, send_and_note, tenant=caller.tenant)  # type: ignore[arg-type]
+                await folders.download(sandbox, path, user, max_bytes, send_and_note, tenant=caller.tenant)  # type: ignore[arg-type]
         except Exception as error:
             if has_started:  # breaking the connection is the only way left to report the error
                 raise

@@ -220,11 +220,11 @@ class _SandboxRoutes:
 
     async def give_tree(self, sandbox_id: str) -> Response:
         """Download a file or folder as a tar stream; its names begin with ``tree`` or with ``.``."""
-        return _AsgiResponse(partial(self._paths.give_tree, sandbox_id))
+        return _AsgiResponse(partial(self._paths.download_tree, sandbox_id))
 
     async def take_tree(self, sandbox_id: str) -> Response:
         """Upload a tar stream with one file, link or folder; `path` is its path in the sandbox."""
-        return _AsgiResponse(partial(self._paths.take_tree, sandbox_id))
+        return _AsgiResponse(partial(self._paths.upload_tree, sandbox_id))
 
     async def snapshot(self, sandbox_id: str, request: Request) -> Response:
         """Take a snapshot of the sandbox's files; new sandboxes can start from it."""

@@ -82,7 +82,7 @@ class FolderTransfers:
         self._limiter = anyio.CapacityLimiter(_SERVER_AT_ONCE)
         self._tenants: dict[str, _TenantTransfers] = {}
 
-    async def take(self, sandbox: Sandbox, path: str, user: FileUser, receive: Receive, *, tenant: str) -> None:
+    async def upload(self, sandbox: Sandbox, path: str, user: FileUser, receive: Receive, *, tenant: str) -> None:
         """Copy the tar stream of a request into a sandbox, as `path`.
 
         Raises:
@@ -98,7 +98,7 @@ class FolderTransfers:
                 return
         raise DeadlineError(f"the upload exceeded its timeout of {_TIMEOUT_S:g} s")
 
-    async def give(
+    async def download(
         self, sandbox: Sandbox, path: str, user: FileUser, max_bytes: int, send: Send, *, tenant: str
     ) -> None:
         """Send a file or folder of a sandbox as the tar stream of a response.

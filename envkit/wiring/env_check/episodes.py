@@ -179,7 +179,7 @@ def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
     for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False)):
         for name, value, expected in zip(Seen._fields, row, other_row, strict=True):
             if differs(value, expected):
-                return f"seed {one[0]}, {name} of {place(number)}: {shown_apart(value, expected)}"
+                return f"seed {one[0]}, {name} of {step_name(number)}: {shown_apart(value, expected)}"
     return None if len(one) == len(other) else f"seed {one[0]}: {len(one) - 2} steps, then {len(other) - 2}"
 
 
@@ -188,7 +188,7 @@ def differs(value: object, other: object) -> bool:
     return value != other and repr(value) != repr(other)
 
 
-def place(number: int) -> str:
+def step_name(number: int) -> str:
     """Return ``"reset"`` for 0, otherwise the step."""
     return f"step {number}" if number else "reset"
 

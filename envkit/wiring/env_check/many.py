@@ -15,9 +15,9 @@ from envkit.wiring.env_check.episodes import (
     Seen,
     SkippedCheckError,
     differs,
-    place,
     shown,
     shown_apart,
+    step_name,
 )
 from envkit.wiring.environments import VectorMode, attributed, make_vec
 
@@ -44,7 +44,7 @@ def vector_equals_single(env: EnvUnderTest) -> str:
                     for name, column, expected in zip(Seen._fields, batch, row, strict=False):
                         if differs(value := _plain(column[copy]), expected):
                             raise FailedCheckError(
-                                f"mode {mode}, copy {copy}, {place(number)}: the {name} is "
+                                f"mode {mode}, copy {copy}, {step_name(number)}: the {name} is "
                                 f"{shown_apart(value, expected)} in a single environment; {_CAUSES[mode]}"
                             )
     return f"{len(singles)} copies, {count} steps, {' and '.join(modes)}"

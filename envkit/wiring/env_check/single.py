@@ -26,8 +26,8 @@ from envkit.wiring.env_check.episodes import (
     Seen,
     SkippedCheckError,
     difference,
-    place,
     shown,
+    step_name,
 )
 from envkit.wiring.environments import attributed, open_env
 
@@ -312,4 +312,4 @@ def _everything(env: EnvUnderTest) -> Iterator[tuple[Seen, str]]:
     """Yield all return values of all episodes, each with its step."""
     for played in env.episodes:
         for number, seen in enumerate(played.seen):
-            yield seen, f"{place(number)} (seed {played.seed})"
+            yield seen, f"{step_name(number)} (seed {played.seed})"
